@@ -34,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from benchmarks.live import LiveFederation, live_federation
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.errors import EnvironmentFailure
@@ -290,12 +290,13 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Each attack between two undisturbed runs."""
-    rounds = arguments.rounds or (4 if arguments.quick else 9)
+    rounds = arguments.rounds or sized(arguments, smallest=2, quick=4, whole=9)
+    only = [attack for attack in ATTACKS if arguments.only in attack.name][: 1 if arguments.smallest else None]
     calm, attacked = Measured(name="undisturbed"), []
     with live_federation(APPS / "noop", clients=CLIENTS) as federation:
         kit = OperatorKit.load(federation.operator_folder)
         _rounds(federation, rounds, calm)
-        for attack in (attack for attack in ATTACKS if arguments.only in attack.name):
+        for attack in only:
             _rounds(federation, rounds, calm)
             measured = Measured(name=attack.name)
             with under(attack, kit) as seen:

@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, seconds_together, time_models
-from benchmarks.ps_engine import push_over_engine
+from benchmarks.ps_engine import pairs_of, push_over_engine
 from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import RoundLoop
@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         benchmark="baselines",
         figures=(
             Figure(name="allreduce_over_bare", value=value, aim=AIM, at_least=True),
-            *push_over_engine(arguments.quick),
+            *push_over_engine(sized(arguments, smallest=1, quick=3, whole=7), pairs_of(arguments)),
         ),
         tables=(_table(times, steps),),
         notes=(f"batches of {BATCH} examples over {RANKS} ranks; the figure is for the {FIGURE_MODEL}",),

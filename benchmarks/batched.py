@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.stopwatch import Patience, shortest
 from fedcore.data import Split
 from fedcore.training import OptimizerConfig, local_engine
@@ -59,7 +59,7 @@ MODELS: Mapping[str, Model] = {
 def main() -> int:
     """The command line."""
     options = parser("Clients that train at once against the same clients one after the other.")
-    options.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which models")
+    options.add_argument("--models", nargs="+", choices=list(MODELS), help="which models (default: all; smallest: one)")
     options.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64], help="how many at once")
     options.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     options.add_argument("--seconds", type=float, help="how long each model is measured (default 30, quick 5)")
@@ -69,9 +69,10 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Each model for each number of clients."""
     torch.set_num_threads(arguments.threads)
-    patience = Patience(seconds=arguments.seconds or (5.0 if arguments.quick else 30.0), repeats=2)
+    seconds = arguments.seconds or sized(arguments, smallest=0.0, quick=5.0, whole=30.0)
+    patience = Patience(seconds=seconds, repeats=1 if arguments.smallest else 2)
     figures, rows = [], []
-    for name in arguments.models:
+    for name in arguments.models or list(MODELS)[: 1 if arguments.smallest else None]:
         engine = engine_of(MODELS[name])
         paid = clients_that_pay(engine)
         say(f"{name}: {patience.seconds:.0f} s")

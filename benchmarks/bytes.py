@@ -31,7 +31,7 @@ import torch
 from flwr.app import UserConfig
 from torch import nn
 
-from benchmarks.common import Figure, Report, Table, data_parser, mean_and_spread, run, say
+from benchmarks.common import Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.config import JobSettings
 from fedcore.data import Dataset, Split, client_data, load_fashion_mnist, load_femnist, load_heart_disease
@@ -110,8 +110,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     cases = [case for case in CASES if arguments.only in (None, case.name)]
     if arguments.quick:
         cases = [case for case in cases if case.name == (arguments.only or "heart_disease")]
-    seeds = {case.name: arguments.seeds or (2 if arguments.quick else case.seeds) for case in cases}
-    rounds = {case.name: arguments.rounds or (5 if arguments.quick else case.rounds) for case in cases}
+    seeds = {one.name: arguments.seeds or sized(arguments, smallest=1, quick=2, whole=one.seeds) for one in cases}
+    rounds = {one.name: arguments.rounds or sized(arguments, smallest=2, quick=5, whole=one.rounds) for one in cases}
     jobs = [
         (case.name, fraction, seed)
         for case in cases
@@ -119,7 +119,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         for fraction in (PLAIN, *FRACTIONS)
     ]
     with ProcessPoolExecutor(
-        min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn"), initializer=_prepare
+        min(len(jobs), os.cpu_count() or 1), mp_context=get_context("forkserver"), initializer=_prepare
     ) as pool:
         running = [pool.submit(simulate, name, fraction, seed, rounds[name]) for name, fraction, seed in jobs]
         outcomes = {job: future.result() for job, future in zip(jobs, running, strict=True)}

@@ -4,9 +4,9 @@
 
 Clients that speak the real protocol in this process (`chaos_clients.py`), and a real `fedcore server` with its
 ServerApp process, killed with SIGKILL and started again at once, until there were so many kills. Every run is FedAvg,
-whose model shows each sum in its digits, or FedAdam, whose last model must have the bits of an undisturbed run. With
-PostgreSQL two servers share the database and one folder of objects, and the clients know both. --plant plants a fault,
-which must be found.
+whose model shows each sum in its digits, or FedAdam; the last model of either must have the bits of an undisturbed run,
+since the clients here round by draws that follow from the model. With PostgreSQL two servers share the database and one
+folder of objects, and the clients know both. --plant plants a fault, which must be found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.chaos_checks import Verdict, judge_run, judge_told
 from benchmarks.chaos_clients import Log, clients_of
 from benchmarks.chaos_servers import Server
-from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from client_app.http import tls_context
 from fedcore.compare.local_federation import free_port
 from fedcore.errors import RunFailed
@@ -66,13 +66,14 @@ SHORT = {"train-seconds": 5.0, "step-seconds": 10.0}
 class Limits:
     """How often to kill, for how many seconds at most, and which share of the kills hits the ServerApp's process.
 
-    aimed: each kill waits until an update has been accepted, for a fault that shows nowhere else.
+    rounds: of a run. aimed: each kill waits until an update has been accepted, for a fault that shows nowhere else.
     """
 
     kills: int
     seconds: float
     app_share: float
     aimed: bool
+    rounds: int
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Site:
     addresses: tuple[str, ...]
     log: Log
     settings: dict[str, float]
+    rounds: int = ROUNDS
     verdict: Verdict = field(default_factory=Verdict)
     kills: int = 0
     app_kills: int = 0
@@ -105,7 +107,7 @@ class Site:
     async def carry_out(self, strategy: str) -> tuple[dict[str, Any], bytes | None]:
         """One run to its end: its state with all events, and its last model's values."""
         bundle = AppBundle.from_folder(APP)
-        config = {"strategy": strategy, "num-server-rounds": ROUNDS, "min-nodes": CLIENTS}
+        config = {"strategy": strategy, "num-server-rounds": self.rounds, "min-nodes": CLIENTS}
         body = RunIn(app_sha256=bundle.sha256, files=dict(bundle.files), run_config=config, settings=self.settings)
         submitted = await self.ask("POST", "/v1/runs", body)
         if submitted.status_code != 201:
@@ -167,7 +169,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """One database after the other."""
     random.seed(arguments.seed)
-    kills = 4 if arguments.quick else arguments.kills
+    kills = sized(arguments, smallest=1, quick=4, whole=arguments.kills)
     databases = ("sqlite", "postgres") if arguments.database == "both" else (arguments.database,)
     sites = {}
     for database in databases:
@@ -175,7 +177,13 @@ def measure(arguments: argparse.Namespace) -> Report:
             folder = (arguments.folder or Path(temporary)) / database
             folder.mkdir(parents=True)
             began = time.monotonic()
-            limits = Limits(kills, 60 * arguments.minutes, arguments.app_share, aimed=bool(arguments.plant))
+            limits = Limits(
+                kills,
+                60 * arguments.minutes,
+                arguments.app_share,
+                aimed=bool(arguments.plant),
+                rounds=sized(arguments, smallest=1, quick=ROUNDS, whole=ROUNDS),
+            )
             made = asyncio.run(disturbed(folder, database, limits, arguments.plant))
             sites[database] = (made, time.monotonic() - began)
     return report(sites, planted=arguments.plant)
@@ -184,11 +192,12 @@ def measure(arguments: argparse.Namespace) -> Report:
 async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> Site:
     """Runs one after the other, until there were so many kills; what was found is in the site's verdict."""
     async with site(folder, database, fault) as here, clients_of(here.federation.clients, APP, here.log):
-        reference = {}
-        for strategy in ("fedavg", "fedadam"):
+        here.rounds, reference = limits.rounds, {}
+        for strategy in ("fedavg", "fedadam", "fedavg"):
             state, final = await here.carry_out(strategy)
             judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg")
-            reference[strategy] = final
+            if reference.setdefault(strategy, final) != final:
+                raise RunFailed("two undisturbed runs end with other bits: those of disturbed ones say nothing")
         say(f"undisturbed runs: {here.verdict}")
         killer = asyncio.create_task(here.disturb(limits))
         number = 0

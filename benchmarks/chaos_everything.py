@@ -32,7 +32,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from client_app.http import tls_context
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup, free_port
 from fedcore.errors import RunFailed
@@ -191,7 +191,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Runs one after the other, until there were so many kills; the last run ends undisturbed."""
     random.seed(arguments.seed)
-    kills = 5 if arguments.quick else arguments.kills
+    kills = sized(arguments, smallest=1, quick=5, whole=arguments.kills)
     began, runs = time.monotonic(), 0
     with federation() as here:
         while here.kills.total() < kills:

@@ -33,8 +33,8 @@ import numpy as np
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.codec_errors import CASES, Found, largest_errors
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.codec_errors import CASES, Found, elements_of, largest_errors
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.large import LargeRun, measure_large
 from benchmarks.stopwatch import add_patience, patience_of, shortest
 from fedcore.codec import CodecSettings, Encoding, decode, encode, rotation_seed
@@ -85,14 +85,16 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Speed, errors, and large vectors where they are asked for."""
     say("speed")
-    times = shortest(jobs(PARAMETERS), patience_of(arguments))
+    parameters = sized(arguments, smallest=10_000, quick=PARAMETERS, whole=PARAMETERS)
+    times = shortest(jobs(parameters), patience_of(arguments))
     say("errors")
-    errors = {case: largest_errors(case, parameters=2_000 if arguments.quick else 20_000) for case in CASES}
+    elements = elements_of(arguments)
+    errors = {case: largest_errors(case, parameters=elements) for case in CASES}
     large = []
-    for parameters in arguments.large:
-        say(f"d = {parameters:.0e}")
-        large.append(measure_large(int(parameters), folder=arguments.folder))
-    return report(times, errors, large)
+    for size in arguments.large:
+        say(f"d = {size:.0e}")
+        large.append(measure_large(int(size), folder=arguments.folder))
+    return report(times, errors, large, parameters=parameters)
 
 
 def jobs(parameters: int) -> dict[Case, Callable[[], object]]:
@@ -150,8 +152,14 @@ def _decode(encoding: Encoding, base: ModelState, local: ModelState, threads: in
     return lambda: decode(encoding, encoded.words, survivors=1, base=base, threads=threads)
 
 
-def report(times: Mapping[Case, float], errors: Mapping[str, Sequence[Found]], large: Sequence[LargeRun]) -> Report:
-    """Figures and tables. times: shortest seconds of each case."""
+def report(
+    times: Mapping[Case, float],
+    errors: Mapping[str, Sequence[Found]],
+    large: Sequence[LargeRun],
+    *,
+    parameters: int = PARAMETERS,
+) -> Report:
+    """Figures and tables. times: shortest seconds of each case, for `parameters` elements."""
     figures = [
         Figure(
             name=f"{work}_over_copy",
@@ -166,10 +174,10 @@ def report(times: Mapping[Case, float], errors: Mapping[str, Sequence[Found]], l
     return Report(
         benchmark="codec",
         figures=tuple(figures),
-        tables=(_speed_table(times), _error_table(errors), *(one.table() for one in large)),
+        tables=(_speed_table(times, parameters), _error_table(errors), *(one.table() for one in large)),
         notes=(
-            f"d = 1e7, one float32 tensor; the figures are those of {DEFAULT_WIDTH} bits on {THREADS[-1]} threads; "
-            "times are the shortest of all turns",
+            f"d = {parameters:.0e}, one float32 tensor; the figures are those of {DEFAULT_WIDTH} bits on {THREADS[-1]} "
+            "threads; times are the shortest of all turns",
             '"of a copy" counts the float32 bytes of the update, "traffic" all bytes read and written; both over one '
             "thread of np.copyto",
             "errors: of the decoded state, base + mean in float32, against the mean in float64; the bound is that of "
@@ -178,14 +186,14 @@ def report(times: Mapping[Case, float], errors: Mapping[str, Sequence[Found]], l
     )
 
 
-def _speed_table(times: Mapping[Case, float]) -> Table:
+def _speed_table(times: Mapping[Case, float], parameters: int) -> Table:
     rows = [
         (
             case.work,
             str(case.bits or ""),
             str(case.threads),
             f"{1e3 * seconds:.1f}",
-            f"{FLOAT32_BYTES * PARAMETERS / seconds / 1e9:.2f}",
+            f"{FLOAT32_BYTES * parameters / seconds / 1e9:.2f}",
             f"{times[COPY] / seconds:.3f}",
             f"{times[COPY] / seconds * case.traffic / COPY.traffic:.3f}",
         )

@@ -36,7 +36,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.codec_runs import ROUNDS, STORIES, STRATEGIES, compare
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from fedcore.codec import (
     CodecSettings,
     Decoded,
@@ -132,14 +132,14 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Single exchanges, and whole runs."""
-    errors = [
-        found for case in CASES for found in largest_errors(case, parameters=2_000 if arguments.quick else 20_000)
-    ]
+    errors = [found for case in CASES for found in largest_errors(case, parameters=elements_of(arguments))]
     say("whole runs")
     rows: list[tuple[str, ...]] = []
     worst = 0.0
-    for (name, story), strategy, bits in itertools.product(STORIES.items(), STRATEGIES, (16, 32)):
-        apart = compare(story, strategy, bits=bits, rounds=5 if arguments.quick else ROUNDS)
+    rounds = sized(arguments, smallest=2, quick=5, whole=ROUNDS)
+    stories = dict(itertools.islice(STORIES.items(), 1 if arguments.smallest else len(STORIES)))
+    for (name, story), strategy, bits in itertools.product(stories.items(), STRATEGIES, (16, 32)):
+        apart = compare(story, strategy, bits=bits, rounds=rounds)
         worst = max(worst, apart.ratio)
         shown = f"{apart.difference:.2g}", f"{apart.bound:.2g}", f"{apart.ratio:.3f}"
         rows.append((name, strategy, str(bits), str(apart.repeats), *shown))
@@ -154,6 +154,11 @@ def measure(arguments: argparse.Namespace) -> Report:
         ),
         tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
     )
+
+
+def elements_of(arguments: argparse.Namespace) -> int:
+    """How many a vector has of which errors are looked for."""
+    return sized(arguments, smallest=1_100, quick=2_000, whole=20_000)
 
 
 def largest_errors(case: str, *, parameters: int, seed: int = 1) -> list[Found]:

@@ -27,7 +27,7 @@ import httpx
 
 from benchmarks.chaos_clients import Log, clients_of
 from benchmarks.chaos_servers import Server
-from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from client_app.http import tls_context
 from fedcore.compare.local_federation import free_port
 from fedcore.errors import RunFailed
@@ -50,7 +50,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """One run of a few rounds."""
-    agents = 20 if arguments.quick else arguments.agents
+    agents = sized(arguments, smallest=4, quick=20, whole=arguments.agents)
     with tempfile.TemporaryDirectory(prefix="fedcore-cohort-") as name:
         joined, state = asyncio.run(_carry_out(Path(name), agents))
     return report(agents, joined, state)

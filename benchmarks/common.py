@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -24,6 +24,7 @@ from fedcore.errors import FedcoreError
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 APPS = Path(__file__).resolve().parent / "apps"
 GIB = float(1 << 30)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +129,27 @@ def parser(description: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="print one JSON object")
     made.add_argument("--quick", action="store_true", help="end in under a minute, with figures of less weight")
+    made.add_argument(
+        "--smallest", action=_Smallest, help="the least there is to run, in seconds; figures mean nothing"
+    )
     made.add_argument("--save", type=Path, metavar="FILE", help="write the report as Markdown, too")
     return made
+
+
+class _Smallest(argparse.Action):
+    """`--smallest` is `--quick`, and less where a benchmark asks for it (`sized`)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "nargs": 0, "default": False})
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object) -> None:
+        """Set both."""
+        namespace.quick = namespace.smallest = True
+
+
+def sized(arguments: argparse.Namespace, *, smallest: T, quick: T, whole: T) -> T:
+    """What a benchmark takes with `--smallest`, with `--quick`, and with neither."""
+    return smallest if arguments.smallest else quick if arguments.quick else whole
 
 
 def data_parser(description: str) -> argparse.ArgumentParser:

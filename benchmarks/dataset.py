@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
@@ -63,8 +63,8 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Both kinds of examples."""
     torch.set_num_threads(1)
-    turns = arguments.turns or (5 if arguments.quick else 15)
-    examples = 1024 if arguments.quick else 4096
+    turns = arguments.turns or sized(arguments, smallest=1, quick=5, whole=15)
+    examples = sized(arguments, smallest=128, quick=1024, whole=4096)
     figures, rows = [], []
     for name, noisy in (("dataset", False), ("noisy_dataset", True)):
         say(f"{name}: {turns} turns of {examples} examples")

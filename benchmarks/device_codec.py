@@ -60,7 +60,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         raise EnvironmentFailure(f"{error}; install fedcore[gpu]") from None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     say("agreement")
-    differing = sum(differences(bits, SMALL if device.type == "cpu" else 10**6, device) for bits in WIDTHS)
+    widths = WIDTHS[: 1 if arguments.smallest else None]
+    differing = sum(differences(bits, SMALL if device.type == "cpu" else 10**6, device) for bits in widths)
     figures = [Figure(name="words_that_differ", value=float(differing), unit="words", aim=0.0)]
     if device.type == "cpu":
         notes = ("no device is at hand: Triton's interpreter made the words, on the processor; there are no times",)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.groups import on_ranks
 from benchmarks.stopwatch import Times, median_ratio, take_turns
 from benchmarks.warm_group import Costs, measure_group
@@ -57,7 +57,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Both models on one group of ranks each."""
     times, steps = time_models(arguments, _turns)
-    starts, rounds = (1, 5) if arguments.quick else (5, 20)
+    starts, rounds = sized(arguments, smallest=(1, 1), quick=(1, 5), whole=(5, 20))
     say(f"a group of {RANKS} ranks: {starts} starts, {rounds} rounds after each")
     costs = measure_group(RANKS, starts=starts, rounds=rounds)
     ratios = {name: median_ratio(found) for name, found in times.items()}
@@ -83,8 +83,9 @@ def time_models(
 
     turns_of: run by each rank, with the model's name, the number of turns and that of the steps in each.
     """
-    turns = arguments.turns or (5 if arguments.quick else 15)
-    steps = {"cnn": 6 if arguments.quick else 16, "2nn": 40 if arguments.quick else 150}
+    turns = arguments.turns or sized(arguments, smallest=1, quick=5, whole=15)
+    counts = sized(arguments, smallest=(1, 1), quick=(6, 40), whole=(16, 150))
+    steps = dict(zip(("cnn", "2nn"), counts, strict=True))
     times: dict[str, Times] = {}
     for name in MODELS:
         say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")

@@ -28,7 +28,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 import torch
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
+from benchmarks.few import every
 from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
@@ -88,22 +89,27 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Secure and plain on every partition."""
     length = _length(arguments)
     partitions = (QUICK_PARTITION,) if arguments.quick else tuple(PUBLISHED)
-    return report(simulate_all(partitions, length), partitions, length)
+    step = sized(arguments, smallest=100, quick=1, whole=1)
+    return report(simulate_all(partitions, length, step), partitions, length)
 
 
-def simulate_all(partitions: Sequence[str], length: Length) -> dict[tuple[str, str], Outcome]:
+def simulate_all(partitions: Sequence[str], length: Length, step: int) -> dict[tuple[str, str], Outcome]:
     """Secure and plain on every partition, as many at a time as there are cores.
 
-    Small convolutions gain little from a second thread, and lose much where the cores are busy.
+    step: every so-many-th example of the data set is used. Small convolutions gain little from a second thread, and
+    lose much where the cores are busy.
     """
     kinds = list(product(partitions, (SECURE, PLAIN)))
     workers = min(len(kinds), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare) as pool:
+    context = get_context("forkserver")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(step,)) as pool:
         jobs = [pool.submit(simulate, partition, aggregation, length) for partition, aggregation in kinds]
         return {kind: job.result() for kind, job in zip(kinds, jobs, strict=True)}
 
 
-def _prepare() -> None:
+def _prepare(step: int) -> None:
+    if step > 1:
+        every(step, "load_fashion_mnist")
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.WARNING)
 

@@ -33,13 +33,15 @@ from typing import Any
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
 from tests.support.fuzz_parsers import parsers
 from tests.support.fuzz_seeds import record
 from tests.support.fuzzing import Finding, Parser, run_block
 
 INPUTS = 200_000
 QUICK_INPUTS = 20_000
+SMALLEST = "message Task"
+"""The one parser that `--smallest` feeds."""
 BLOCK = 2000
 """Inputs of one parser in a row."""
 GUIDED = ("message Task", "record file", "safetensors", "signature of a head", "rosters", "round: delivery at a client")
@@ -109,10 +111,12 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Feed all parsers, in several processes."""
     os.environ.update(quiet_environment())
-    inputs = QUICK_INPUTS if arguments.quick else arguments.inputs
+    inputs = sized(arguments, smallest=1, quick=QUICK_INPUTS, whole=arguments.inputs)
+    if arguments.smallest:
+        arguments.parser, arguments.processes = SMALLEST, 1
     done = Done(arguments.folder)
     done.load(arguments.seed)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with context.Pool(arguments.processes, initializer=_prepare) as pool:
         names = [name for name in pool.apply(_shares) if arguments.parser in name[0]]
         blocks = list(_missing(names, inputs, done, arguments.seed))

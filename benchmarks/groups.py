@@ -10,22 +10,25 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 
+import fedcore.compare.workers.processes  # noqa: F401 - says what the fork server has loaded
+
 Result = TypeVar("Result")
 COLLECTIVE_SECONDS = 300.0
-START_METHOD = "spawn"
-"""And not fork: a rank's memory is then its own."""
+Start = Literal["forkserver", "spawn"]
+"""forkserver: forked from a process that has torch loaded, as the workers of a comparison are. spawn: from nothing, so
+that a rank's memory is its own."""
 
 
-def on_ranks(size: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
+def on_ranks(size: int, function: Callable[..., Result], *arguments: Any, start: Start = "forkserver") -> list[Result]:
     """Call `function(*arguments)`, of a module's top level, on `size` new ranks; what each returned, by rank."""
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-ranks-") as folder,
-        ProcessPoolExecutor(size, mp_context=multiprocessing.get_context(START_METHOD)) as pool,
+        ProcessPoolExecutor(size, mp_context=multiprocessing.get_context(start)) as pool,
     ):
         # No rank returns before all have met, so each of them gets a process.
         ranks = [pool.submit(_serve, rank, size, Path(folder) / "store", function, arguments) for rank in range(size)]

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from benchmarks.live import live_federation
 from fedcore.assignments import override
 from fedcore.compare.workers.problem import Problem
@@ -159,7 +159,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     # A second thread only gets in the way of 14 parameters.
     torch.set_num_threads(1)
     seeds = SEEDS[:1] if arguments.quick else SEEDS
-    methods = QUICK if arguments.quick else tuple(PUBLISHED)
+    methods = sized(arguments, smallest=QUICK[1:3], quick=QUICK, whole=tuple(PUBLISHED))
     tests = test_parts()
     scores: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from tests.support.faults import FAULTS, SERVER_FAULTS
 from tests.support.honest_machine import HonestServer
 from tests.support.hostile import Broken, Tally
@@ -57,7 +57,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All schedules, then all faults."""
-    schedules = 400 if arguments.quick else arguments.schedules
+    schedules = sized(arguments, smallest=10, quick=400, whole=arguments.schedules)
     lying = run_batches(LyingServer, round(schedules * LYING_SHARE), arguments.seed)
     honest = run_batches(HonestServer, round(schedules * (1 - LYING_SHARE)), arguments.seed)
     faults = {} if arguments.quick else find_faults(arguments.seed)

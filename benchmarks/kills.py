@@ -22,7 +22,7 @@ from typing import Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import every_mode, parse_modes
 from fedcore.compare.plan import CompareJob
@@ -45,7 +45,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All modes, or some of them in the quick mode."""
-    modes = QUICK if arguments.quick else ",".join(every_mode())
+    modes = sized(arguments, smallest="allreduce", quick=QUICK, whole=",".join(every_mode()))
     os.environ.update(quiet_environment())
     with tempfile.TemporaryDirectory(prefix="fedcore-kills-") as folder, _deadline():
         job = CompareJob(

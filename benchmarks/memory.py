@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.groups import on_ranks
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.data import Split
@@ -87,7 +88,8 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Each engine in processes of its own."""
-    width = 1000 if arguments.quick else 3162
+    width = sized(arguments, smallest=100, quick=1000, whole=3162)
+    setups = SETUPS[:1] if arguments.smallest else SETUPS
     model_bytes = sum(spec.nbytes for spec in _layout(width).specs)
     # See mallopt(3); read when a process starts, as each rank does.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
@@ -95,18 +97,19 @@ def measure(arguments: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory(prefix="fedcore-memory-") as folder:
         path = Path(folder) / "model.safetensors"
         _write_model(path, width)
-        for setup in SETUPS:
+        for setup in setups:
             say(f"{setup.name}: {setup.ranks} ranks, {model_bytes / FLOAT32_BYTES:.1e} parameters")
-            peaks[setup.name] = max(on_ranks(setup.ranks, _peak, setup.engine, width, path)) / model_bytes
+            found = on_ranks(setup.ranks, _peak, setup.engine, width, path, start="spawn")
+            peaks[setup.name] = max(found) / model_bytes
     figures = [
         Figure(name=f"peak_over_model_{setup.name}", value=peaks[setup.name], aim=round(setup.arithmetic * SLACK, 2))
-        for setup in SETUPS
+        for setup in setups
         if setup.name in WITH_FIGURES
     ]
     return Report(
         benchmark="memory",
         figures=tuple(figures),
-        tables=(_table(peaks, model_bytes),),
+        tables=(_table(setups, peaks, model_bytes),),
         notes=(
             f"model: {model_bytes / FLOAT32_BYTES:.2e} parameters in {BLOCKS} blocks, {model_bytes / MIB:.0f} MiB",
             "arithmetic: weights, gradient and two moments, whole or sharded, and one block for Adam's denominator; "
@@ -116,7 +119,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
 
 
-def _table(peaks: dict[str, float], model_bytes: int) -> Table:
+def _table(setups: Sequence[Setup], peaks: dict[str, float], model_bytes: int) -> Table:
     rows = (
         (
             setup.engine,
@@ -126,7 +129,7 @@ def _table(peaks: dict[str, float], model_bytes: int) -> Table:
             f"{peaks[setup.name] * model_bytes / MIB:.0f}",
             f"{peaks[setup.name] / setup.arithmetic:.2f}",
         )
-        for setup in SETUPS
+        for setup in setups
     )
     header = ("engine", "ranks", "arithmetic / model", "peak / model", "peak MiB", "peak / arithmetic")
     return Table(title="Peak of the rank that holds most", header=header, rows=tuple(rows))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
 from fedcore.compare.federation import follow
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup, run_command
@@ -224,13 +224,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Everything that the machine's time allows."""
     if not is_possible():
         raise EnvironmentFailure("this benchmark makes network namespaces and TUN devices: Linux, as root")
-    sizes = (4_000, 400_000) if arguments.quick else (4_000, 40_000, 400_000, 4_000_000)
-    lines = [(line(100, 5), 2), (line(20, 50), 4)] if arguments.quick else [
-        (line(100, 5), 2), (line(100, 50), 2), (line(20, 5), 4), (line(20, 50), 4)
-    ]  # fmt: skip
+    sizes = sized(arguments, smallest=(4_000,), quick=(4_000, 400_000), whole=(4_000, 40_000, 400_000, 4_000_000))
+    lines = [(line(100, 5), 2), (line(20, 50), 4), (line(100, 50), 2), (line(20, 5), 4)]
+    lines = lines[: sized(arguments, smallest=1, quick=2, whole=4)]
     rings = [ring for network, ranks in lines for ring in measure_rings(network, ranks, sizes, repetitions=5)]
     kinds = ("secure",) if arguments.quick else ("secure", "plain")
-    rounds = [measure_rounds(line(100, 50), kind, rounds=4 if arguments.quick else 10) for kind in kinds]
+    count = sized(arguments, smallest=2, quick=4, whole=10)
+    rounds = [measure_rounds(line(100, 50), kind, rounds=count) for kind in kinds]
     return Report(
         benchmark="network",
         figures=(

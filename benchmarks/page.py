@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from fedcore.errors import EnvironmentFailure
 from tests.support.made_up_page import OPERATOR, made_up_page
 from tests.support.made_up_world import World
@@ -43,7 +43,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise EnvironmentFailure("this needs Chromium: install Debian's package chromium")
-    clients, rounds, beats = (100, 50, 25) if arguments.quick else (1000, 500, 60)
+    clients, rounds, beats = sized(arguments, smallest=(12, 3, 4), quick=(100, 50, 25), whole=(1000, 500, 60))
     say(f"making up {rounds} rounds of {clients} sites ...")
     world = World(clients=clients, planned=rounds + beats, done=rounds)
     with reserved_port() as port, made_up_page(world, port) as url, sync_playwright() as playwright:

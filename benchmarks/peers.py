@@ -21,7 +21,7 @@ from statistics import median
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.peers_arms import PLAIN, SECURE, Job, Measured, Opener, flower, ours
 from benchmarks.peers_nvflare import nvflare
 from fedcore.errors import EnvironmentFailure
@@ -104,13 +104,13 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All frameworks, one after the other, and each again in the opposite order."""
-    peers = arguments.only or ([FLOWER] if arguments.quick else [FLOWER, NVFLARE])
+    peers = arguments.only or sized(arguments, smallest=[], quick=[FLOWER], whole=[FLOWER, NVFLARE])
     names = [OURS, *(name for name in peers if name != OURS)]
     sizes = [int(size) for size in arguments.parameters or ()]
-    sizes = sizes or ([QUICK_PARAMETERS] if arguments.quick else [10**6, 10**7])
+    sizes = sizes or sized(arguments, smallest=[10**3], quick=[QUICK_PARAMETERS], whole=[10**6, 10**7])
     kinds = (PLAIN,) if arguments.quick else (PLAIN, SECURE)
-    clients = arguments.clients or (QUICK_CLIENTS if arguments.quick else CLIENTS)
-    rounds = arguments.rounds or (3 if arguments.quick else ROUNDS)
+    clients = arguments.clients or sized(arguments, smallest=2, quick=QUICK_CLIENTS, whole=CLIENTS)
+    rounds = arguments.rounds or sized(arguments, smallest=1, quick=3, whole=ROUNDS)
     cells: Cells = {(name, kind, size): Cell(parameters=size) for name in names for size in sizes for kind in kinds}
     for repeat in range(arguments.repeats):
         for name in names if repeat % 2 == 0 else reversed(names):

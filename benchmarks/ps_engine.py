@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -33,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.ps_ray import RAY_ENVIRONMENT, Rate, push_pull_on_ray
 from fedcore.compare.parameter_server.messages import Pair, Request, be_local, new_header
 from fedcore.compare.parameter_server.server import Arrived, LeadingShard, ShardProcess, WorkerThread
@@ -65,13 +66,14 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes and numbers of workers; in the quick mode those of the figure alone."""
-    turns = arguments.turns or (3 if arguments.quick else 7)
+    turns = arguments.turns or sized(arguments, smallest=1, quick=3, whole=7)
+    pairs = pairs_of(arguments)
     cells = [FIGURE] if arguments.quick else [(size, count) for size in SIZES for count in WORKERS]
     rates: Rates = {}
     for size, count in cells:
         say(f"{size}, {count} workers: {turns} turns of {', '.join(WAYS)}, and Ray")
-        measure_turns(rates, size, count, turns)
-        rates[size, count, "Ray"] = measure_ray(size, count, turns)
+        measure_turns(rates, size, count, turns, pairs)
+        rates[size, count, "Ray"] = [] if arguments.smallest else measure_ray(size, count, turns)
     return Report(
         benchmark="ps_engine",
         figures=tuple(_figures(rates)),
@@ -83,18 +85,25 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
 
 
-def push_over_engine(quick: bool) -> list[Figure]:
+def pairs_of(arguments: argparse.Namespace) -> Mapping[str, int]:
+    """Of a turn, by the size of a vector."""
+    return dict.fromkeys(PAIRS, 2) if arguments.smallest else PAIRS
+
+
+def push_over_engine(turns: int, pairs: Mapping[str, int]) -> list[Figure]:
     """The figure alone: our push-pull pairs a second over those of the shortest server on the same engine."""
     rates: Rates = {}
-    measure_turns(rates, *FIGURE, 3 if quick else 7, ways=(FLOOR, "ours"))
+    measure_turns(rates, *FIGURE, turns, pairs, ways=(FLOOR, "ours"))
     return _figures(rates)
 
 
-def measure_turns(rates: Rates, size: str, count: int, turns: int, *, ways: tuple[str, ...] = WAYS) -> None:
+def measure_turns(
+    rates: Rates, size: str, count: int, turns: int, pairs: Mapping[str, int], *, ways: tuple[str, ...] = WAYS
+) -> None:
     """Let the ways over gloo take turns; the order turns round, and a first turn warms the machine up."""
     for turn in range(-1, turns):
         for way in ways if turn % 2 == 0 else reversed(ways):
-            rate = _rate(way, SIZES[size], count, PAIRS[size])
+            rate = _rate(way, SIZES[size], count, pairs[size])
             if turn >= 0:
                 rates.setdefault((size, count, way), []).append(rate)
 

@@ -115,7 +115,9 @@ def carry_out(runners: Sequence[Runner], *, jobs: int) -> dict[str, str]:
     failures: dict[str, str] = {}
     if not runners:
         return failures
-    with ProcessPoolExecutor(min(jobs, len(runners)), mp_context=get_context("spawn"), initializer=_prepare) as pool:
+    with ProcessPoolExecutor(
+        min(jobs, len(runners)), mp_context=get_context("forkserver"), initializer=_prepare
+    ) as pool:
         running = {pool.submit(_carry_out, runner): runner.run for runner in runners}
         try:
             for done in as_completed(running):

@@ -27,7 +27,7 @@ from statistics import fmean, median
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from benchmarks.live import LiveFederation, live_federation
 from benchmarks.processors import ROLES, between, spent
 from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
@@ -124,11 +124,12 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All runs, in one federation, and the floor between them."""
-    sizes = tuple(map(int, arguments.sizes or ((1e6,) if arguments.quick else (1e6, 1e7))))
-    repeats = arguments.repeats or (1 if arguments.quick else 3)
-    rounds = arguments.rounds or (5 if arguments.quick else 6)
-    say(f"starting a server and {arguments.clients} clients")
-    with live_federation(APPS / "noop", clients=arguments.clients, allow_plain=True) as federation:
+    sizes = tuple(map(int, arguments.sizes or sized(arguments, smallest=(1e3,), quick=(1e6,), whole=(1e6, 1e7))))
+    repeats = arguments.repeats or sized(arguments, smallest=1, quick=1, whole=3)
+    rounds = arguments.rounds or sized(arguments, smallest=2, quick=5, whole=6)
+    clients = min(arguments.clients, 3) if arguments.smallest else arguments.clients
+    say(f"starting a server and {clients} clients")
+    with live_federation(APPS / "noop", clients=clients, allow_plain=True) as federation:
         idle = resident_bytes(federation.server_pid)
         measured = {
             (parameters, kind): Measured(parameters=parameters, aggregation=kind)
@@ -143,7 +144,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                     _run_once(federation, measured[parameters, kind], rounds)
                 floors.append(_floor(federation, parameters, rounds - 1))
     large = measure_large() if arguments.large else None
-    return report(measured, idle=idle, sizes=sizes, clients=arguments.clients, floors=floors, large=large)
+    return report(measured, idle=idle, sizes=sizes, clients=clients, floors=floors, large=large)
 
 
 def _run_once(federation: LiveFederation, measured: Measured, rounds: int) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore import conversions
 from fedcore.config import JobSettings
@@ -118,7 +118,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All scales, one after the other."""
-    n, words = (200, 25_000) if arguments.quick else (1000, 25_000)
+    n, words = sized(arguments, smallest=(40, 250), quick=(200, 25_000), whole=(1000, 25_000))
     costs: dict[str, Costs] = {}
     main_scale = Scale(clients=n, words=words, dropout=0.1, late=True, agreement=Agreement.X25519)
     scales = [main_scale]

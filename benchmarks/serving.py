@@ -34,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 import psutil
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.serving_members import Crowd, head, join, take_part
 from client_app.operator.client import OperatorClient
@@ -91,9 +91,11 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """The transfers, and then each number of members with a server of its own."""
-    quick = arguments.quick
-    numbers = arguments.members if arguments.members is not None else ([100] if quick else [100, 1000, 5000])
-    parameters = arguments.parameters or (10**6 if quick else 4 * 10**6)
+    numbers = arguments.members
+    if numbers is None:
+        numbers = sized(arguments, smallest=[4], quick=[100], whole=[100, 1000, 5000])
+    parameters = arguments.parameters or sized(arguments, smallest=10**4, quick=10**6, whole=4 * 10**6)
+    idle = arguments.idle or sized(arguments, smallest=0.5, quick=35.0, whole=60.0)
     with _running(AT_ONCE) as site:
         up_bytes, down_bytes, ours, peak = asyncio.run(_transfer(site, parameters))
         tls = site.crowd.folder.server / "server.crt", site.crowd.folder.server / "server.key"
@@ -101,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     served = []
     for number in numbers:
         with _running(number) as site:
-            served.append(asyncio.run(_serve(site, arguments.idle or (35.0 if quick else 60.0))))
+            served.append(asyncio.run(_serve(site, idle)))
     return report([ours, *floors], peak / (parameters * FLOAT32_BYTES), served)
 
 

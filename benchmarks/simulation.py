@@ -30,7 +30,7 @@ from typing import Any, Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from benchmarks.simulation_turns import Measured, measured_arms, over
 
 NOOP, APP = str(APPS / "noop"), str(APPS / "simulated")
@@ -61,7 +61,7 @@ class Found:
 def main() -> int:
     """The command line."""
     options = parser("The simulation beside Flower's own, pfl-research, and a bare loop over the same clients.")
-    options.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which parts")
+    options.add_argument("--parts", nargs="+", choices=list(PARTS), help="which parts (default: all; smallest: secure)")
     options.add_argument("--pfl", type=Path, metavar="FOLDER", help="where pfl-research is installed")
     options.add_argument("--turns", type=int, help="rounds of each arm after its first (default 5, quick 2)")
     options.add_argument("--clients", type=int, default=0, help="of the part `secure` (default 10000, quick 200)")
@@ -72,7 +72,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """All parts, one after the other."""
     found = Found()
-    for name in arguments.parts:
+    for name in arguments.parts or sized(arguments, smallest=["secure"], quick=list(PARTS), whole=list(PARTS)):
         say(f"{name}:")
         PARTS[name](found, arguments)
     found.notes.append(
@@ -241,7 +241,7 @@ def beside_pfl(found: Found, arguments: argparse.Namespace) -> None:
 
 def secure_thousands(found: Found, arguments: argparse.Namespace) -> None:
     """A secure sum over all clients, of whom 5 % drop out: a run's second round, since the first has wider fields."""
-    clients = arguments.clients or (200 if arguments.quick else SECURE_CLIENTS)
+    clients = arguments.clients or sized(arguments, smallest=10, quick=200, whole=SECURE_CLIENTS)
     told = simulated(
         NOOP,
         clients,

@@ -78,24 +78,25 @@ def measure(arguments: argparse.Namespace) -> Report:
     """All scenarios, bounds and seeds; in the quick mode some of them, and no sleeping workers."""
     quick = arguments.quick
     bounds, seeds = ((0.0, 3.0, math.inf), SEEDS[:1]) if quick else (BOUNDS, SEEDS)
+    config = {**STUDY, "num-server-rounds": 2} if arguments.smallest else STUDY
     scenarios = ["transient"] if quick else list(SCENARIOS)
     results: dict[tuple[str, float], list[RunResult]] = {}
     for scenario in scenarios:
         for bound in bounds:
             for seed in seeds:
                 say(f"{scenario}, s = {bound:g}, seed {seed}")
-                results.setdefault((scenario, bound), []).append(study(scenario, bound, seed))
+                results.setdefault((scenario, bound), []).append(study(scenario, bound, seed, config))
     rates: dict[tuple[float, str], tuple[float, float]] = {}
     for step in () if quick else SLEEP_STEPS:
         rates.update({(step, name): rates_of(word, step) for name, word in SLEEPERS.items()})
     return report(results, rates)
 
 
-def study(scenario: str, bound: float, seed: int) -> RunResult:
+def study(scenario: str, bound: float, seed: int, config: Mapping[str, Scalar] = STUDY) -> RunResult:
     """One run of the study."""
     word = "ps-async" if math.isinf(bound) else f"ps-ssp[s={bound:g}]"
     network = Network.parse(f"lan{SCENARIOS[scenario]},seed={seed}")
-    return _train(word, {**STUDY, "seed": seed}, WORKERS, network, step=STEP, slept=False)
+    return _train(word, {**config, "seed": seed}, WORKERS, network, step=STEP, slept=False)
 
 
 def rates_of(word: str, step: float) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from pathlib import Path
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, run
+from benchmarks.common import Figure, Report, Table, parser, run, sized
 from fedcore.errors import EnvironmentFailure
 
 TYPER = "import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])"
@@ -50,6 +50,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Start everything in turns; the medians are shown."""
     python, fedcore = [sys.executable], [sys.executable, "-m", "fedcore"]
+    commands = COMMANDS[: 1 if arguments.smallest else None]
     processes: dict[str, tuple[list[str], dict[str, str]]] = {
         INTERPRETER: ([*python, "-c", "pass"], {}),
         SMALLEST: ([*python, "-c", TYPER], {}),
@@ -57,10 +58,10 @@ def measure(arguments: argparse.Namespace) -> Report:
         "fedcore --help": ([*fedcore, "--help"], {}),
         "fedcore TAB": (fedcore, COMPLETION),
         "fedcore run --TAB": (fedcore, {**COMPLETION, "COMP_CWORD": "2", "COMP_WORDS": "fedcore run --"}),
-        **{f"fedcore {name} --help": ([*fedcore, name, "--help"], {}) for name in COMMANDS},
+        **{f"fedcore {name} --help": ([*fedcore, name, "--help"], {}) for name in commands},
     }
     seen: dict[str, list[Seconds]] = {name: [] for name in processes}
-    for _ in range(3 if arguments.quick else arguments.turns):
+    for _ in range(sized(arguments, smallest=1, quick=3, whole=arguments.turns)):
         for name, (command, environment) in processes.items():
             seen[name].append(once(command, environment))
     medians = {name: _median(all_) for name, all_ in seen.items()}

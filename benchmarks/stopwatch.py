@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias, TypeVar
 
+from benchmarks.common import sized
+
 Times: TypeAlias = tuple[list[float], list[float]]
 """Seconds of the turns of two loops."""
 
@@ -63,8 +65,9 @@ def add_patience(options: argparse.ArgumentParser) -> None:
 
 def patience_of(arguments: argparse.Namespace) -> Patience:
     """What the options say."""
-    default = 12.0 if arguments.quick else 60.0
-    return Patience(seconds=default if arguments.seconds is None else arguments.seconds, pause=arguments.pause)
+    default = sized(arguments, smallest=0.0, quick=12.0, whole=60.0)
+    seconds = default if arguments.seconds is None else arguments.seconds
+    return Patience(seconds=seconds, pause=arguments.pause, repeats=1 if arguments.smallest else 5)
 
 
 def take_turns(

@@ -8,6 +8,7 @@ reader's own; installing is measured by `make demo`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -16,32 +17,42 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tests.support.doc_blocks import Block, blocks, runs, script  # noqa: E402
-from tests.support.ports import reserved_port  # noqa: E402
+from benchmarks.common import Figure, Report, Table, parser, run, sized
+from fedcore.errors import RunFailed
+from tests.support.doc_blocks import Block, blocks, runs, script
+from tests.support.ports import reserved_port
 
-PAGE = ROOT / "docs" / "tutorial" / "ten-minutes.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "tutorial" / "ten-minutes.md"
+SMALLEST_BLOCKS = 2
 _BEGAN = re.compile(r"^=== (\S+) after (\d+) s$", re.MULTILINE)
 
 
-def main() -> None:
-    """Run the page in an empty folder and print the table."""
+def main() -> int:
+    """The command line."""
+    return run(measure, parser("The seconds of every step of a new user's ten minutes.").parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Run the page in an empty folder."""
+    most = sized(arguments, smallest=SMALLEST_BLOCKS, quick=None, whole=None)
     with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": folder}
-        command = ["bash", "-c", script(PAGE, port) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n']
+        page = script(PAGE, port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
+        command = ["bash", "-c", page]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
+        raise RunFailed(f"the page does not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     began = [(name, int(after)) for name, after in _BEGAN.findall(done.stdout)]
-    print(f"| step | seconds |\n| --- | ---: |\n{_rows(began)}| all | {began[-1][1]} |")
-
-
-def _rows(began: list[tuple[str, int]]) -> str:
     known = {block.name: block for block in blocks(PAGE) if runs(block)}
-    return "".join(f"| {_step(known[name])} | {later - since} |\n" for (name, since), (_, later) in pairwise(began))
+    rows = tuple((_step(known[name]), str(later - since)) for (name, since), (_, later) in pairwise(began))
+    return Report(
+        benchmark="ten_minutes",
+        figures=(Figure(name="minutes", value=began[-1][1] / 60, unit="minutes", aim=10.0),),
+        tables=(Table(title="Steps", header=("step", "seconds"), rows=(*rows, ("all", str(began[-1][1])))),),
+    )
 
 
 def _step(block: Block) -> str:
@@ -51,4 +62,4 @@ def _step(block: Block) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

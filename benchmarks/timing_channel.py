@@ -37,7 +37,7 @@ from support.worlds.play import AGREED  # type: ignore[import-not-found]
 from support.worlds.server import Adversary  # type: ignore[import-not-found]
 from support.worlds.wire import Wire  # type: ignore[import-not-found]
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
 from client_app.client import Client
@@ -149,7 +149,7 @@ async def seconds_to_upload(kinds: Sequence[str], pad: float, folder: Path) -> d
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Without and with padding."""
-    repeats = 5 if arguments.quick else 12
+    repeats = sized(arguments, smallest=1, quick=5, whole=12)
     kinds = [*KINDS] * repeats
     random.Random(SEED).shuffle(kinds)
     found = {}

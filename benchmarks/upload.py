@@ -34,7 +34,7 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 
-from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.http import tls_context
 from client_app.transport import Transport, signer
 from client_app.upload import Parts, send_parts
@@ -111,7 +111,9 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All kinds in turn on each line, so that they meet the same machine in the same state."""
-    repeats = arguments.repeats or (3 if arguments.quick else 15)
+    repeats = arguments.repeats or sized(arguments, smallest=1, quick=3, whole=15)
+    if arguments.smallest:
+        arguments.words //= 100
     terms = [MaskTerm(sign=1, seed=Secret(os.urandom(32))) for _ in range(arguments.masks)]
     words = np.zeros(arguments.words, np.uint64)
     seconds: dict[tuple[str, str], float] = {}

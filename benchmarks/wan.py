@@ -285,7 +285,9 @@ def _cell(seconds: float | None, first: bool) -> str:
 def measure(arguments: argparse.Namespace) -> Report:
     """Fashion-MNIST; the digits of scikit-learn with --quick."""
     name = "digits" if arguments.quick or arguments.data_dir is None else "fashion_mnist"
-    config: dict[str, Scalar] = {"num-server-rounds": arguments.rounds or (5 if name == "digits" else 4)}
+    config: dict[str, Scalar] = {
+        "num-server-rounds": arguments.rounds or (1 if arguments.smallest else 5 if name == "digits" else 4)
+    }
     if name == "digits":
         config["local-epochs"] = 1
     with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as temporary:

@@ -22,6 +22,8 @@ from fedcore.training.models import mlp
 from fedcore.wire import Task
 
 APP = Path(__file__).parent / "apps" / "idle"
+COHORT = (1, 2, 3, 4)
+"""Of a secure task: its words are the agent's own work, and none of the ranks'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def _write_model(path: Path) -> ModelState:
 def _task(model: ModelState) -> Task:
     request = ExchangeRequest(
         message_type="train",
-        nodes=(1,),
+        nodes=COHORT,
         server_round=1,
         model=model,
         arrays_key="arrays",
@@ -97,11 +99,11 @@ def _task(model: ModelState) -> Task:
     )
     return make_task(
         request,
-        settings=JobSettings(aggregation="plain"),
+        settings=JobSettings(),
         run="benchmark",
         exchange=1,
         attempt=1,
-        cohort=[1],
+        cohort=COHORT,
         app_sha256=AppBundle.from_folder(APP).sha256,
         run_config=FlowerApp.load(APP).run_config,
         model=model_ref(model),

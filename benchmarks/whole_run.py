@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
 from fedcore.assignments import override
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.compare.workers.problem import Problem
@@ -180,7 +180,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     moved = {(kept, move): list(moving(sites[app_rate], move, kept)) for kept, move in product((True, False), MOVES)}
     say("models that move less: done")
     lost = {drop: dropouts(sites[app_rate], drop, seeds=1 if arguments.quick else 3) for drop in DROPS}
-    single = list(alone(sites[app_rate], 3 if arguments.quick else 8))
+    single = list(alone(sites[app_rate], sized(arguments, smallest=1, quick=3, whole=8)))
     say("crafted models: done")
     noised = {epsilon: list(_noised(epsilon)) for epsilon in EPSILONS}
     say("dropouts and noise: done")

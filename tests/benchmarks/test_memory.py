@@ -3,11 +3,9 @@
 import pytest
 import torch.distributed as dist
 
-from benchmarks import groups
 from benchmarks.groups import on_ranks
 from benchmarks.memory import SETUPS, Layers, _layout
 from fedcore.training.engines.building import plan_of
-from tests.support.forking import CONTEXT
 
 
 def test_the_arithmetic_of_each_engine():
@@ -24,7 +22,5 @@ def test_the_file_holds_the_model_and_the_plan_every_layer():
     )
 
 
-def test_each_rank_has_a_process_and_answers_in_order(monkeypatch):
-    # Memory is not measured here, and imports take a spawned rank seconds.
-    monkeypatch.setattr(groups, "START_METHOD", CONTEXT.get_start_method())
+def test_each_rank_has_a_process_and_answers_in_order():
     assert on_ranks(2, dist.get_rank) == [0, 1]

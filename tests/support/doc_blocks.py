@@ -70,13 +70,13 @@ def runs(block: Block) -> bool:
     return "not run" not in block.marks and (block.language in ("bash", "python") or "file" in block.marks)
 
 
-def script(page: Path, port: int, forked: str = "") -> str:
+def script(page: Path, port: int, forked: str = "", most: int | None = None) -> str:
     """The page as a program for bash, to be run in an empty folder; empty where nothing on it is run.
 
     forked: words that take the place of `fedcore`. A simulation is then in one process, since a pool would import all
-    again; the first pages use one.
+    again; the first pages use one. most: so many of its first blocks, and no others.
     """
-    parts = [_part(block) for block in blocks(page) if runs(block)]
+    parts = [_part(block) for block in blocks(page) if runs(block)][:most]
     return "\n".join([_head(port, forked), *parts]) if parts else ""
 
 

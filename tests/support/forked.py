@@ -25,6 +25,7 @@ from multiprocessing import forkserver, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -100,13 +101,14 @@ def _settle(made: Made, environment: Mapping[str, str], folder: str, outputs: Se
 def fork_from_here_on() -> None:
     """What this process starts is forked by the server that made it, where it would begin with a server of its own."""
     from client_app.ranks import supervisor
-    from fedcore.compare import federation
+    from fedcore.compare import federation, local_federation
     from server_app.runs import app_process
 
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
     for module in (supervisor, app_process):
         module.start_process = start_process  # type: ignore[attr-defined]
-    federation.ProcessGroup = ForkedGroup  # type: ignore[misc]
+    for module in (federation, local_federation):
+        module.ProcessGroup = ForkedGroup  # type: ignore[attr-defined]
 
 
 # --- programs ----------------------------------------------------------------------------------------------------
@@ -191,7 +193,15 @@ def _be_program(
         main()
     else:
         sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+        _run_file(Path(words[0]))
+
+
+def _run_file(path: Path) -> None:
+    """As the program; what processes of its own send back is of the module `__mp_main__` (multiprocessing.spawn)."""
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    exec(compile(path.read_bytes(), path, "exec"), main.__dict__)
 
 
 def become(words: Sequence[str], folder: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
