@@ -192,7 +192,8 @@ def measure(arguments: argparse.Namespace) -> Report:
 async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> Site:
     """Runs one after the other, until there were so many kills; what was found is in the site's verdict."""
     async with site(folder, database, fault) as here, clients_of(here.federation.clients, APP, here.log):
-        here.rounds, reference = limits.rounds, {}
+        reference: dict[str, bytes | None] = {}
+        here.rounds = limits.rounds
         for strategy in ("fedavg", "fedadam", "fedavg"):
             state, final = await here.carry_out(strategy)
             judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg")

@@ -85,15 +85,17 @@ def _fail(federation: LiveFederation, failure: str, rank: int, note: Path) -> Ou
     submission = make_submission(APP, run_config, {"min-clients": CLIENTS, "train-seconds": TRAIN_SECONDS})
     events, offset = _follow(federation, federation.operator.submit(submission).run)
     # Where the sum fails without it, there is another attempt; and on a busy machine others may be late as well.
-    lost = [one for one in events if isinstance(one.event, ClientDropped) and one.event.client == VICTIM]
+    dropped = [(one.event, one.seconds) for one in events if isinstance(one.event, ClientDropped)]
+    lost = [(event.reason, seconds) for event, seconds in dropped if event.client == VICTIM]
     if not lost:
         raise RunFailed(f"{failure}: {VICTIM} was in every round; see {note}")
+    reason, seconds = lost[0]
     first, second = (item.event.survivors for item in events if isinstance(item.event, ExchangeDone))
     return Outcome(
         failure=failure,
         rank=rank,
-        reason=lost[0].event.reason,
-        known=offset + lost[0].seconds - float(note.read_text()),
+        reason=reason,
+        known=offset + seconds - float(note.read_text()),
         first=first,
         second=second,
     )

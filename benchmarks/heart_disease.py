@@ -160,11 +160,14 @@ def measure(arguments: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
     seeds = SEEDS[:1] if arguments.quick else SEEDS
     methods = sized(arguments, smallest=QUICK[1:3], quick=QUICK, whole=tuple(PUBLISHED))
+    shortened: dict[str, Scalar] = {"num-server-rounds": 2} if arguments.smallest else {}
     tests = test_parts()
     scores: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:
         folder = Path(name)
-        for method, model in chain(train_alone(methods, seeds, folder), train_federated(methods, seeds, folder)):
+        for method, model in chain(
+            train_alone(methods, seeds, folder), train_federated(methods, seeds, folder, shortened)
+        ):
             scores[method].append(score(model, tests))
     sizes = {place: len(split) for place, split in tests.items()}
     return report({method: compare(method, found, sizes) for method, found in scores.items()}, scores, seeds)
@@ -180,14 +183,19 @@ def test_parts() -> dict[str, Split]:
     return {**parts, POOLED_TEST: pooled.test}
 
 
-def train_federated(methods: Sequence[str], seeds: Sequence[int], folder: Path) -> Iterator[tuple[str, Path]]:
-    """Final models of one secure run a method and seed; all in one federation, whose processes start once."""
+def train_federated(
+    methods: Sequence[str], seeds: Sequence[int], folder: Path, changes: Mapping[str, Scalar]
+) -> Iterator[tuple[str, Path]]:
+    """Final models of one secure run a method and seed; all in one federation, whose processes start once.
+
+    changes: of the run config, over those of the method.
+    """
     with live_federation(APP, clients=len(HOSPITALS)) as federation:
         for method, seed in product(FEDERATED, seeds):
             if method in methods:
                 out = folder / f"{method}-{seed}.safetensors"
                 settings = {"aggregation": "secure"}
-                run_config = {**FEDERATED[method], "seed": seed}
+                run_config = {**FEDERATED[method], "seed": seed, **changes}
                 record = federation.run(run_config=run_config, settings=settings, out=out)
                 _say_result(f"secure {method}", seed, record)
                 yield method, out

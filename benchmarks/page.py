@@ -21,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from fedcore.errors import EnvironmentFailure
 from tests.support.made_up_page import OPERATOR, made_up_page

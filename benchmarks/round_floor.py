@@ -67,12 +67,12 @@ def measure_floor(folder: Path, parameters: int, *, clients: int, turns: int) ->
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    spawn = multiprocessing.get_context("spawn")
+    forkserver = multiprocessing.get_context("forkserver")
     with socket.create_server(("127.0.0.1", 0), backlog=clients) as listener:
         port = listener.getsockname()[1]
         processes, pipes = [], []
         for index in range(clients):
-            ours, theirs = spawn.Pipe()
+            ours, theirs = forkserver.Pipe()
             work = _Work(
                 port=port,
                 certificate=str(folder / "ca.crt"),
@@ -81,7 +81,7 @@ def measure_floor(folder: Path, parameters: int, *, clients: int, turns: int) ->
                 parameters=parameters,
                 turns=turns + 1,
             )
-            process = spawn.Process(target=_client, args=(work, theirs), daemon=True)
+            process = forkserver.Process(target=_client, args=(work, theirs), daemon=True)
             process.start()
             theirs.close()
             processes.append(process)

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import matplotlib.figure
 
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
 from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.measure.clock import (
@@ -46,6 +49,7 @@ from fedcore.wire import Scalar
 SITES = 4
 NETWORKS = ("lan", "wan")
 TRAINED_ONCE = "centralized,local,allreduce,local-sgd,diloco,federated,federated-plain"
+SMALLEST = ("allreduce,federated", "ps-sync")
 TRAINED_TWICE = "ps-sync,ps-async[momentum=0.5],ps-ssp[momentum=0.5]"
 """Asynchrony acts like momentum; with the 0.9 of the apps on top of it they do not learn."""
 NO_RIVALS = ("centralized", "local")
@@ -96,12 +100,14 @@ class Study:
         return min(times, key=lambda label: math.inf if times[label] is None else times[label] or 0.0)
 
 
-def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path | None) -> Study:
-    """Train everything."""
+def study(
+    app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path | None, *, modes: tuple[str, str]
+) -> Study:
+    """Train everything. modes: those that are trained once, and those that are for each network."""
     lan, wan = (_network(name) for name in NETWORKS)
     job = CompareJob(
         app=FlowerApp.load(app),
-        modes=parse_modes(f"{TRAINED_ONCE},{TRAINED_TWICE}"),
+        modes=parse_modes(",".join(modes)),
         sites=SITES,
         out=folder / NETWORKS[0],
         network=lan,
@@ -111,7 +117,7 @@ def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path 
     first = _carried_out(job)
     assert first.cost is not None
     known = replace(wan, step=first.cost.step, example=first.cost.example)
-    second = _carried_out(replace(job, modes=parse_modes(TRAINED_TWICE), out=folder / NETWORKS[1], network=known))
+    second = _carried_out(replace(job, modes=parse_modes(modes[1]), out=folder / NETWORKS[1], network=known))
     counts = [site.training for site in first.split]
     once = {run.label: run for run in plan(job) if not run.mode.name.startswith("ps-")}
     results = {result.mode: result for result in first.runs}
@@ -290,8 +296,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     }
     if name == "digits":
         config["local-epochs"] = 1
+    modes = SMALLEST if arguments.smallest else (TRAINED_ONCE, TRAINED_TWICE)
     with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as temporary:
-        found = study(EXAMPLES / name, config, arguments.folder or Path(temporary), arguments.data_dir)
+        found = study(EXAMPLES / name, config, arguments.folder or Path(temporary), arguments.data_dir, modes=modes)
     plot = arguments.save.with_suffix(".png") if arguments.save else None
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)

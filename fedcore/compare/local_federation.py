@@ -187,11 +187,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A port of an address of this machine that nobody uses at the moment.
 
     It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
-    might be another connection's by the time that the server listens.
+    might be another connection's by the time that the server listens. Whoever seeds `random` does not decide which.
     """
     lowest = int(_PORT_RANGE.read_text(encoding="ascii").split()[0]) if _PORT_RANGE.exists() else _UNPRIVILEGED
     below = range(max(_UNPRIVILEGED, lowest - _PORTS), lowest)
-    for port in (*random.sample(below, min(_TRIES, len(below))), 0):
+    for port in (*random.SystemRandom().sample(below, min(_TRIES, len(below))), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             found: int = probe.getsockname()[1]

@@ -125,7 +125,17 @@ def test_a_peer_that_is_missing_is_named_and_ours_counts(monkeypatch):
     monkeypatch.setattr("benchmarks.peers.OPENERS", {OURS: ours, FLOWER: missing})
     made = measure(
         type(
-            "Arguments", (), {"only": None, "quick": True, "parameters": None, "clients": 2, "rounds": 2, "repeats": 1}
+            "Arguments",
+            (),
+            {
+                "only": None,
+                "quick": True,
+                "smallest": False,
+                "parameters": None,
+                "clients": 2,
+                "rounds": 2,
+                "repeats": 1,
+            },
         )()
     )
     assert made.figures == ()

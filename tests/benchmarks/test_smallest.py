@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -33,7 +34,7 @@ HELPERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """figure: one that the report has; empty where there is none, but rows. words: beside --smallest. lacks: what it needs and is not here, or nothing."""
+    """figure: one of the report's; empty where it has rows alone. words: beside --smallest. lacks: what it misses."""
 
     figure: str
     words: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ CASES = {
     "masking": Case("mask_two_threads_speedup"),
     "memory": Case("peak_over_model_single"),
     "mutation": Case("killed_over_total"),
-    "network": Case("federated_over_clock", lacks=network),
+    "network": Case("allreduce_over_clock", lacks=network),
     "page": Case("p95_update_ms", lacks=browser),
     "peers": Case(""),
     "ps_engine": Case("ps_push_over_engine"),
@@ -108,6 +109,15 @@ def test_every_program_in_the_folder_is_run_here_or_by_one_that_is() -> None:
     assert programs == {*CASES, *HELPERS}
     for helper, starter in HELPERS.items():
         assert helper in (FOLDER / f"{starter}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_benchmark_finds_its_own_package_when_it_is_started_as_a_file(name: str) -> None:
+    """The tests have the repository's root on their path, and a shell has not."""
+    code = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    before, found, _ = code.partition("sys.path[0] = str(")
+    assert found
+    assert not re.search("^from (benchmarks|tests)", before, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", CASES)

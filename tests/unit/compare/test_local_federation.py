@@ -1,5 +1,6 @@
 """A port for a server that starts later."""
 
+import random
 import socket
 from pathlib import Path
 
@@ -26,3 +27,11 @@ def test_a_port_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert free_port() != taken
     ranges.unlink()
     assert free_port() > 0, "the kernel does not tell its range"
+
+
+def test_programs_with_one_seed_get_other_ports() -> None:
+    def port() -> int:
+        random.seed(1)
+        return free_port()
+
+    assert len({port() for _ in range(5)}) > 1
