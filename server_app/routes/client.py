@@ -109,7 +109,7 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/join")
+@router.post("/join", responses=problem_responses(K.OTHER_VERSION))
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed.
 
