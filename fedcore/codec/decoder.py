@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.coarseness import Moved, TensorMoved
-from fedcore.codec.encoding import FIRST_BITS, Encoding, FieldSection
-from fedcore.codec.fields import join, padding, unpack
+from fedcore.codec.encoding import FIRST_BITS, FRACTION_BITS, Encoding, FieldSection
+from fedcore.codec.fields import join, padding, split_words, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
 from fedcore.codec.metrics import decode_metrics, lost_share
@@ -284,7 +284,10 @@ class _Sums:
         cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
     ) -> _Sums:
         """Raises PeerError where the section's padding holds anything."""
-        if padding(packed, part.field_bits, part.fields):
+        stray = padding(packed, part.field_bits, part.fields)
+        if part.fraction_bits:
+            stray = padding(packed[part.fields :], FRACTION_BITS, part.fields)
+        if stray:
             raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
         units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
         return cls(part, packed, survivors * part.levels, tuple(units))
@@ -304,9 +307,10 @@ class _Sums:
 
     def _read_split(self, spec: TensorSpec, place: int, out: NDArray[np.float64]) -> None:
         """The same for fields with fractions."""
-        whole, fractions = (self.packed[first : first + out.size] for first in (place, self.part.fields + place))
+        whole, fractions = split_words(self.packed, self.part.fields)
+        whole, fractions = whole[place : place + out.size], fractions[place : place + out.size]
         terms = self.offset // self.part.levels
-        if whole.max() > 2 * self.offset or fractions.max() > terms << self.part.fraction_bits:
+        if whole.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
             raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
         join(whole, fractions, self.offset, self.part.fraction_bits, out)
 

@@ -24,6 +24,7 @@ from fedcore.codec.fields import (
     largest_magnitude,
     pack,
     split,
+    split_words,
 )
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
@@ -339,7 +340,7 @@ class _Update:
     def split_to(self, part: FieldSection, words: NDArray[np.uint64], weight: float) -> list[tuple[int, BlockSummary]]:
         """The same for a section with fractions, which are so fine that nothing is rounded at random."""
         factors = self._factors(part, weight)
-        whole, fractions = words[: part.fields], words[part.fields :]
+        whole, fractions = split_words(words, part.fields)
         buffer, found = np.empty(BLOCK_FIELDS, np.float32), []
         for block in blocks(part):
             for span, delta, size in self._deltas(block, buffer):

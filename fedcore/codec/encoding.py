@@ -6,8 +6,8 @@
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
               a word, the first field in the lowest bits; zero padding in the last word only. Where
               uploads are compressed, one for each rotated coordinate that is sent, see rotation.py
-    small     two words for each element of all floating point tensors below 1,024 elements: first the whole steps of
-              all of them, as fields of 64 bits, then what is left of a step, as fractions of it
+    small     for each element of all floating point tensors below 1,024 elements the whole steps, as fields of 64 bits;
+              then, for each of them, what is left of a step, as fields of 32 bits
     failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
     large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
@@ -25,8 +25,8 @@
 
 Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
 of each client. One of them may change by 10^15 times as much as another, as BatchNorm's statistics of raw columns do
-beside the moments of an optimizer, so each element has two words: of so few that costs nothing, and no neighbour is
-large enough to take precision from another.
+beside the moments of an optimizer, so each element has 96 bits: of so few that costs little, and no neighbour is large
+enough to take precision from another.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
 neighbour; with 64 bits, of one bit less, so that float64 has the largest one; with 8, 10 and 12 bits, where every level
@@ -77,7 +77,10 @@ WIDE_BITS = 32
 """Width of the fields of large tensors where narrow ones would be coarse."""
 
 SMALL_BITS = FIRST_BITS
-"""Width of the fields of small tensors, whatever the others have; each is followed by a word with a fraction."""
+"""Width of the fields of small tensors, whatever the others have."""
+
+FRACTION_BITS = 32
+"""Width of the fields that hold what those leave of a step."""
 
 
 def levels_of_bits(field_bits: int, n_max: int) -> int:
@@ -183,7 +186,8 @@ class FieldSection:
     """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
 
     kept_share: how many of the coordinates of rotated tensors are sent; None where nothing is rotated.
-    fraction_bits: of a second word for each field, which follows all fields; 0 where there is none.
+    fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 where
+    there are none.
     """
 
     name: str
@@ -209,7 +213,7 @@ class FieldSection:
     def words(self) -> int:
         """Words that hold the fields, and the fractions."""
         whole = -(-self.fields // self.per_word)
-        return 2 * whole if self.fraction_bits else whole
+        return whole + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else whole
 
     def units(self) -> list[Unit]:
         """What is rotated by itself, in order; for a section that has a `kept_share`."""
@@ -339,8 +343,8 @@ class Encoding:
 
     @property
     def fraction_bits(self) -> int:
-        """Bits of the fraction of a step that small tensors have in a word of its own, so that a sum never wraps."""
-        return SMALL_BITS - 2 - carry_bits(self.n_max)
+        """Bits of the fraction of a step that small tensors have beside whole ones, so that a sum never wraps."""
+        return FRACTION_BITS - 1 - carry_bits(self.n_max)
 
     @property
     def levels(self) -> int:

@@ -232,6 +232,11 @@ class StochasticRounder:
         return bits
 
 
+def split_words(words: NDArray[np.uint64], count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """Whole steps [count] and fractions [count] in the words of a section that has both; views of it."""
+    return words[:count], words[count:].view(np.uint32)[:count]
+
+
 def split(
     values: NDArray[np.float32],
     factor: float,
@@ -239,7 +244,7 @@ def split(
     fraction_bits: int,
     *,
     whole: NDArray[np.uint64],
-    fractions: NDArray[np.uint64],
+    fractions: NDArray[np.uint32],
 ) -> int:
     """Write values * factor, clipped to [-L, L], as whole steps offset by L, and the rest in units of 2^-fraction_bits.
 
@@ -256,7 +261,7 @@ def split(
 
 
 def join(
-    whole: NDArray[np.uint64], fractions: NDArray[np.uint64], offset: int, fraction_bits: int, out: NDArray[np.float64]
+    whole: NDArray[np.uint64], fractions: NDArray[np.uint32], offset: int, fraction_bits: int, out: NDArray[np.float64]
 ) -> None:
     """Write what sums of such words stand for, in steps, to `out` [m]; offset: L times the number of terms."""
     np.subtract(whole.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")

@@ -63,10 +63,10 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     assert state.layout.nbytes == 4 * ADAPTER_PARAMETERS
     trainings = [exchange for exchange in exchanges if exchange["message_type"] == "train"]
     # The first exchange takes 64 bits a parameter, and has room for metrics and their names. Those after it take 16.
-    # Small tensors take 128 in all of them; a little is for the metrics.
+    # Small tensors take 96 in all of them; a little is for the metrics.
     small = sum(spec.size for spec in state.layout.specs if spec.size < SMALL_TENSOR)
-    first = 8 * (ADAPTER_PARAMETERS + small) + 8 * (NAMES_BYTES + JobSettings().max_metrics)
-    later = 2 * (ADAPTER_PARAMETERS - small) + 16 * small
+    first = 8 * ADAPTER_PARAMETERS + 4 * small + 8 * (NAMES_BYTES + JobSettings().max_metrics)
+    later = 2 * (ADAPTER_PARAMETERS - small) + 12 * small
     for exchange, size in zip(trainings, (first, later, later), strict=True):
         assert len(exchange["survivors"]) == 3
         assert set(exchange["bytes_down"].values()) == {4 * ADAPTER_PARAMETERS}

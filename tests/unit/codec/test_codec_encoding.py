@@ -51,7 +51,7 @@ def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
     sizes = {name: part.stop - part.start for name, part in encoding.sections.items()}
     assert sizes == {
         "packed": packed,
-        "small": 8,
+        "small": 6,
         "failed": 1,
         "large": 1,
         "sizes": 2,

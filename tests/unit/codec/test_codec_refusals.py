@@ -195,6 +195,8 @@ def decode_altered(section: str, value: int, index: int = 0, encoding: Encoding 
         ("metrics", 2**64 - 2**62, 0, "sum of metric 'loss'"),
         ("metrics", 1, 2, "more metrics than they named"),
         ("small", 2**63, 0, "sum of tensor 'w'"),
+        ("small", 2**32 - 1, 3, "sum of tensor 'w'"),
+        ("small", 2**32, 4, "padding of the sum"),
         ("integers", 2**63 - 1, 0, None),
     ],
 )
