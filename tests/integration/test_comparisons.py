@@ -47,7 +47,7 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
-    assert report["schema"] == "fedcore/compare/6"
+    assert report["schema"] == "fedcore/compare/7"
     jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
     assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
     assert [mode["label"] for mode in report["modes"]] == list(modes)

@@ -77,7 +77,7 @@ class Comparison:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/6"] = "fedcore/compare/6"
+    schema: Literal["fedcore/compare/7"] = "fedcore/compare/7"
     app: str
     sites: int
     partition: str

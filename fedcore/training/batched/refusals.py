@@ -55,8 +55,6 @@ def _of_model(module: nn.Module) -> str | None:
             return f"its model has {called}, which counts what it sees"
         if isinstance(part, _DROPOUT) and _chance(part):
             return f"its model has {called}, which draws numbers for each client"
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return "its model has no parameter to train"
     return None
 
 

@@ -269,8 +269,8 @@ def test_a_stream_that_stays_open_and_goes_back_is_found(ciphers, drbg):
 
 def _rounding_streams(sources, exchanges=3):
     """Encode for each client and exchange; `sources` gives a client's source of randomness for an exchange."""
-    base = ModelState.from_arrays({"weight": np.zeros(100, np.float32)})
-    local = ModelState.from_arrays({"weight": np.full(100, 0.01, np.float32)})
+    base = ModelState.from_arrays({"weight": np.zeros(2000, np.float32)})
+    local = ModelState.from_arrays({"weight": np.full(2000, 0.01, np.float32)})
     encoding = first_encoding(CodecSettings(), base.layout, 3)
     for exchange in range(exchanges):
         for client in (1, 2, 3):

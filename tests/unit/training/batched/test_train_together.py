@@ -314,11 +314,6 @@ class TestRefusals:
         recipe = Recipe(build=mlp, optimizer=OptimizerConfig())
         assert said in str(why_not(make_engine(recipe, config, World())))
 
-    def test_a_model_without_parameters_to_train(self) -> None:
-        model = mlp().requires_grad_(False)
-        engine = make_engine(Recipe(build=lambda: model, optimizer=lambda m: torch.optim.SGD([torch.zeros(1)])))
-        assert why_not(engine) == "its model has no parameter to train"
-
 
 class TestSelfCheck:
     @pytest.mark.parametrize("optimizer", [OptimizerConfig(lr=0.3, momentum=0.9), OptimizerConfig(name="adam")])
