@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -102,8 +103,8 @@ class Report:
             "notes": list(self.notes),
         }
 
-    def markdown(self, *, command: str, date: datetime) -> str:
-        """The report for people, with what is needed to measure it again."""
+    def markdown(self, *, command: str, date: datetime, commit: str = "") -> str:
+        """The report for people, with what is needed to measure it again. commit: of the code; empty where unknown."""
         packages = ", ".join(f"{name} {number}" for name, number in self.machine["packages"].items())
         head = (
             f"# {self.benchmark}\n\n"
@@ -112,6 +113,7 @@ class Report:
             f"- software: Python {self.machine['python']}, {packages}\n"
             f"- command: `{command}`\n"
         )
+        head += f"- commit: {commit}\n" if commit else ""
         header = ("figure", "value", "unit", "aim", "holds")
         parts = [head, _markdown_table(header, [_figure_row(figure) for figure in self.figures])]
         parts += [table.markdown() for table in self.tables]
@@ -178,7 +180,7 @@ def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Nam
 
 def keep(report: Report, arguments: argparse.Namespace) -> str:
     """Write the report where `--save` says; its text. For one that is not whole yet as well."""
-    text = report.markdown(command=_command(), date=datetime.now(UTC))
+    text = report.markdown(command=_command(), date=datetime.now(UTC), commit=_commit())
     if arguments.save is not None:
         arguments.save.parent.mkdir(parents=True, exist_ok=True)
         arguments.save.write_text(text, encoding="utf-8")
@@ -217,6 +219,19 @@ def _command() -> str:
     for option, stands_for in (("--data-dir", "DATA"), ("--save", "FILE"), ("--folder", "FOLDER")):
         words = [stands_for if before == option else word for before, word in pairwise(["", *words])]
     return shlex.join(words)
+
+
+def _commit() -> str:
+    """That of this repository, and whether code lies there that is in none; empty where git does not know."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    try:
+        hash_, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":/*.py"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{hash_}, with changes" if changed else hash_
 
 
 def _cpu_model() -> str:
