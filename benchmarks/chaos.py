@@ -204,9 +204,10 @@ async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> 
         number = 0
         while not killer.done() or number == 0:
             number += 1
-            strategy = ("fedavg", "fedadam")[number % 2]
+            strategy, before = ("fedavg", "fedadam")[number % 2], here.kills - here.app_kills
             state, final = await here.carry_out(strategy)
-            judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg")
+            killed = here.kills - here.app_kills - before
+            judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg", server_kills=killed)
             if final is not None and final != reference[strategy] and _whole(state):
                 here.verdict.other_bits.append(f"{state['run']}: {strategy} ends with other bits")
             say(f"run {number}, {strategy}: {state['status']}, {here.kills} kills; {here.verdict}")
@@ -302,17 +303,17 @@ def report(sites: dict[str, tuple[Site, float]], *, planted: str) -> Report:
         heard = statistics.median(site_.seconds) if site_.seconds else float("nan")
         figures.append(Figure(name=f"seconds_to_next_message_{database}", value=heard, unit="seconds", aim=10))
         rows.append(
-            (database, str(site_.kills), str(site_.app_kills), str(verdict.exchanges), str(verdict.failed_exchanges),
+            (database, str(site_.kills), str(site_.app_kills), str(verdict.exchanges), str(verdict.failed_exchanges), str(verdict.given_up),
              *map(str, counts.values()), f"{seconds / max(site_.kills, 1):.1f}")
         )  # fmt: skip
         found_ = verdict.lost + verdict.doubled + verdict.equivocations + verdict.unfinished + verdict.other_bits
         notes += [f"{database}: {text}" for text in found_[:20]]
-    header = ("database", "kills", "of the app", "exchanges", "failed", *counts, "seconds a kill")
+    header = ("database", "kills", "of the app", "exchanges", "failed", "given up", *counts, "seconds a kill")
     return Report(
         benchmark="chaos",
         figures=tuple(figures),
         tables=(Table(title="Kills at random instants", header=header, rows=tuple(rows)),),
-        notes=tuple(notes),
+        notes=("given up: runs that end since a server was killed twice before it came any further", *notes),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos_clients import STEP, Log
+from server_app.runs.deaths import MOST_DEATHS
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Verdict:
     other_bits: list[str] = field(default_factory=list)
     exchanges: int = 0
     failed_exchanges: int = 0
+    given_up: int = 0
+    """Runs that ended as they have to where the server is killed again before it came any further."""
 
     @property
     def clean(self) -> bool:
@@ -57,8 +60,18 @@ def judge_told(verdict: Verdict, log: Log) -> None:
             verdict.equivocations.append(f"{place}: {kind} was told in {len(shown)} ways")
 
 
-def judge_run(verdict: Verdict, run: Mapping[str, Any], log: Log, final: bytes | None, *, digits: bool) -> None:
-    """One run with all its events. final: its model. digits: whether its strategy adds the mean as it is."""
+def may_give_up(run: Mapping[str, Any], server_kills: int) -> bool:
+    """Whether a run ended since its server was killed too often, and it was."""
+    return run["status"] == "failed" and "came no further in between" in run["reason"] and server_kills >= MOST_DEATHS
+
+
+def judge_run(
+    verdict: Verdict, run: Mapping[str, Any], log: Log, final: bytes | None, *, digits: bool, server_kills: int = 0
+) -> None:
+    """One run with all its events.
+
+    final: its model. digits: whether its strategy adds the mean as it is. server_kills: how often its server was killed.
+    """
     name, events = run["run"], [one["event"] for one in run["events"]]
     failed = [event for event in events if event["kind"] == "exchange-failed"]
     verdict.failed_exchanges += len(failed)
@@ -67,6 +80,9 @@ def judge_run(verdict: Verdict, run: Mapping[str, Any], log: Log, final: bytes |
         if thrown:
             place = (name, event["exchange"])
             verdict.lost.append(f"{place}: the updates of {thrown} were accepted, and it failed: {event['reason']}")
+    if may_give_up(run, server_kills):
+        verdict.given_up += 1
+        return
     if run["status"] != "finished":
         verdict.unfinished.append(f"{name}: {run['status']}, {run['reason']}")
         return

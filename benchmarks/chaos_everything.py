@@ -32,6 +32,7 @@ import httpx
 import numpy as np
 import psutil
 
+from benchmarks.chaos_checks import may_give_up
 from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from client_app.http import tls_context
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup, free_port
@@ -74,6 +75,7 @@ class Everything:
     exchanges: int = 0
     failed: int = 0
     dropped: int = 0
+    given_up: int = 0
     _running: dict[str, Any] = field(default_factory=dict)
 
     def start(self, name: str, *words: str | Path) -> None:
@@ -134,7 +136,7 @@ class Everything:
             raise RunFailed(f"the run was refused: {submitted.text}")
         name = submitted.json()["run"]
         self.start("terminal", "runs", "attach", name, "--operator", self.made.operator)
-        deadline = time.monotonic() + RUN_SECONDS
+        deadline, before = time.monotonic() + RUN_SECONDS, self.kills["server"]
         while (state := self.ask("GET", f"/v1/runs/{name}").json())["status"] not in FINAL:
             if time.monotonic() > deadline:
                 self.unfinished.append(f"{name}: not ended within {RUN_SECONDS:g} s")
@@ -142,18 +144,21 @@ class Everything:
             time.sleep(random.uniform(0.0, LONGEST_PAUSE))
             if self.kills.total() < kills and self._online() > QUORUM:
                 self.kill_one()
-        self._judge(name, state)
+        self._judge(name, state, self.kills["server"] - before)
 
     def _online(self) -> int:
         """How many clients are connected: a start takes seconds, and nothing can be learnt of a run without clients."""
         return sum(client["online"] for client in self.ask("GET", "/v1/clients").json()["clients"])
 
-    def _judge(self, name: str, state: dict[str, Any]) -> None:
+    def _judge(self, name: str, state: dict[str, Any], server_kills: int) -> None:
         events = [one["event"] for one in state["events"]]
         done = [event for event in events if event["kind"] == "exchange-done"]
         self.exchanges += len(done)
         self.failed += sum(event["kind"] == "exchange-failed" for event in events)
         self.dropped += sum(event["kind"] == "dropped" for event in events)
+        if may_give_up(state, server_kills):
+            self.given_up += 1
+            return
         if state["status"] != "finished":
             self.unfinished.append(f"{name}: {state['status']}, {state['reason']}")
             return
@@ -240,7 +245,8 @@ def report(here: Everything, runs: int, seconds: float) -> Report:
         ),
         notes=(
             f"{runs} runs, {here.exchanges} sums, {here.failed} attempts that failed and were repeated, {here.dropped} "
-            f"clients dropped from one, in {seconds:.0f} s",
+            f"clients dropped from one, {here.given_up} runs given up since the server was killed twice before it came any "
+            f"further, in {seconds:.0f} s",
             *here.unfinished,
             *here.wrong,
         ),

@@ -72,6 +72,16 @@ def test_a_run_that_was_interrupted_has_not_ended_well():
     assert not verdict.clean
 
 
+def test_a_run_is_given_up_where_its_server_was_killed_twice_and_only_there():
+    reason = "the server's process was killed 2 times while it led this run, which came no further in between: its app"
+    run = {"run": "run", "status": "failed", "reason": reason, "events": []}
+    judge_run(verdict := Verdict(), run, Log(), None, digits=True, server_kills=2)
+    assert verdict.clean
+    assert verdict.given_up == 1
+    judge_run(verdict, run, Log(), None, digits=True, server_kills=1)
+    assert len(verdict.unfinished) == 1
+
+
 def test_a_model_of_other_clients_than_the_survivors_shows():
     everybody = list(range(1, CLIENTS + 1))
     sums = [everybody, everybody[1:], everybody[:3], everybody]
