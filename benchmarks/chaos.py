@@ -51,6 +51,7 @@ APP = APPS / "chaos"
 FINAL = ("finished", "failed", "cancelled", "interrupted")
 RUN_SECONDS = 600.0
 """A run that has not ended by then, however often it was disturbed, is one that does not end."""
+AIMED_SECONDS = 60.0
 QUIET_SECONDS = 6.0
 """The longest that a server that is up is left alone."""
 SETTINGS = {
@@ -126,7 +127,7 @@ class Site:
         deadline = time.monotonic() + limits.seconds
         while self.kills < limits.kills and time.monotonic() < deadline:
             await asyncio.sleep(random.uniform(0.0, QUIET_SECONDS) * random.random())
-            known = len(self.log.accepted)
+            known, began = len(self.log.accepted), len(self.log.models)
             while limits.aimed and len(self.log.accepted) == known:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.02)
             server = random.choice(self.servers)
@@ -142,6 +143,10 @@ class Site:
             restarted = time.monotonic()
             await server.ready()
             await self._until_heard(restarted)
+            # Two such kills at one exchange would end the run, and nobody would see what became of the update.
+            patience = time.monotonic() + AIMED_SECONDS
+            while limits.aimed and len(self.log.models) == began and time.monotonic() < patience:
+                await asyncio.sleep(0.02)
 
     async def _until_heard(self, restarted: float) -> None:
         """Until a message was accepted after the restart, or it is time for the next kill."""
@@ -208,7 +213,7 @@ async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> 
             state, final = await here.carry_out(strategy)
             killed = here.kills - here.app_kills - before
             judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg", server_kills=killed)
-            if final is not None and final != reference[strategy] and _whole(state):
+            if state["status"] == "finished" and final != reference[strategy] and _whole(state):
                 here.verdict.other_bits.append(f"{state['run']}: {strategy} ends with other bits")
             say(f"run {number}, {strategy}: {state['status']}, {here.kills} kills; {here.verdict}")
         await killer
@@ -302,10 +307,8 @@ def report(sites: dict[str, tuple[Site, float]], *, planted: str) -> Report:
             figures += [Figure(name=f"{k}_{database}", value=n, unit="count", aim=0) for k, n in counts.items()]
         heard = statistics.median(site_.seconds) if site_.seconds else float("nan")
         figures.append(Figure(name=f"seconds_to_next_message_{database}", value=heard, unit="seconds", aim=10))
-        rows.append(
-            (database, str(site_.kills), str(site_.app_kills), str(verdict.exchanges), str(verdict.failed_exchanges), str(verdict.given_up),
-             *map(str, counts.values()), f"{seconds / max(site_.kills, 1):.1f}")
-        )  # fmt: skip
+        done = (site_.kills, site_.app_kills, verdict.exchanges, verdict.failed_exchanges, verdict.given_up)
+        rows.append((database, *map(str, (*done, *counts.values())), f"{seconds / max(site_.kills, 1):.1f}"))
         found_ = verdict.lost + verdict.doubled + verdict.equivocations + verdict.unfinished + verdict.other_bits
         notes += [f"{database}: {text}" for text in found_[:20]]
     header = ("database", "kills", "of the app", "exchanges", "failed", "given up", *counts, "seconds a kill")

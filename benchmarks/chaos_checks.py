@@ -70,7 +70,7 @@ def judge_run(
 ) -> None:
     """One run with all its events.
 
-    final: its model. digits: whether its strategy adds the mean as it is. server_kills: how often its server was killed.
+    final: its model. digits: whether its strategy adds the mean as it is. server_kills: how many its server died of.
     """
     name, events = run["run"], [one["event"] for one in run["events"]]
     failed = [event for event in events if event["kind"] == "exchange-failed"]
