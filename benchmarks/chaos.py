@@ -145,7 +145,7 @@ class Site:
             await self._until_heard(restarted)
             # Two such kills at one exchange would end the run, and nobody would see what became of the update.
             patience = time.monotonic() + AIMED_SECONDS
-            while limits.aimed and len(self.log.models) == began and time.monotonic() < patience:
+            while limits.aimed and len(self.log.models) == began and time.monotonic() < patience:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def _until_heard(self, restarted: float) -> None:

@@ -245,8 +245,8 @@ def report(here: Everything, runs: int, seconds: float) -> Report:
         ),
         notes=(
             f"{runs} runs, {here.exchanges} sums, {here.failed} attempts that failed and were repeated, {here.dropped} "
-            f"clients dropped from one, {here.given_up} runs given up since the server was killed twice before they came "
-            f"any further, in {seconds:.0f} s",
+            f"clients dropped from one, {here.given_up} runs given up since the server was killed twice before they "
+            f"came any further, in {seconds:.0f} s",
             *here.unfinished,
             *here.wrong,
         ),
