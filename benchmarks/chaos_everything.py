@@ -76,6 +76,7 @@ class Everything:
     failed: int = 0
     dropped: int = 0
     given_up: int = 0
+    pause: float = LONGEST_PAUSE
     _running: dict[str, Any] = field(default_factory=dict)
 
     def start(self, name: str, *words: str | Path) -> None:
@@ -141,7 +142,7 @@ class Everything:
             if time.monotonic() > deadline:
                 self.unfinished.append(f"{name}: not ended within {RUN_SECONDS:g} s")
                 return
-            time.sleep(random.uniform(0.0, LONGEST_PAUSE))
+            time.sleep(random.uniform(0.0, self.pause))
             if self.kills.total() < kills and self._online() > QUORUM:
                 self.kill_one()
         self._judge(name, state, self.kills["server"] - before)
@@ -199,6 +200,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     kills = sized(arguments, smallest=1, quick=5, whole=arguments.kills)
     began, runs = time.monotonic(), 0
     with federation() as here:
+        here.pause = sized(arguments, smallest=1.0, quick=LONGEST_PAUSE, whole=LONGEST_PAUSE)
         while here.kills.total() < kills:
             here.carry_out(kills)
             runs += 1
