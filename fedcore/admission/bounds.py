@@ -38,11 +38,11 @@ def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[s
         return (), (*_names(replace(alike, field_bits=FIRST_BITS)), *_names(alike)[1:])
     # With field-bits = "auto" those of the settings too follow from the size of the cohort.
     bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
-    scales = (1.0,) * len(encoding.scales)
-    mended = replace(alike, n_max=1, field_bits=bits, scales=scales)
-    first = replace(mended, settings=replace(encoding.settings, field_bits=bits))
+    mended = replace(alike, n_max=1, field_bits=encoding.settings.field_bits, scales=(1.0,) * len(encoding.scales))
+    # The two at once: fields are never narrower than the settings say.
+    first = replace(mended, field_bits=bits, settings=replace(encoding.settings, field_bits=bits))
     # dbcbb8e kept the width that the settings say.
-    return encoding.scales, (*_names(first), *_names(replace(mended, field_bits=encoding.settings.field_bits))[1:])
+    return encoding.scales, (*_names(first), *_names(mended)[1:])
 
 
 def _names(encoding: AnyEncoding) -> tuple[str, ...]:

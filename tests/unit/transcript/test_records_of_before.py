@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.records import FEDERATION, PROTECTION, Notary, make_task
+from support.records import FEDERATION, LAYOUT, PROTECTION, Notary, make_task
 
 from fedcore.admission.bounds import scales_and_bounds
+from fedcore.codec import CodecSettings, auto_field_bits, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.exchange import Signed, parameters_of
 from fedcore.federation import Roster
@@ -126,3 +127,12 @@ def test_what_ctx_took_from_an_encoding_is_what_that_version_made_of_it(file: st
     for made in json.loads((KEPT.parent / file).read_text(encoding="utf-8")):
         words, canonical = signed_parts(made["encoding"])
         assert (words, canonical.hex()) == (made["words"], made["canonical"]), made["encoding"]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1, 0.05])
+@pytest.mark.parametrize("clients", [4, 100])
+def test_bounds_have_names_at_any_width_of_the_settings(fraction: float, clients: int) -> None:
+    bits = auto_field_bits(clients, fraction)
+    settings = CodecSettings(w_max=100, field_bits=bits, upload_fraction=fraction)
+    first = first_encoding(settings, LAYOUT, clients, rotation=rotation_seed("0" * 64))
+    assert scales_and_bounds(first)[1]
