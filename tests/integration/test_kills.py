@@ -243,7 +243,7 @@ def test_two_bits_of_an_update_that_the_disk_changes_cost_one_attempt_and_no_cli
         return sorted(data.glob("runs/*/exchanges/1/updates/*"))
 
     run.wait_for_training()
-    wait_until("all but one to upload", lambda: len(accepted()) == 3)
+    run.wait_for("stage", exchange=1, stage="input", done=3)  # and are written down as taken
     federation.kill("server")
     wait_until("the ServerApp to end with its server", lambda: not federation.server_apps())
     damaged = accepted()[0]

@@ -213,6 +213,8 @@ def become(words: Sequence[str], folder: str, environment: Mapping[str, str], fi
         os.dup2(file, descriptor)
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives; multiprocessing took it away
+    # What stood here before may have been a file, of which a stream remembers that it can be sought in.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -79,9 +79,7 @@ def test_deterministic_holds_in_the_process_of_a_rank():
 
 
 def test_a_step_without_gradients_clips_nothing():
-    recipe = Recipe(
-        build=lambda: nn.Linear(2, 2).requires_grad_(False), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1)
-    )
+    recipe = Recipe(build=lambda: nn.Linear(2, 2), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1))
     engine = make_engine(recipe, EngineConfig(), World())
     assert float(engine.clip(1.0)) == 0
 
