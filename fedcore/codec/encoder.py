@@ -286,7 +286,7 @@ class _Update:
     ) -> Iterator[tuple[int, BlockSummary]]:
         """Fill the words of one section, as it is made; what happened, by scale."""
         if part.fraction_bits:
-            return iter(self.split_to(part, words, weight))
+            return iter(self.split_to(part, words, weight, randomness))
         fill = self.round_to if part.kept_share is None else self.rotate_to
         return fill(part, words, weight, randomness)
 
@@ -337,8 +337,10 @@ class _Update:
         """What turns an element into steps, by scale."""
         return [weight * part.levels / scale for scale in self.encoding.scales]
 
-    def split_to(self, part: FieldSection, words: NDArray[np.uint64], weight: float) -> list[tuple[int, BlockSummary]]:
-        """The same for a section with fractions, which are so fine that nothing is rounded at random."""
+    def split_to(
+        self, part: FieldSection, words: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+    ) -> list[tuple[int, BlockSummary]]:
+        """The same for a section with fractions."""
         factors = self._factors(part, weight)
         whole, fractions = split_words(words, part.fields)
         buffer, found = np.empty(BLOCK_FIELDS, np.float32), []
@@ -347,7 +349,13 @@ class _Update:
                 place = slice(span.place, span.place + span.size)
                 factor = factors[span.index]
                 clipped = split(
-                    delta, factor, part.levels, part.fraction_bits, whole=whole[place], fractions=fractions[place]
+                    delta,
+                    factor,
+                    part.levels,
+                    part.fraction_bits,
+                    randomness=randomness,
+                    whole=whole[place],
+                    fractions=fractions[place],
                 )
                 found.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
         return found

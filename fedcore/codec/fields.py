@@ -103,6 +103,8 @@ def padding(words: NDArray[np.uint64], field_bits: int, count: int) -> int:
 
 
 KEY_BYTES = 32
+_BLUR = 2.0**-25
+"""By how much of itself a value that has a fraction is moved at random: by half of that at most, either way."""
 _RANDOM_BITS = 16
 _ONE = 1 << _RANDOM_BITS
 _BINADE = 2.0 ** (52 - _RANDOM_BITS)
@@ -243,16 +245,22 @@ def split(
     levels: int,
     fraction_bits: int,
     *,
+    randomness: Callable[[int], bytes],
     whole: NDArray[np.uint64],
     fractions: NDArray[np.uint32],
 ) -> int:
     """Write values * factor, clipped to [-L, L], as whole steps offset by L, and the rest in units of 2^-fraction_bits.
 
-    All arrays are [m]. Rounded to nearest, which is exact for as many bits as a float64 has. Returns how many were
-    clipped.
+    All arrays are [m]; `randomness(k)` returns k secret random bytes. Returns how many were clipped.
+
+    Units are finer than float32 by far, so a sum of such values would be exact. If one client's value is so much larger
+    than another's that float32 has no digits of it there, the low digits of an exact sum are those of the smaller one.
+    So each value is moved at random, by less than float32 rounds off, and the low digits are noise.
     """
     scaled = np.multiply(values, factor, dtype=np.float64)
     clipped = int(np.count_nonzero(np.abs(scaled) > levels))
+    drawn = np.frombuffer(randomness(8 * values.size), np.uint64).astype(np.float64)
+    scaled *= 1 + (np.ldexp(drawn, -64) - 0.5) * _BLUR
     np.clip(scaled, -levels, levels, out=scaled)
     steps = np.floor(scaled)
     np.add(steps.astype(np.int64), levels, out=whole.view(np.int64))

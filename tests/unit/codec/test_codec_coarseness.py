@@ -9,6 +9,7 @@ import pytest
 from support.privacy import seeded
 
 from fedcore.codec import CodecSettings, Decoded, Encoding, ScaleTrack, decode, encode
+from fedcore.codec.fields import split_words
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
 
@@ -88,6 +89,26 @@ def test_whole_numbers_in_small_float_tensors_are_exact() -> None:
     assert decoded.state is not None
     assert decoded.state["step"].tolist() == [16.0]
     np.testing.assert_allclose(decoded.state["second"], 1e-3, rtol=1e-3)
+
+
+def test_the_low_digits_of_a_sum_are_not_those_of_its_smallest_term() -> None:
+    """One client's value is so much larger that float32 has no digit of it where another's has all of its own."""
+    size, large_one, small_one = 200, 2.0**20, 3 * 2.0**-12
+    spacing = 2.0**-3  # of float32 at the large one
+    base = ModelState.from_arrays({"variance": np.zeros(size, np.float32)})
+    encoding = Encoding(
+        settings=CodecSettings(w_max=64), layout=base.layout, n_max=2, field_bits=16, scales=(2.0**21,), metrics=()
+    )
+    total = np.zeros(encoding.words, np.uint64)
+    for number, value in enumerate((large_one, small_one)):
+        local = ModelState.from_arrays({"variance": np.full(size, value, np.float32)})
+        total += encode(encoding, base=base, local=local, examples=64, metrics={}, randomness=seeded(number)).words
+    whole, fractions = (part.tolist() for part in split_words(total[encoding.sections["small"]], size))
+    offset, bits = 2 * encoding.levels_of(0), encoding.fraction_bits
+    exact = [(steps - offset << bits) + rest for steps, rest in zip(whole, fractions, strict=True)]
+    low = np.array([one % round(spacing / encoding.step(0)) * encoding.step(0) for one in exact])
+    assert np.count_nonzero(np.abs(low - small_one) < small_one / 100) < size / 10
+    assert len(set(low)) == size
 
 
 @pytest.mark.parametrize("steps", [0.01, 0.1, 0.4])
