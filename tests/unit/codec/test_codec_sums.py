@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fedcore.codec import (
     CodecSettings,
     Decoded,
     Encoding,
+    coarseness,
     decode,
     encode,
     first_encoding,
@@ -195,7 +197,8 @@ def test_sums_stay_within_the_stated_bound(case: tuple[int, int, list[list[float
     encoding = Encoding(
         settings=CodecSettings(w_max=1000), layout=base.layout, n_max=n_max, field_bits=bits, scales=(1.01,)
     )
-    decoded = run_round(encoding, base, locals_, examples)
+    with patch.object(coarseness, "MOST_ROUNDING", math.inf):  # what is mostly rounding keeps the bound, too
+        decoded = run_round(encoding, base, locals_, examples)
     assert_within_bound(encoding, base, locals_, examples, decoded)
 
 
