@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fedcore.attempts import Attempts, attempt_ended
+from fedcore.attempts import Attempts
 from fedcore.buffered import WorkBook, buffer_size
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, StageProgress
 from fedcore.exchange import make_work
 from fedcore.wire import Buffer, Task, Version, WorkIn, WorkState
-from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
 from server_app.runs.secure_exchanges import Chosen, SecureExchanges, SecureRequest
 
@@ -83,28 +82,16 @@ class BufferedExchanges:
                 self.sums.note_success(task, end)
                 return task.exchange
             error = end.failure.error()
-            free, seconds = bool(end.blamed), end.usage.seconds
-            again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
-            again = again and end.common is None
+            again = run.goes_on(attempts, task, end, error)
             if named is not None and attempts.same is None:
                 self._come_to_nothing(task, named.clients)
                 named = None
             elif end.survivors:
                 named = _Named(task, tuple(sorted(end.survivors)))
-            run.event_log.add(
-                attempt_ended(
-                    error,
-                    str(error),
-                    task.exchange,
-                    task.server_round,
-                    len(end.survivors),
-                    again=again,
-                    traffic=run.traffic(end.usage),
-                )
-            )
+            run.note_attempt(task, end, error, again=again)
+            last = run.explain(task, end, error)
             if not again:
-                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
-            last = explain(error, end, task, run.plan.settings, run.services.names)
+                raise RoundFailed(last) from error
         raise AssertionError("there is always another number")
 
     # --- versions -------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from fedcore.wire import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.ending import ExchangeEnd
-from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
 from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest, announce
 from server_app.storage.tables import ExchangeRow
@@ -88,7 +87,7 @@ class GroupedExchanges:
             again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
             self._note_failure(task, end.failure.reason, end.usage, retry=again)
             if not again:
-                raise RoundFailed(explain(error, end, task, settings, run.services.names)) from error
+                raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
     async def _draw_once(self, asked: SecureRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
@@ -138,10 +137,8 @@ class GroupedExchanges:
                 return _Sum(task, end)
             await run.close(task, end)
             failure = end.failure.error()
-            reason = explain(failure, end, task, run.plan.settings, run.services.names)
-            free, seconds = bool(end.blamed), end.usage.seconds
-            again = attempts.go_on(failure, task.cohort, end.survivors, free=free, seconds=seconds)
-            again = again and end.common is None
+            reason = run.explain(task, end, failure)
+            again = run.goes_on(attempts, task, end, failure)
             run.note_group_end(task, end, reason=str(failure), retry=again)
             if not again:
                 return _NoSum(part.group.number, reason)

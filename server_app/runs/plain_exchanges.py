@@ -15,7 +15,6 @@ from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange
 from server_app.runs.app_messages import PlainAsked
-from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -60,7 +59,7 @@ class PlainExchanges:
                 )
             )
             if not again:
-                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
+                raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
     async def _attempt(self, request: PlainRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.attempts import Attempts, Traffic
+from fedcore.attempts import Attempts, Traffic, attempt_ended
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.groups import groups_in
@@ -23,6 +23,7 @@ from server_app.exchanges.exchange import Exchange
 from server_app.runs.cohort import CohortSelection
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
+from server_app.runs.reasons import explain
 from server_app.runs.run_files import RunFiles
 from server_app.runs.run_state import RunState
 from server_app.services import Services
@@ -69,6 +70,31 @@ class RunContext:
         """Before a new attempt: none begins at once after one that failed at once."""
         jitter = random.random()  # noqa: S311 - no secret
         await asyncio.sleep(attempts.pause(self.services.settings.retry_seconds, jitter))
+
+    @staticmethod
+    def goes_on(attempts: Attempts, task: Task, end: ExchangeEnd, error: RoundFailed) -> bool:
+        """Whether there is another attempt at a sum after one that ended with `error`."""
+        free, seconds = bool(end.blamed), end.usage.seconds
+        again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
+        return again and end.common is None
+
+    def note_attempt(self, task: Task, end: ExchangeEnd, error: RoundFailed, *, again: bool) -> None:
+        """Say what came of an attempt at a sum that ended with `error`."""
+        self.event_log.add(
+            attempt_ended(
+                error,
+                str(error),
+                task.exchange,
+                task.server_round,
+                len(end.survivors),
+                again=again,
+                traffic=self.traffic(end.usage),
+            )
+        )
+
+    def explain(self, task: Task, end: ExchangeEnd, error: RoundFailed) -> str:
+        """Why an exchange gave nothing, as an operator reads it."""
+        return explain(error, end, task, self.plan.settings, self.services.names)
 
     async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeEnd:
         """Lead an exchange to its end, from where `row` says that it is."""

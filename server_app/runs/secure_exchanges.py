@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcore.attempts import Attempts, attempt_ended
+from fedcore.attempts import Attempts
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import RoundFailed
 from fedcore.exchange import ExchangeRequest, make_task
@@ -20,7 +20,6 @@ from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.downloads import Sent
-from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -116,22 +115,10 @@ class SecureExchanges:
                 self.note_success(task, end)
                 return task.exchange
             error = end.failure.error()
-            free, seconds = bool(end.blamed), end.usage.seconds
-            again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
-            again = again and end.common is None
-            run.event_log.add(
-                attempt_ended(
-                    error,
-                    str(error),
-                    task.exchange,
-                    task.server_round,
-                    len(end.survivors),
-                    again=again,
-                    traffic=run.traffic(end.usage),
-                )
-            )
+            again = run.goes_on(attempts, task, end, error)
+            run.note_attempt(task, end, error, again=again)
             if not again:
-                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
+                raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
     def attempts(self) -> Attempts:
