@@ -50,9 +50,18 @@ from typing import Any, ClassVar
 
 
 class FedcoreError(Exception):
-    """Base of every error that fedcore raises on purpose."""
+    """Base of every error that fedcore raises on purpose.
+
+    check: a short fixed name of the reason, where one type is raised for several; sentences change, this does not.
+    """
 
     exit_code: ClassVar[int] = 1
+    check: str = ""
+
+    def __init__(self, *args: object, check: str = "") -> None:
+        super().__init__(*args)
+        if check:
+            self.check = check
 
 
 class UsageError(FedcoreError):
@@ -181,7 +190,7 @@ class CohortTooSmall(RoundFailed):
 class CohortBelowMinimum(RoundFailed):
     """A strategy asks fewer clients than their policies demand of a sum; the same again would end alike."""
 
-    check: ClassVar[str] = "cohort-below-minimum"
+    check = "cohort-below-minimum"
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"{self.check}: {detail}")
@@ -283,7 +292,7 @@ class BudgetSpent(FedcoreError):
     """One more exchange would exceed the privacy budget; the run ends with the model that it has."""
 
     exit_code: ClassVar[int] = 6
-    check: ClassVar[str] = "privacy-budget"
+    check = "privacy-budget"
 
 
 class EnoughFound(FedcoreError):

@@ -32,7 +32,7 @@ PEER_LOST: Final = "peer-lost"
 class AppFailed(AppError):
     """The app's own code raised on `rank`. `traceback` is for the client's own log and never leaves the machine."""
 
-    check: Final = RANK_EXCEPTION
+    check = RANK_EXCEPTION
 
     def __init__(self, traceback: str, *, rank: int = 0) -> None:
         lines = traceback.strip().splitlines() or ["an error without a text"]

@@ -73,7 +73,7 @@ class Rejection(PeerError):
     """A request that the server answers with a problem document of a given kind."""
 
     def __init__(self, kind: ProblemKind, detail: str, *, status: int | None = None, **members: str) -> None:
-        super().__init__(detail)
+        super().__init__(detail, check=members.get("check", ""))
         self.kind = kind
         self.detail = detail
         self.status = status if status is not None else STATUS[kind][0]

@@ -58,6 +58,9 @@ class Failure(AssertionError):
         self.response = response
         self.problem = ProblemDocument.model_validate_json(response.content)
         super().__init__(f"{response.status_code} {self.problem.kind}: {self.problem.detail}")
+        self.status = response.status_code
+        self.kind = self.problem.kind
+        self.check = (self.problem.model_extra or {}).get("check", "")
 
 
 @dataclass
