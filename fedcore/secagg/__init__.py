@@ -15,8 +15,8 @@ happens once. A message that is repeated word for word gets the same answer; any
 
 `ClientSession` and `ServerRound` are the two state machines. Their legal transitions are one table (`transitions`); a
 message that fails a check raises ProtocolViolation under one of the fixed names in `checks` and leaves the state as it
-was. There is no input or output here: only `fedcore.errors`, NumPy and `cryptography` are imported, randomness is an
-argument, and there is no clock. So the server, the client and the simulator all run the very same code.
+was. There is no input or output here: only `fedcore.errors`, NumPy, `cryptography` and PyNaCl are imported,
+randomness is an argument, and there is no clock. So the server, the client and the simulator all run the same code.
 """
 
 from fedcore.secagg.agreement import Agreement, BothEnds, Exchange

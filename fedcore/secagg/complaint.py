@@ -30,13 +30,11 @@ from fedcore.secagg.agreement import MLKEM_SEED_BYTES, Agreement, KeyPair
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.dealing import fault_in, split_parcel
 from fedcore.secagg.domain import HASH_BYTES, Usage, tagged_hash
-from fedcore.secagg.edwards import Point
 from fedcore.secagg.keys import KEY_BYTES, Randomness, draw
 from fedcore.secagg.messages import Advertisement
 from fedcore.secagg.parameters import MAX_ID
 
-PROOF_BYTES = HASH_BYTES + edwards.POINT_BYTES
-_COFACTOR = 8
+PROOF_BYTES = HASH_BYTES + edwards.SCALAR_BYTES
 # 256 bits more than the order has: the remainder is uniform for all that anybody can tell.
 _NONCE_BYTES = 64
 
@@ -120,7 +118,7 @@ def complain(case: Case, part: Part, pair: KeyPair, randomness: Randomness) -> C
     ids = case.complainant.client_id, case.accused.client_id
     if peer is None:
         return Complaint(*ids, part, bytes(KEY_BYTES), bytes(PROOF_BYTES), seed.reveal())
-    shared, proof = _prove(case, part, _clamped(private.reveal()), peer, randomness)
+    shared, proof = _prove(case, part, private.reveal(), peer, randomness)
     return Complaint(*ids, part, shared, proof, seed.reveal())
 
 
@@ -159,33 +157,29 @@ def _fault(case: Case, part: Part, text: bytes | None) -> Fault | None:
     return None if wrong is None else Fault.INCONSISTENT_DEALING
 
 
-def _prove(case: Case, part: Part, private: int, peer: Point, randomness: Randomness) -> tuple[bytes, bytes]:
-    """X and the proof; `private` is the complainant's clamped X25519 key."""
-    agreed, scalar = edwards.multiply(private, peer), private % edwards.ORDER
-    if edwards.is_odd(edwards.multiply(private, edwards.BASE)):  # then the point that `lift` takes is the inverse
-        agreed, scalar = edwards.negate(agreed), -scalar % edwards.ORDER
-    nonce = int.from_bytes(draw(randomness, _NONCE_BYTES), "little") % edwards.ORDER
-    bases = _cleared(edwards.BASE), _cleared(peer)
-    shared = edwards.encode(agreed)
+def _prove(case: Case, part: Part, private: bytes, peer: bytes, randomness: Randomness) -> tuple[bytes, bytes]:
+    """X and the proof; `private` is the complainant's X25519 key."""
+    scalar, own = edwards.scalar_and_point(private)
+    if edwards.is_odd(own):  # then the point that `lift` takes is the inverse
+        scalar = edwards.negate_scalar(scalar)
+    shared = edwards.agree(scalar, peer)
+    nonce = edwards.reduce(draw(randomness, _NONCE_BYTES))
+    bases = edwards.clear_cofactor(edwards.BASE), edwards.clear_cofactor(peer)
     challenge = _challenge(case, part, shared, [edwards.multiply(nonce, base) for base in bases])
-    response = (nonce + int.from_bytes(challenge, "little") * scalar) % edwards.ORDER
-    return shared, challenge + response.to_bytes(edwards.POINT_BYTES, "little")
+    return shared, challenge + edwards.multiply_add(edwards.reduce(challenge), scalar, nonce)
 
 
-def _proven(complaint: Complaint, case: Case, peer: Point) -> bytes | None:
+def _proven(complaint: Complaint, case: Case, peer: bytes) -> bytes | None:
     """X25519's secret of the two, 32 bytes, where the proof holds for it."""
-    own = edwards.lift(complaint.part.key_of(case.complainant)[:KEY_BYTES])
-    agreed = edwards.decode(complaint.shared)
-    response = int.from_bytes(complaint.proof[HASH_BYTES:], "little")
-    if own is None or agreed is None or response >= edwards.ORDER:
+    own, agreed = edwards.lift(complaint.part.key_of(case.complainant)[:KEY_BYTES]), complaint.shared
+    challenge, response = complaint.proof[:HASH_BYTES], complaint.proof[HASH_BYTES:]
+    if own is None or not edwards.is_in_subgroup(agreed) or edwards.reduce(response) != response:
         return None
-    if not edwards.is_identity(edwards.multiply(edwards.ORDER, agreed)):
-        return None
-    challenge = complaint.proof[:HASH_BYTES]
-    factor = int.from_bytes(challenge, "little") % edwards.ORDER
+    factor = edwards.reduce(challenge)
     commitments = [
-        edwards.add(
-            edwards.multiply(response, _cleared(base)), edwards.negate(edwards.multiply(factor, _cleared(image)))
+        edwards.subtract(
+            edwards.multiply(response, edwards.clear_cofactor(base)),
+            edwards.multiply(factor, edwards.clear_cofactor(image)),
         )
         for base, image in ((edwards.BASE, own), (peer, agreed))
     ]
@@ -193,7 +187,7 @@ def _proven(complaint: Complaint, case: Case, peer: Point) -> bytes | None:
     return edwards.to_u(agreed) if hmac.compare_digest(challenge, expected) else None
 
 
-def _challenge(case: Case, part: Part, shared: bytes, commitments: list[Point]) -> bytes:
+def _challenge(case: Case, part: Part, shared: bytes, commitments: list[bytes]) -> bytes:
     """H("complaint", ctx, L1, complainant, accused, part, both public keys, X, the nonce times both bases)."""
     return tagged_hash(
         Usage.COMPLAINT,
@@ -205,16 +199,5 @@ def _challenge(case: Case, part: Part, shared: bytes, commitments: list[Point]) 
         part.key_of(case.complainant),
         part.key_of(case.accused),
         shared,
-        *map(edwards.encode, commitments),
+        *commitments,
     )
-
-
-def _cleared(point: Point) -> Point:
-    """Eight times the point, in which nothing of small order is left."""
-    return edwards.multiply(_COFACTOR, point)
-
-
-def _clamped(private: bytes) -> int:
-    """An X25519 private key as the number that it stands for (RFC 7748, section 5)."""
-    number = int.from_bytes(private, "little")
-    return number & ~7 & (2**255 - 1) | 2**254

@@ -1,115 +1,98 @@
-"""The curve of X25519 in its Edwards form, where points can be added: what proofs about an agreement need.
+"""Points of X25519's curve in its Edwards form, by libsodium: what proofs about an agreement need.
 
-X25519 knows only u-coordinates (RFC 7748); a proof that an agreed secret is right adds points. Formulas, encoding and
-base point are those of edwards25519 (RFC 8032, section 5.1), the map between the two forms is that of RFC 7748,
-section 4.1. `lift` leaves open which of the two points over a u-coordinate is meant and takes the one of even x.
+X25519 knows only u-coordinates (RFC 7748); a proof that an agreed secret is right adds points. A point here is the
+32 bytes of RFC 8032, section 5.1.2, a scalar 32 bytes in little-endian order. libsodium does all arithmetic with both,
+in constant time. It multiplies only points in the subgroup of the base point, and never gives the identity.
 
-Python's integers do not take constant time. That is acceptable here: this runs only when a client leaves a round with a
-complaint, on a machine where nobody else measures; the private key that it handles served for that one round, and the
-proof's nonce is drawn afresh and used once.
+What libsodium lacks is the way from a u-coordinate to a point (RFC 7748, section 4.1): one division in the field, of a
+public key. `lift` leaves open which of the two points over a u-coordinate is meant and takes the one of even x.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from nacl import bindings
+from nacl.exceptions import RuntimeError as NotOnCurve
 
-PRIME = 2**255 - 19
-ORDER = 2**252 + 27742317777372353535851937790883648493
-"""Of the base point; the curve has eight times as many points."""
 POINT_BYTES = 32
+SCALAR_BYTES = 32
+IDENTITY = (1).to_bytes(POINT_BYTES, "little")
+BASE = bindings.crypto_scalarmult_ed25519_base_noclamp((1).to_bytes(SCALAR_BYTES, "little"))
+"""The generator of the subgroup of prime order: X25519's u = 9."""
 
-_D = -121665 * pow(121666, -1, PRIME) % PRIME
-_ROOT_OF_MINUS_ONE = pow(2, (PRIME - 1) // 4, PRIME)
-
-
-class Point(NamedTuple):
-    """A point in extended coordinates: x = X / Z, y = Y / Z, x y = T / Z."""
-
-    x: int
-    y: int
-    z: int
-    t: int
+_PRIME = 2**255 - 19
+_WIDE_BYTES = 64
+_EIGHTH = bindings.crypto_core_ed25519_scalar_invert((8).to_bytes(SCALAR_BYTES, "little"))
 
 
-IDENTITY = Point(0, 1, 1, 0)
-
-
-def add(one: Point, two: Point) -> Point:
-    """The sum of any two points, equal ones too (RFC 8032, section 5.1.4)."""
-    a = (one.y - one.x) * (two.y - two.x) % PRIME
-    b = (one.y + one.x) * (two.y + two.x) % PRIME
-    c = 2 * one.t * two.t * _D % PRIME
-    d = 2 * one.z * two.z % PRIME
-    e, f, g, h = b - a, d - c, d + c, b + a
-    return Point(e * f % PRIME, g * h % PRIME, f * g % PRIME, e * h % PRIME)
-
-
-def negate(point: Point) -> Point:
-    """The inverse."""
-    return Point(-point.x % PRIME, point.y, point.z, -point.t % PRIME)
-
-
-def multiply(factor: int, point: Point) -> Point:
-    """`factor` >= 0 times a point."""
-    total = IDENTITY
-    while factor:
-        if factor & 1:
-            total = add(total, point)
-        point, factor = add(point, point), factor >> 1
-    return total
-
-
-def is_identity(point: Point) -> bool:
-    """Whether adding the point changes nothing."""
-    return point.x == 0 and point.y == point.z
-
-
-def is_odd(point: Point) -> bool:
-    """Whether x is odd, of the two points over one u-coordinate the one that `lift` does not take."""
-    return bool(point.x * pow(point.z, -1, PRIME) % PRIME & 1)
-
-
-def encode(point: Point) -> bytes:
-    """32 bytes: y, and the lowest bit of x on top."""
-    y = point.y * pow(point.z, -1, PRIME) % PRIME
-    return (y | is_odd(point) << 255).to_bytes(POINT_BYTES, "little")
-
-
-def decode(raw: bytes) -> Point | None:
-    """The inverse of `encode`; None for what it never gives."""
-    number = int.from_bytes(raw, "little")
-    return _from_y(number % 2**255, odd=bool(number >> 255))
-
-
-def lift(u: bytes) -> Point | None:
+def lift(u: bytes) -> bytes | None:
     """The point with an even x over an X25519 public key (32 bytes); None where it is one of the curve's twist."""
-    coordinate = int.from_bytes(u, "little") % 2**255 % PRIME
-    if coordinate == PRIME - 1:
+    coordinate = int.from_bytes(u, "little") % 2**255 % _PRIME
+    if coordinate == _PRIME - 1:
         return None
-    return _from_y((coordinate - 1) * pow(coordinate + 1, -1, PRIME) % PRIME, odd=False)
-
-
-def to_u(point: Point) -> bytes:
-    """The u-coordinate as X25519 gives it, 32 bytes; zero for the identity."""
-    u = (point.z + point.y) * pow(point.z - point.y, PRIME - 2, PRIME) % PRIME
-    return u.to_bytes(POINT_BYTES, "little")
-
-
-def _from_y(y: int, *, odd: bool) -> Point | None:
-    """The point of this y and sign of x; after RFC 8032, section 5.1.3."""
-    if y >= PRIME:
+    y = (coordinate - 1) * pow(coordinate + 1, -1, _PRIME) % _PRIME
+    point = y.to_bytes(POINT_BYTES, "little")
+    try:
+        bindings.crypto_core_ed25519_add(point, IDENTITY)
+    except NotOnCurve:
         return None
-    square = (y * y - 1) * pow(_D * y * y + 1, -1, PRIME) % PRIME
-    x = pow(square, (PRIME + 3) // 8, PRIME)
-    if (x * x - square) % PRIME:
-        x = x * _ROOT_OF_MINUS_ONE % PRIME
-    if (x * x - square) % PRIME or (odd and x == 0):
-        return None
-    x = -x % PRIME if x & 1 != odd else x
-    return Point(x, y, 1, x * y % PRIME)
+    return point
 
 
-_BASE_X = 15112221349535400772501151409588531511454012693041857206046113283949847762202
-_BASE_Y = 4 * pow(5, -1, PRIME) % PRIME
-BASE = Point(_BASE_X, _BASE_Y, 1, _BASE_X * _BASE_Y % PRIME)
-"""The generator, of order `ORDER`: X25519's u = 9."""
+def to_u(point: bytes) -> bytes:
+    """The u-coordinate of a point of the subgroup as X25519 gives it, 32 bytes; zero for the identity."""
+    return bytes(POINT_BYTES) if point == IDENTITY else bindings.crypto_sign_ed25519_pk_to_curve25519(point)
+
+
+def is_in_subgroup(point: bytes) -> bool:
+    """Whether any 32 bytes are the one encoding of a multiple of the base point."""
+    return point == IDENTITY or bindings.crypto_core_ed25519_is_valid_point(point)
+
+
+def subtract(one: bytes, two: bytes) -> bytes:
+    """The difference of two points."""
+    return bindings.crypto_core_ed25519_sub(one, two)
+
+
+def clear_cofactor(point: bytes) -> bytes:
+    """Eight times any point of the curve, which lies in the subgroup."""
+    for _ in range(3):
+        point = bindings.crypto_core_ed25519_add(point, point)
+    return point
+
+
+def multiply(scalar: bytes, point: bytes) -> bytes:
+    """The multiple of a point of the subgroup by a scalar that `reduce` or an operation on scalars gave."""
+    if point == IDENTITY or bindings.sodium_memcmp(scalar, bytes(SCALAR_BYTES)):
+        return IDENTITY
+    return bindings.crypto_scalarmult_ed25519_noclamp(scalar, point)
+
+
+def agree(scalar: bytes, point: bytes) -> bytes:
+    """The multiple of any point by a multiple of eight, as X25519's keys are, given modulo the subgroup's order."""
+    return multiply(bindings.crypto_core_ed25519_scalar_mul(scalar, _EIGHTH), clear_cofactor(point))
+
+
+def scalar_and_point(private: bytes) -> tuple[bytes, bytes]:
+    """An X25519 private key as a scalar (RFC 7748, section 5), and the point that is this multiple of the base."""
+    clamped = bytes([private[0] & 248, *private[1:31], private[31] & 127 | 64])
+    return reduce(clamped), bindings.crypto_scalarmult_ed25519_base(private)
+
+
+def is_odd(point: bytes) -> bool:
+    """Whether x is odd, of the two points over one u-coordinate the one that `lift` does not take."""
+    return bool(point[-1] >> 7)
+
+
+def reduce(number: bytes) -> bytes:
+    """A number of up to 64 bytes as a scalar: modulo the order of the subgroup."""
+    return bindings.crypto_core_ed25519_scalar_reduce(number.ljust(_WIDE_BYTES, b"\0"))
+
+
+def negate_scalar(scalar: bytes) -> bytes:
+    """The scalar whose sum with this one is zero."""
+    return bindings.crypto_core_ed25519_scalar_negate(scalar)
+
+
+def multiply_add(one: bytes, two: bytes, three: bytes) -> bytes:
+    """One times two, plus three, of scalars."""
+    return bindings.crypto_core_ed25519_scalar_add(bindings.crypto_core_ed25519_scalar_mul(one, two), three)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from nacl import bindings
+from support import curve
 
 from fedcore.errors import IllegalTransition, ProtocolViolation, UsageError
 from fedcore.secagg import Agreement, ClientState, Complaint, Fault, Part, Secret, complaint, dealing, edwards, schedule
@@ -196,7 +197,7 @@ def test_a_proof_with_any_part_altered_convicts_its_sender(make_rig, drbg, guilt
     bad = [
         *(_altered(said, "shared", place) for place in (0, 31)),
         *(_altered(said, "proof", place) for place in (0, 31, 32, 63)),
-        dataclasses.replace(said, shared=edwards.encode(edwards.negate(edwards.decode(said.shared)))),
+        dataclasses.replace(said, shared=edwards.subtract(edwards.IDENTITY, said.shared)),
         dataclasses.replace(said, proof=said.proof[:32] + _plus_order(said.proof[32:])),
         dataclasses.replace(said, part=Part.PAIR_SECRET),
         dataclasses.replace(said, shared=bytes(32), proof=bytes(64)),
@@ -221,7 +222,7 @@ def test_the_seed_of_another_mlkem_pair_convicts_its_sender(make_rig, drbg):
 
 def _plus_order(response):
     """The same number modulo the order: accepted, a proof could be sent in two forms."""
-    return (int.from_bytes(response, "little") + edwards.ORDER).to_bytes(32, "little")
+    return (int.from_bytes(response, "little") + curve.CURVE_ORDER).to_bytes(32, "little")
 
 
 def test_a_complaint_of_a_stranger_or_of_what_was_never_sealed(make_rig):
@@ -283,9 +284,6 @@ def test_a_dealer_that_did_not_sign_is_to_blame_and_nobody_complains(make_rig):
 
 # Points that no honest client makes
 
-TORSION = edwards.decode(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"))
-"""A point of order eight (RFC 9496's test of low order encodings lists it)."""
-
 
 class _Two:
     """A dealer and a receiver with keys of a test's choice; `key_of` gives a public key from its private one."""
@@ -315,7 +313,7 @@ class _Two:
 
 def _public(private, adds):
     raw = private.public_key().public_bytes_raw()
-    return raw if adds is None else edwards.to_u(edwards.add(edwards.lift(raw), adds))
+    return raw if adds is None else curve.to_u(curve.added(curve.lifted(raw), adds))
 
 
 def _exchange(private, public):
@@ -325,7 +323,7 @@ def _exchange(private, public):
 @pytest.mark.parametrize("order", [2, 4, 8])
 def test_a_small_order_added_to_the_dealers_key_saves_nobody(make_rig, drbg, order):
     """The receiver's key is a multiple of eight, so that the point of small order falls out of what is agreed."""
-    two = _Two(make_rig(3), dealer_adds=edwards.multiply(8 // order, TORSION))
+    two = _Two(make_rig(3), dealer_adds=curve.of_order(order))
     agreed = _exchange(two.receiver, two.publics[0])
     for text, fault in ((bytes(66), Fault.FALSE_COMPLAINT), (b"\xff" * 66, Fault.INCONSISTENT_DEALING)):
         case = two.case(text, agreed)
@@ -336,9 +334,21 @@ def test_a_small_order_added_to_the_dealers_key_saves_nobody(make_rig, drbg, ord
 
 
 @pytest.mark.parametrize("order", [2, 4, 8])
+def test_with_a_dealers_key_of_small_order_the_agreed_secret_is_zero(make_rig, drbg, order):
+    """Such keys are refused before anything is sealed; a judge that sees one all the same convicts by the text."""
+    two = _Two(make_rig(3))
+    two.publics = (curve.to_u(curve.of_order(order)), two.publics[1])
+    for text, fault in ((bytes(66), Fault.FALSE_COMPLAINT), (b"\xff" * 66, Fault.INCONSISTENT_DEALING)):
+        case = two.case(text, bytes(32))
+        said = complaint.complain(case, Part.SHARES, two.pair, drbg("proof"))
+        assert said.shared == edwards.IDENTITY
+        assert complaint.judge(said, case).fault is fault
+
+
+@pytest.mark.parametrize("order", [2, 4, 8])
 def test_a_small_order_added_by_the_complainant_convicts_no_dealer(make_rig, drbg, order):
     """To its public key, or to what it discloses: another point gives another key, under which nothing opens."""
-    torsion = edwards.multiply(8 // order, TORSION)
+    torsion = curve.of_order(order)
     for adds in (None, torsion):
         two = _Two(make_rig(3), receiver_adds=adds)
         case = two.case(bytes(66), _exchange(two.dealer, two.publics[1]))
@@ -349,19 +359,19 @@ def test_a_small_order_added_by_the_complainant_convicts_no_dealer(make_rig, drb
 
 def _proof_with(case, two, adds, drbg):
     """A proof by somebody who adds a point to what it discloses, and tries both signs."""
-    private = complaint._clamped(two.receiver.private_bytes_raw())
-    lifted = edwards.lift(two.publics[1][:32])
-    straight = functools.partial(edwards.multiply, private)
-    odd = edwards.encode(edwards.multiply(8, lifted)) != edwards.encode(edwards.multiply(8, straight(edwards.BASE)))
-    peer = edwards.lift(two.publics[0])
-    scalar = -private % edwards.ORDER if odd else private % edwards.ORDER
-    shared = edwards.negate(straight(peer)) if odd else straight(peer)
-    raw = edwards.encode(shared if adds is None else edwards.add(shared, adds))
-    nonce = int.from_bytes(drbg("nonce")(64), "little") % edwards.ORDER
-    commitments = [edwards.multiply(nonce, complaint._cleared(base)) for base in (edwards.BASE, peer)]
+    scalar, _ = edwards.scalar_and_point(two.receiver.private_bytes_raw())
+    own, peer = (edwards.clear_cofactor(edwards.lift(public[:32])) for public in reversed(two.publics))
+    base = edwards.clear_cofactor(edwards.BASE)
+    if edwards.multiply(scalar, base) != own:
+        scalar = edwards.negate_scalar(scalar)
+    raw = edwards.agree(scalar, edwards.lift(two.publics[0]))
+    if adds is not None:
+        raw = bindings.crypto_core_ed25519_add(raw, curve.encoded(adds))
+    nonce = edwards.reduce(drbg("nonce")(64))
+    commitments = [edwards.multiply(nonce, point) for point in (base, peer)]
     challenge = complaint._challenge(case, Part.SHARES, raw, commitments)
-    response = (nonce + int.from_bytes(challenge, "little") * scalar) % edwards.ORDER
-    return Complaint(1, 2, Part.SHARES, raw, challenge + response.to_bytes(32, "little"), b"")
+    response = edwards.multiply_add(edwards.reduce(challenge), scalar, nonce)
+    return Complaint(1, 2, Part.SHARES, raw, challenge + response, b"")
 
 
 def test_a_key_on_the_twist_convicts_its_owner_whoever_is_asked(make_rig, drbg):
