@@ -2,7 +2,7 @@
 
     python benchmarks/codec_scales.py [--quick] [--json]
 
-Two attacks on cohorts of three, with the rule of scales and locks (docs/adr/0014 and 0021) and without. Neither knows
+Two attacks on cohorts of three, with the rule of scales and locks (docs/adr/0014) and without. Neither knows
 whose value is whose.
 
 A scan asks for one update at many scales. The sum of an element, as a function of the scale, has a kink where a

@@ -44,7 +44,7 @@ BARE, ONE_BY_ONE, AT_ONCE, POOL = (
 FLOWER, PLAIN, SECURE, RAY, PFL = "Flower", "fedcore plain", "fedcore secure", "fedcore plain, ray", "pfl-research"
 SECURE_CLIENTS, SECURE_PARAMETERS = 10_000, 100_000
 FLOOR_SECONDS: Final = 190
-"""Processor seconds of the primitives alone (docs/adr/0049-the-cryptography-of-thousands.md)."""
+"""Processor seconds of the primitives alone (benchmarks/results/decisions.md)."""
 
 Arms = Mapping[str, Mapping[str, Any]]
 

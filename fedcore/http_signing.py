@@ -10,7 +10,7 @@ what a signature is good for is bound to the federation by the key and to the ru
 
 The three fields are read by one grammar each, that of their canonical serialisation (RFC 8941) without escapes. What a
 general parser would read otherwise is refused, so the text that came is the text that was signed
-(docs/adr/0032-strangers-wait.md).
+(docs/adr/0032-rate-limits.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulation that goes on where it was killed: what its ServerApp asked for and was answered, kept on disk.
 
-As on a server (`server_app/runs/journal.py`, ADR 30) the ServerApp itself cannot be written down. It is started anew,
+As on a server (`server_app/runs/journal.py`, ADR 28) the ServerApp itself cannot be written down. It is started anew,
 and hears the same answers while it asks for the same; the first request without an answer is carried out. What else a
 run consists of (`kept`) is kept with each answer. An answer and all that goes with it is one file, put in its place in
 one rename: a process that is killed at any instant leaves it there or not.

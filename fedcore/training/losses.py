@@ -2,7 +2,7 @@
 
 A loss is a sum over examples, or one number for a whole batch. The first kind is the same however the examples are
 divided into batches, micro-batches and ranks; the second is not, and is declared (`over="batch"`), so that nothing
-divides its batches unseen (docs/adr/0027-own-loss-and-metrics.md).
+divides its batches unseen (docs/adr/0027-losses-metrics-algorithms.md).
 
 Shapes of the ready-made ones, n examples:
 

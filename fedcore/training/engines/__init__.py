@@ -2,7 +2,7 @@
 
 Whatever the engine, a step means the same: the gradient of the mean loss over the whole batch, clipped by its norm over
 the whole model, then one step of the optimizer. So a client's result does not depend on how many devices it has, but
-for rounding (docs/adr/0010-one-step-on-any-engine.md).
+for rounding (docs/adr/0010-engines-and-ranks.md).
 
     single, ddp    the whole model on each rank (Li et al. 2020, "PyTorch Distributed")       `replicated`
     fsdp, hsdp     parameters, gradients and optimizer state sharded (Zhao et al. 2023)       `fsdp`
