@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import typing
@@ -11,14 +12,25 @@ import pytest
 from support.doc_blocks import MARKERS, blocks
 from typer.testing import CliRunner
 
+from fedcore.admission.bounds import BOUNDS_TAG
 from fedcore.cli import app
+from fedcore.codec.encoding import ENCODING_TAG
+from fedcore.codec.private import PRIVATE_ENCODING_TAG
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.results import RunResult
 from fedcore.config import JobSettings
 from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.federation.policy_text import policy_text
-from fedcore.federation.roster import ROSTER_CHECKS
+from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
+from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
+from fedcore.forms import WIRE
 from fedcore.secagg.checks import Check, Fault
-from fedcore.wire import ProblemKind
+from fedcore.secagg.domain import Usage
+from fedcore.transcript.chain import HEAD_TAG
+from fedcore.transcript.records import RECORD_TAG
+from fedcore.wire import TASK_TAG, ProblemKind
+from server_app.storage.tables import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -43,6 +55,30 @@ def test_every_setting_is_documented_with_its_default() -> None:
         shown = row.group(1).split()[0].strip("`")
         plain = list(value) if isinstance(value, tuple) else value or '""' if isinstance(value, str) else value
         assert shown == (f"{plain:g}" if isinstance(plain, float) and plain < 1e6 else str(plain).removesuffix(".0"))
+
+
+def test_the_changelog_has_the_versions_of_all_forms() -> None:
+    table = dict(re.findall(r"^\| (.+) \| `(.+)` \|$", read("CHANGELOG.md"), re.MULTILINE))
+    assert table == {
+        "messages between server and client": str(WIRE),
+        "task": TASK_TAG,
+        "secure aggregation": Usage.CONTEXT.value,
+        "encoding": ENCODING_TAG,
+        "encoding with noise": PRIVATE_ENCODING_TAG,
+        "record of the transcript": RECORD_TAG,
+        "head of the transcript": HEAD_TAG,
+        "roster": ROSTER_TAG,
+        "request to join": REQUEST_TAG,
+        "admission": ADMISSION_TAG,
+        "bounds in the ledger": BOUNDS_TAG,
+        "the server's database": str(SCHEMA_VERSION),
+        "report of a comparison": default_of(Comparison, "schema"),
+        "one run in such a report": default_of(RunResult, "schema"),
+    }
+
+
+def default_of(kind: type, name: str) -> str:
+    return next(field.default for field in dataclasses.fields(kind) if field.name == name)
 
 
 def test_every_event_is_documented_with_its_keys() -> None:
