@@ -213,7 +213,7 @@ class Agent:
                 try:
                     task = await self._next_task()
                 except TooManyTensors as unread:
-                    await self._take(unread.task, unread)
+                    await self.take_part(unread.task, unread)
                     continue
                 except UnreadableTask as unread:
                     await self._decline(unread)
@@ -223,7 +223,7 @@ class Agent:
                         return
                     continue
                 if task is not None:
-                    await (self._take(task) if task.version is None else self._begin_work(task))
+                    await (self.take_part(task) if task.version is None else self._begin_work(task))
                     continue
                 if self._over:
                     await self._end_work()
@@ -268,7 +268,7 @@ class Agent:
             **query,
         )
 
-    async def _take(self, task: Task, unread: ProtocolViolation | None = None) -> None:
+    async def take_part(self, task: Task, unread: ProtocolViolation | None = None) -> None:
         """Take part in one exchange; whatever goes wrong in it, the agent goes on. unread: why it cannot be."""
         exchange_id = (task.run, task.exchange)
         self._seen = self._working_on = exchange_id

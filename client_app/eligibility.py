@@ -60,9 +60,13 @@ class Machine:
 
     The load is that since the reading before, the first one since the start. What our own processes use (this one and
     all that it started) is taken off. Where one of them has left the tree since, too little is, for one reading.
+
+    all_seconds: processor seconds of everybody, as `processor_seconds` reads them. own_seconds: those of our processes.
     """
 
     rules: EligibilityRules
+    all_seconds: Callable[[], tuple[float, float]] = field(default_factory=lambda: processor_seconds)
+    own_seconds: Callable[[], float] = field(default_factory=lambda: own_seconds)
     _busy: float = field(default=0.0, init=False)
     _capacity: float = field(default=0.0, init=False)
     _own: float = field(default=0.0, init=False)
@@ -82,8 +86,8 @@ class Machine:
 
     def _load(self) -> float:
         """The share of all cores that others used since the last call, in [0, 1]."""
-        busy, capacity = _processor_seconds()
-        own = _own_seconds()
+        busy, capacity = self.all_seconds()
+        own = self.own_seconds()
         others = (busy - self._busy) - max(own - self._own, 0.0)
         elapsed = capacity - self._capacity
         self._busy, self._capacity, self._own = busy, capacity, own
@@ -96,7 +100,7 @@ def _on_power() -> bool:
     return battery is None or bool(battery.power_plugged)
 
 
-def _processor_seconds() -> tuple[float, float]:
+def processor_seconds() -> tuple[float, float]:
     """Seconds that all cores were busy, and in all, since the machine started."""
     times = psutil.cpu_times()._asdict()
     # Linux counts the time of virtual machines in `user` already.
@@ -104,7 +108,7 @@ def _processor_seconds() -> tuple[float, float]:
     return capacity - times["idle"] - times.get("iowait", 0.0), capacity
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
     """Processor seconds of this process and all below it, those that have ended included."""
     here = psutil.Process()
     total = 0.0

@@ -97,7 +97,7 @@ async def _run_agent(options: Options) -> None:
             closing(open_traces(kit.traces, service="fedcore-client", instance=kit.name)) as traces,
         ):
             offers = Offers(state_dir)
-            bundle, settings = _approved(bundle, settings, kit, offers, output)
+            bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
             transport = Transport(
@@ -197,7 +197,7 @@ def _data_dir(named: Path | None) -> Path | None:
     return folder.resolve() if folder.is_dir() else None
 
 
-def _approved(
+def use_approved_app(
     bundle: AppBundle, settings: GroupSettings, kit: ClientKit, offers: Offers, output: Output
 ) -> tuple[AppBundle, GroupSettings]:
     """The app that the owner approved in place of the one that `--app` names, if there is one, and as it is said."""

@@ -190,7 +190,7 @@ class RankGroup(ABC):
         try:
             answer = await self._ask(request, Limit.of(task.seconds))
             if answer.trained:
-                await asyncio.to_thread(_take_over, made, out)
+                await asyncio.to_thread(take_new_model, made, out)
             return answer
         finally:
             made.unlink(missing_ok=True)
@@ -291,7 +291,7 @@ def check_app(answers: Sequence[FromRank], settings: GroupSettings) -> None:
         raise AppError(f"the copy of the app in {settings.app} was changed while the agent ran; restart the agent")
 
 
-def _take_over(made: Path, out: Path) -> None:
+def take_new_model(made: Path, out: Path) -> None:
     """Move what rank 0 wrote to where user code cannot change what it is; raises AppError, StorageFull.
 
     A link there would have the agent send a file that user code itself may not read.

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -36,8 +36,14 @@ _LAST_ANSWER_SECONDS: Final = 0.2
 """A line that a process wrote just before its end is already in the socket; its children may keep that open."""
 
 
+@dataclass(slots=True)
 class LocalGroup(RankGroup):
-    """`settings.ranks` processes on this machine."""
+    """`settings.ranks` processes on this machine.
+
+    start_rank: starts the process of a rank, as the function `start_rank` does.
+    """
+
+    start_rank: StartRank = field(default_factory=lambda: start_rank)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -49,7 +55,7 @@ class LocalGroup(RankGroup):
         return self.settings.ranks == 1 and isinstance(error, AppError | StorageFull)
 
     async def _launch(self) -> RunningRanks:
-        running = _LocalRanks()
+        running = _LocalRanks(self.start_rank)
         try:
             await running.begin(self.settings, self.private, self.output)
             check_app(await running.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
@@ -60,7 +66,7 @@ class LocalGroup(RankGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
+class RankProcess:
     """A running process, the connection to it, and the task that shows what it prints.
 
     The process leads a group of its own: Ctrl-C on the terminal reaches the agent alone, and ending the rank ends
@@ -121,11 +127,15 @@ class _Rank:
         await end(self.printing, within=PRINTING_SECONDS)
 
 
+StartRank = Callable[[int, dict[str, str], Sandbox, socket.socket | None, Output], Awaitable[RankProcess]]
+
+
 @dataclass(slots=True)
 class _LocalRanks:
     """Processes that were started together, one for each rank."""
 
-    ranks: list[_Rank] = field(default_factory=list)
+    start_rank: StartRank
+    ranks: list[RankProcess] = field(default_factory=list)
 
     async def begin(self, settings: GroupSettings, private: Path, output: Output) -> None:
         """Start the processes. Rank 0 gets the socket that its store listens on, so that nobody races for a port."""
@@ -134,7 +144,7 @@ class _LocalRanks:
             sandbox = settings.sandbox(private, alone=settings.alone)
             for number in range(settings.ranks):
                 listening = store if number == 0 and settings.ranks > 1 else None
-                self.ranks.append(await _spawn(number, shared, sandbox, listening, output))
+                self.ranks.append(await self.start_rank(number, shared, sandbox, listening, output))
 
     async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
@@ -193,9 +203,18 @@ def _environment(settings: GroupSettings, private: Path, port: int) -> dict[str,
     return shared
 
 
-async def _spawn(
+async def start_rank(
     number: int, shared: dict[str, str], sandbox: Sandbox, store: socket.socket | None, output: Output
-) -> _Rank:
+) -> RankProcess:
+    """Start a rank.
+
+    Args:
+        number: its rank in the group.
+        shared: what all ranks have in their environment.
+        sandbox: what it may read and write.
+        store: the socket that the group's store listens on; None for all but rank 0.
+        output: where what it prints is shown.
+    """
     inherited = [] if store is None else [store.fileno()]
     process, connection = await start_process(
         "client_app.ranks.rank",
@@ -208,4 +227,4 @@ async def _spawn(
     )
     assert process.stdout is not None  # noqa: S101 - it was started with a pipe
     printing = asyncio.create_task(relay(output, process.stdout))
-    return _Rank(number=number, process=process, connection=connection, printing=printing)
+    return RankProcess(number=number, process=process, connection=connection, printing=printing)

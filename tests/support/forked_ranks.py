@@ -19,7 +19,7 @@ from client_app.output import Output
 from client_app.ranks import rank as rank_module
 from client_app.ranks.group import relay
 from client_app.ranks.messages import FROM_RANK
-from client_app.ranks.supervisor import _Rank
+from client_app.ranks.supervisor import RankProcess
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox import Sandbox
 from support.forking import CONTEXT
@@ -54,8 +54,8 @@ class _Forked:
 
 async def spawn(
     number: int, shared: dict[str, str], sandbox: Sandbox, store: socket.socket | None, output: Output
-) -> _Rank:
-    """In place of `client_app.ranks.supervisor._spawn`; without the sandbox, which the fork server's threads miss."""
+) -> RankProcess:
+    """As `client_app.ranks.supervisor.start_rank`, but without the sandbox, which the fork server's threads miss."""
     del sandbox
     ours, theirs = socket.socketpair()
     shown, printed = socket.socketpair()
@@ -78,7 +78,7 @@ async def spawn(
         forked.kill()
         await printing
         raise
-    return _Rank(number=number, process=forked, connection=connection, printing=printing)
+    return RankProcess(number=number, process=forked, connection=connection, printing=printing)
 
 
 async def _show(output: Output, shown: socket.socket) -> None:

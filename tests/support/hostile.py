@@ -19,6 +19,7 @@ from fedcore.errors import ConflictingMessage, IllegalTransition, ProtocolViolat
 from fedcore.secagg import (
     Advertisement,
     ClientSession,
+    KeyShares,
     MaskTerm,
     SignatureSet,
     Survivors,
@@ -294,6 +295,13 @@ def _terms(session: ClientSession) -> tuple[MaskTerm, ...]:
         return tuple(session._masks())
     except AssertionError:
         return ()
+
+
+def sign_again(session: ClientSession, message: KeyShares) -> KeyShares:
+    """What a cheat deals, with the signature that makes it answer for it."""
+    assert session._transcript is not None
+    assert session._graph is not None
+    return session._signed(message, session._transcript, session._graph)
 
 
 def snapshot(machine: object) -> dict[str, Any]:

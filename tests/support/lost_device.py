@@ -24,6 +24,7 @@ class LostDevice:
     def __init__(self, fails_at: str, left: int = 0, *, streams: bool = False) -> None:
         self.fails_at, self.left, self.streams = fails_at, left, streams
         self.opened: list[DeviceVector] = []
+        self.given_back = 0
 
     def open(self, count: int) -> DeviceVector:
         self.call("open")
@@ -62,6 +63,7 @@ class _Vector(DeviceVector):
     def close(self) -> None:
         self._card.call("close")
         super().close()
+        self._card.given_back += 1
 
     def _add_streams(self, words: torch.Tensor, terms: Sequence[MaskTerm], offset: int, chunk_bytes: int) -> None:
         if self._card.streams:

@@ -43,6 +43,7 @@ from fedcore.wire import (
     WorkState,
 )
 
+from .hostile import sign_again
 from .messages import model_in, save_message
 
 POLL_SECONDS = 30.0
@@ -233,9 +234,7 @@ class Member:
         answer = CohortOut.model_validate_json(await self.get("cohort"))
         session = self._session
         honest = session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
-        assert session._transcript is not None
-        assert session._graph is not None
-        made = session._signed(change(honest), session._transcript, session._graph)
+        made = sign_again(session, change(honest))
         await self.put("key-shares", conversions.key_shares_to_wire(made))
 
     async def receive(self) -> None:

@@ -176,6 +176,8 @@ class Scripted:
     randomness: Randomness = os.urandom
     """What the peers draw from."""
     requests: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """The client's port in every request: another one is another connection."""
     heard: list[tuple[str, str, bytes]] = field(default_factory=list)
     """Method, path with query, and body of every request."""
     bodies: dict[str, bytes] = field(default_factory=dict)
@@ -241,6 +243,10 @@ class Scripted:
     def go_on(self, task: Task) -> None:
         """Offer one more exchange, after those that are in the transcript."""
         self.task = task.model_copy(update={"previous": self.head})
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Offer the same exchange as if it had never been."""
         self.decoded, self._round, self._polled = None, None, {}
 
     def keep_record(self) -> None:
@@ -381,6 +387,7 @@ class Scripted:
             route = f"part {route}"
         self.requests.append(f"{request.method} {route}")
         self.heard.append((request.method, _target(request), body))
+        self.lines.append(request.client.port if request.client else 0)
         try:
             self.authenticate(request, body)
         except Unauthorized as error:
@@ -582,16 +589,32 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture
+def retry() -> Retry:
+    """The client's patience; a test may parametrize it."""
+    return QUICK
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    """What the transport says of requests that it sends again."""
+    return []
+
+
+@pytest.fixture
 async def client(
     federation: FederationFolder,
     kits: dict[int, ClientKit],
     ledger: Ledger,
     tmp_path: Path,
     log: StringIO,
+    retry: Retry,
+    notices: list[str],
 ) -> AsyncIterator[Client]:
     """Client 1, with local work that takes no process."""
     kit = kits[1]
-    transport = Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
+    transport = Transport(
+        urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=retry, notice=notices.append
+    )
     with Transcript(tmp_path / "state", kit.roster) as transcript, KeptAnswer(tmp_path / "state") as kept:
         async with transport:
             yield Client(

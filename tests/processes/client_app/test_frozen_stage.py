@@ -13,7 +13,6 @@ from support.forked_ranks import spawn
 from support.rank_app import wait_until_gone
 
 from client_app.output import Output
-from client_app.ranks import supervisor
 from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import FedcoreError
@@ -100,7 +99,7 @@ def group_of(app: Path, ranks: int) -> LocalGroup:
         ranks=ranks,
         engine={"engine": "pp"} if ranks > 1 else {},
     )
-    return LocalGroup(settings, Output(name="client-1", stream=StringIO()))
+    return LocalGroup(settings, Output(name="client-1", stream=StringIO()), start_rank=spawn)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,8 @@ async def test_a_stage_without_anything_to_train(
     model: Path,
     make_task: Callable[..., Task],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(supervisor, "_spawn", spawn)
     found = {}
     for ranks in (1, 2):
         group, out = group_of(app, ranks), tmp_path / f"out-{ranks}"
@@ -145,11 +142,9 @@ async def test_what_one_rank_cannot_build_ends_the_group(
     model: Path,
     make_task: Callable[..., Task],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
     text: str,
 ) -> None:
-    monkeypatch.setattr(supervisor, "_spawn", spawn)
     group = group_of(app, 2)
     try:
         await group.start()

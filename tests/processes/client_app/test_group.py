@@ -18,7 +18,6 @@ from support.forked_ranks import spawn
 from support.rank_app import PYPROJECT, alive, said, wait_until_gone, write_app
 
 from client_app.output import Output
-from client_app.ranks import supervisor
 from client_app.ranks.failures import AppFailed, RankFailed
 from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
@@ -54,14 +53,8 @@ async def group(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGr
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks without the seconds of imports that a new process takes."""
-    monkeypatch.setattr(supervisor, "_spawn", spawn)
-
-
-@pytest.fixture
-async def pair(settings: GroupSettings, log: StringIO, forked: None) -> AsyncIterator[LocalGroup]:
-    group = LocalGroup(replace(settings, ranks=2), Output(name="client-1", stream=log))
+async def pair(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGroup]:
+    group = LocalGroup(replace(settings, ranks=2), Output(name="client-1", stream=log), start_rank=spawn)
     yield group
     await group.stop()
 
@@ -189,21 +182,21 @@ async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, mon
     await started[0].communicate()  # it has ended, and its pipe is closed while there is a loop to close it
 
 
-@pytest.mark.usefixtures("forked")
 async def test_an_app_that_changed_is_not_run(settings: GroupSettings) -> None:
-    group = LocalGroup(replace(settings, app_sha256="0" * 64), Output(name="client-1", stream=StringIO()))
+    output = Output(name="client-1", stream=StringIO())
+    group = LocalGroup(replace(settings, app_sha256="0" * 64), output, start_rank=spawn)
     with pytest.raises(AppError, match="was changed while the agent ran"):
         await group.start()
     assert group.pids == ()
 
 
-@pytest.mark.usefixtures("forked")
 async def test_an_app_that_does_not_load(settings: GroupSettings, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "modes.py").write_text("import no_such_module_anywhere\n")
-    group = LocalGroup(replace(settings, app=folder, ranks=2), Output(name="client-1", stream=StringIO()))
+    output = Output(name="client-1", stream=StringIO())
+    group = LocalGroup(replace(settings, app=folder, ranks=2), output, start_rank=spawn)
     with pytest.raises(AppError, match="no_such_module_anywhere"):
         await group.start()
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.agents import FAST, agent_running, until
+from support.authority import authority_key
 from support.scripted import problem
 
 from client_app.agent import Agent
 from client_app.client import Client
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
-from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import rotate
 from fedcore.federation.identity import public_bytes
 from fedcore.wire import Task
@@ -34,7 +34,7 @@ def own(client: Client, kit: Path) -> Client:
 @pytest.fixture
 def following(federation: FederationFolder) -> Callable[..., Roster]:
     """Signs the next roster; nothing is written."""
-    key = Authority.load(federation.folder)._key()
+    key = authority_key(federation.folder)
 
     def follow(known: Roster, members: Any = None, revoked: Any = ()) -> Roster:
         return known.followed_by(known.members if members is None else members, revoked, key)

@@ -100,6 +100,7 @@ class TestAnExchange:
         assert script.withdrawals == []
         assert losses == []
 
+    @pytest.mark.parametrize("retry", [QUICK])
     async def test_ends_where_one_request_never_gets_through(
         self, script: Script, client: Client, make_task: Callable[..., Task]
     ) -> None:
@@ -107,7 +108,6 @@ class TestAnExchange:
         script.tasks.append(script.task)
         resets = [True]
         instead(script, "part ", lambda: broken() if resets else None)
-        client.transport._retry = QUICK
         async with script.serving(), agent_running(client) as running:
             await until(lambda: script.withdrawals, running)
             resets.clear()
@@ -226,9 +226,9 @@ class TestPatience:
         now[0] = 100.0
         assert not patience.ends(True, 2)
 
+    @pytest.mark.parametrize("retry", [QUICK])
     async def test_a_request_that_alone_fails_is_named(self, script: Script, client: Client, tmp_path: Path) -> None:
         script.lies["model"] = lambda _: broken()
-        client.transport._retry = QUICK
         async with script.serving():
             with pytest.raises(ServerUnreachable, match="answers, but one request does not get through"):
                 await client.transport.download("/v1/model", tmp_path / "model", size=10, sha256="0" * 64)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi import Response
+from support.hostile import sign_again
 
 from client_app.agent import Agent, Pauses
 from client_app.answers import ANSWER_FOLDER
 from client_app.client import Client
 from client_app.exchange import take_part
-from client_app.ledger_entries import Unmasked
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore import conversions
 from fedcore.codec import CodecSettings, first_encoding
@@ -53,7 +53,7 @@ async def offer(script: Script, client: Client) -> None:
     """Offer the script's task to an agent and let it end, well or not."""
     agent = Agent(client, PAUSES)
     async with script.serving():
-        await agent._take(script.task)
+        await agent.take_part(script.task)
 
 
 class TestHonest:
@@ -342,10 +342,8 @@ class TestLies:
         self, script: Script, client: Client, log: StringIO
     ) -> None:
         def garbage(peer: ClientSession, honest: KeyShares) -> KeyShares:
-            assert peer._transcript is not None
-            assert peer._graph is not None
             spoilt = {i: parcel[:-1] + bytes([parcel[-1] ^ 1]) for i, parcel in honest.shares.items()}
-            return peer._signed(replace(honest, shares=spoilt), peer._transcript, peer._graph)
+            return sign_again(peer, replace(honest, shares=spoilt))
 
         script.cheats[3] = garbage
         script.drops = dict.fromkeys((2, 4), "delivery")
@@ -393,14 +391,14 @@ class TestLies:
     async def test_the_same_exchange_again(self, script: Script, client: Client) -> None:
         await take(script, client)
         before = len(answered(script))
-        script._polled, script._round = {}, None
+        script.repeat()
         await offer(script, client)
         assert script.withdrawals[0].check == "exchange-reused"
         assert len(answered(script)) == before
 
     async def test_shares_that_left_before_do_not_leave_again(self, script: Script, client: Client) -> None:
         """The ledger knows it although the session, which is new, does not."""
-        client.ledger._append(Unmasked(run=script.task.run, exchange=1))
+        client.ledger.unmask(script.task.run, 1)
         await offer(script, client)
         assert script.withdrawals[0].check == "second-unmask"
         assert answered(script) == STEPS[:5]
@@ -581,7 +579,7 @@ class TestLocalFailures:
         """The others dropped out: nobody waits for an update any more."""
         client.work.goes_on = asyncio.Event()
         async with script.serving():
-            running = asyncio.create_task(Agent(client, PAUSES)._take(script.task))
+            running = asyncio.create_task(Agent(client, PAUSES).take_part(script.task))
             while "GET survivors" not in script.requests:  # noqa: ASYNC110 - the script has no events
                 await asyncio.sleep(0.01)
             script.failed = "too few clients are left"

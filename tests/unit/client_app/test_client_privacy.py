@@ -48,7 +48,7 @@ def cost(*encodings: PrivateEncoding) -> float:
 
 async def offer(script: Script, client: Client) -> None:
     async with script.serving():
-        await Agent(client, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
+        await Agent(client, Pauses(refusal=0.0, farewell=60.0)).take_part(script.task)
 
 
 def refusal(script: Script) -> tuple[str, WithdrawalReason]:
@@ -255,7 +255,7 @@ class TestReturns:
         """It says to this client that the attempt failed, and has its sum. The others go on only with its record."""
         again(1)
         await self.fail_after_upload(script, poor)
-        for peer in script._peers.values():
+        for peer in script.peers("consistency").values():
             script.round.receive_consistency(peer.sign_survivors(script.round.survivors()))
         script.round.close_stage()
         script.keep_record()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.authority import authority_key
 from support.records import Notary
 from support.scripted import problem
 from typer.testing import CliRunner
@@ -21,8 +22,7 @@ from client_app.transcript import TRANSCRIPT_FILE, Transcript
 from fedcore.cli import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
-from fedcore.federation.authority import Authority
-from fedcore.transcript import SignedRecord
+from fedcore.transcript import SignedRecord, record_hash
 from fedcore.wire import Task
 
 Script = Any  # support.scripted.Scripted
@@ -36,7 +36,7 @@ async def offer(script: Script, client: Client, task: Task | None = None) -> str
         script.go_on(task)
     before = len(script.withdrawals)
     async with script.serving():
-        await Agent(client, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
+        await Agent(client, Pauses(refusal=0.0, farewell=60.0)).take_part(script.task)
     assert (script.decoded is not None) != (len(script.withdrawals) > before)
     return script.withdrawals[-1].check if len(script.withdrawals) > before else ""
 
@@ -137,15 +137,16 @@ async def test_what_it_signed_counts_before_anybody_else_signs(
     assert verify(*copy_of(client))[1]["open"] == 1
     # As an honest server keeps it: without enough signatures it is unfinished.
     record = signed[0].model_copy(update={"complete": False, "signatures": {}})
-    script.records, script.head = [record], client.transcript._signed[next(iter(client.transcript._signed))]
+    outcome = record.record.outcome(record.record.announced())
+    script.records, script.head = [record], record_hash(outcome, complete=False)
     assert await offer(script, client, make_task(exchange=4)) == ""
     assert [line["complete"] for line in verify(*copy_of(client))[1]["exchanges"]] == [False, True]
 
 
 async def _until_signed(script: Script, client: Client) -> None:
     async with script.serving():
-        await Agent(client, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
-    assert client.transcript._signed
+        await Agent(client, Pauses(refusal=0.0, farewell=60.0)).take_part(script.task)
+    assert verify(*copy_of(client))[1]["open"]
 
 
 async def test_the_same_exchange_cannot_be_complete_for_one_and_unfinished_for_another(
@@ -243,7 +244,7 @@ async def test_records_of_a_roster_between_are_checked_under_it(
     """While it was away, client 2 had another key for one exchange; two rosters are behind when it is back."""
     own = replace(client, kit=ClientKit.load(kit))
     await offer(script, own)
-    authority = Authority.load(federation.folder)._key()
+    authority = authority_key(federation.folder)
     first, another = own.kit.roster, Ed25519PrivateKey.generate()
     changed = replace(first.members[1], public_key=another.public_key().public_bytes_raw())
     second = first.followed_by((first.members[0], changed, *first.members[2:]), (), authority)

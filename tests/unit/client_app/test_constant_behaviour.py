@@ -130,7 +130,7 @@ def carry_out(script: Scripted, client: Client, allow: Callable[..., Client], tm
                 **changes,
             )
             async with server.serving():
-                await Agent(one, PAUSES)._take(task)
+                await Agent(one, PAUSES).take_part(task)
         return Seen(server, log.getvalue())
 
     return run
@@ -150,13 +150,15 @@ def make(make_task: Callable[..., Task]) -> Callable[..., Task]:
     return made
 
 
+SUCCESS: list[Seen] = []
+
+
 @pytest.fixture
-async def success(carry_out: Carry, make: Callable[..., Task], request: pytest.FixtureRequest) -> Seen:
+async def success(carry_out: Carry, make: Callable[..., Task]) -> Seen:
     """What every failure is compared with; it is the same in each test, so it is carried out once."""
-    if not hasattr(request.module, "_success"):
-        request.module._success = await carry_out(make())
-    found: Seen = request.module._success
-    return found
+    if not SUCCESS:
+        SUCCESS.append(await carry_out(make()))
+    return SUCCESS[0]
 
 
 @pytest.mark.parametrize("failure", FAILURES)

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from support.agents import agent_running, until
 
-from client_app import agent
 from client_app.client import Client
 from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, why_not
 from fedcore.codec import Encoding
@@ -154,12 +153,9 @@ def restricted(client: Client, given: Given) -> Client:
     return replace(client, eligibility=Eligibility(rules=ON_POWER, read=given, seconds=0.02))
 
 
-async def test_says_at_once_whether_it_may_train(
-    script: Script, client: Client, log: StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_says_at_once_whether_it_may_train(script: Script, client: Client, log: StringIO) -> None:
     given = Given()
     script.heartbeat_seconds = 600.0
-    monkeypatch.setattr(agent, "_HEARTBEAT_BOUNDS", (0.2, 600.0))  # so that none comes by itself
     async with script.serving(), agent_running(restricted(client, given)) as running:
         await until(lambda: script.polls, running)
         assert b'"eligible":false' in script.bodies["join"]

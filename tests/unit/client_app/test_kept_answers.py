@@ -148,10 +148,10 @@ class TestExchange:
         client.work.error = RankFailed("rank 0 is out of memory", OUT_OF_MEMORY)
         agent = Agent(client, Pauses(refusal=0.0, farewell=60.0))
         async with script.serving():
-            await agent._take(script.task)
+            await agent.take_part(script.task)
             client.work.error = None
             script.go_on(make_task(exchange=2, attempt=2))
-            await agent._take(script.task)
+            await agent.take_part(script.task)
         assert client.work.calls == 2
         assert script.decoded.failures == 0
 

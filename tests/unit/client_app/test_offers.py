@@ -23,7 +23,7 @@ from client_app.client import Client
 from client_app.following import Follower
 from client_app.offers import MOST_OFFERS, Offers
 from client_app.output import Output
-from client_app.startup import Options, _approved, group_settings
+from client_app.startup import Options, group_settings, use_approved_app
 from fedcore.cli import app
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit
@@ -165,7 +165,7 @@ class TestStart:
         loaded = ClientKit.load(kit)
         bundle, settings = group_settings(loaded, Options(kit=kit, app=app_dir))
         log = StringIO()
-        _, used = _approved(bundle, settings, loaded, offers, Output(name="client-1", stream=log))
+        _, used = use_approved_app(bundle, settings, loaded, offers, Output(name="client-1", stream=log))
         return used.app_sha256, log.getvalue()
 
     def test_an_approval_is_used_and_said(self, kit: Path, offers: Offers) -> None:

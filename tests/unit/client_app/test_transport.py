@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,12 +24,12 @@ from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
 from client_app.client import Client
-from client_app.direct import LEAST_BYTES, _Line, reaches_directly
+from client_app.direct import LEAST_BYTES, reaches_directly
 from client_app.http import tls_context
 from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
-from fedcore.federation import ClientKit, provision
+from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.secagg_wire import SurvivorsOut
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut
 
@@ -102,9 +107,9 @@ class TestRetries:
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert len(script.requests) == watched.attempts == len(watched.pauses) + 1
 
-    async def test_waits_for_a_server_that_starts_late(self, script: Script, client: Client) -> None:
-        notices: list[str] = []
-        client.transport._notice = notices.append
+    async def test_waits_for_a_server_that_starts_late(
+        self, script: Script, client: Client, notices: list[str]
+    ) -> None:
         asking = asyncio.create_task(client.transport.ask("POST", "/v1/join", JOIN, JoinOut))
         while not notices:
             await asyncio.sleep(0.01)
@@ -239,9 +244,8 @@ class TestConnections:
         async with script.serving():
             for _ in range(3):
                 await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
-            [idle] = idle_lines(client)
         assert script.requests == ["POST heartbeat"] * 3
-        assert not idle.is_good()  # the server that is gone has closed it
+        assert len(set(script.lines)) == 1
 
     async def test_a_connection_that_the_server_has_ended_is_not_used_again(
         self, script: Script, client: Client
@@ -267,29 +271,65 @@ class TestConnections:
             await began.wait()
             asking.cancel()
             await asyncio.wait([asking])
-            assert not idle_lines(client)
             over.set()
             await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert len(set(script.lines)) == 2
 
     async def test_who_is_cancelled_after_the_answer_ends_nobody_elses_connection(
-        self, script: Script, client: Client
+        self, client: Client, federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The thread has given the connection back, and the task has not heard of it yet."""
-        direct = client.transport._direct
-        assert direct is not None
-        request = httpx.Request("GET", client.transport.url + "/healthz")
-        async with script.serving():
-            line = _Line(("127.0.0.1", request.url.port or 0))
-            await asyncio.to_thread(direct._answered, line, request)
-            line.end()
-            [idle] = idle_lines(client)
-            assert idle.is_good()
+        loop, told = asyncio.get_running_loop(), threading.Event()
+        tell = loop.call_soon_threadsafe
+
+        def watched(*arguments: Any, **options: Any) -> asyncio.Handle:
+            handle = tell(*arguments, **options)
+            told.set()
+            return handle
+
+        with answering_in_a_thread(federation) as lines:
+            heartbeat = partial(client.transport.send, "POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
+            await heartbeat()
+            monkeypatch.setattr(loop, "call_soon_threadsafe", watched)
+            asking = asyncio.create_task(heartbeat())
+            await asyncio.sleep(0)  # the thread has it
+            assert told.wait(60)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await heartbeat()
+        assert asking.cancelled()
+        assert len(lines) == 3
+        assert len(set(lines)) == 1
 
 
-def idle_lines(client: Client) -> list[Any]:
-    direct = client.transport._direct
-    assert direct is not None
-    return direct._idle
+@contextmanager
+def answering_in_a_thread(federation: FederationFolder) -> Iterator[list[int]]:
+    """A server that runs while the event loop stands still; gives the client's port of each request."""
+    lines: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            lines.append(self.client_address[1])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(federation.server / "server.crt", federation.server / "server.key")
+    with ThreadingHTTPServer(("127.0.0.1", int(federation.server_url.rsplit(":", 1)[1])), Handler) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield lines
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class TestModels:

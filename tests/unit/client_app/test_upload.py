@@ -277,10 +277,9 @@ async def test_a_session_whose_upload_failed_is_abandoned(
     large: Script, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions: list[ClientSession] = []
-    make = exchange_module._Exchange._session
 
-    def watched(*arguments: Any) -> ClientSession:
-        sessions.append(make(*arguments))
+    def watched(**arguments: Any) -> ClientSession:
+        sessions.append(ClientSession(**arguments))
         return sessions[-1]
 
     original = large.take
@@ -289,13 +288,12 @@ async def test_a_session_whose_upload_failed_is_abandoned(
         return problem(409, "stale-step", "too late") if route == "part 1" else await original(route, body)
 
     large.take = refuses
-    monkeypatch.setattr(exchange_module._Exchange, "_session", watched)
+    monkeypatch.setattr(exchange_module, "ClientSession", watched)
     async with large.serving():
         with pytest.raises(Refused, match="too late"):
             await take_part(large.task, client)
         [session] = sessions
         assert session.state == "abandoned"
-        assert session._secrets.mask_terms == ()
         with pytest.raises(ProtocolViolation, match="exchange-reused"):
             await take_part(large.task, client)
 

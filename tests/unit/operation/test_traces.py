@@ -19,7 +19,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.scripted import Scripted as Script
-from support.scripted import allow, client, federation, kit, kits, ledger, listening_to, log, make_task, script
+from support.scripted import (
+    allow,
+    client,
+    federation,
+    kit,
+    kits,
+    ledger,
+    listening_to,
+    log,
+    make_task,
+    notices,
+    retry,
+    script,
+)
 from support.serverside import site
 
 from client_app.client import Client
@@ -29,7 +42,20 @@ from fedcore.federation import provision
 from fedcore.state import ModelState
 from fedcore.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
 
-__all__ = ["allow", "client", "federation", "kit", "kits", "ledger", "listening_to", "log", "make_task", "script"]
+__all__ = [
+    "allow",
+    "client",
+    "federation",
+    "kit",
+    "kits",
+    "ledger",
+    "listening_to",
+    "log",
+    "make_task",
+    "notices",
+    "retry",
+    "script",
+]
 
 STAGES = {"advertise", "share", "input", "consistency", "unmask"}
 

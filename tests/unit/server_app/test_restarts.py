@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import dying, mortal
+from support.hostile import sign_again
 from support.mortal import Rig, rig
 from support.serverside import until
 
@@ -266,9 +267,7 @@ async def deals_garbage(party: mortal.Party, victim: int) -> None:
     told = await rig.ask(lambda exchange: exchange.cohort_for(party.number))
     honest = session.share_keys(conversions.cohort_from_wire(told, party.cohort))
     spoilt = {**honest.shares, victim: bytes(len(honest.shares[victim]))}
-    assert session._transcript is not None
-    assert session._graph is not None
-    made = session._signed(replace(honest, shares=spoilt), session._transcript, session._graph)
+    made = sign_again(session, replace(honest, shares=spoilt))
     await rig.send("key-shares", party.number, conversions.key_shares_to_wire(made))
 
 

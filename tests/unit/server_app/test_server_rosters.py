@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.authority import authority_key
 from support.members import Failure, Member
 from support.serverside import Site, site
 
@@ -131,8 +132,8 @@ async def test_a_roster_that_does_not_follow_is_refused_by_name(growing: Growing
         growing.admit(name)
     first, second, third = growing.authority.rosters
     assert (await growing.publish(second)).newest == 2
-    fork = first.followed_by(first.members[:3], [first.members[3]], growing.authority._key())
-    fourth = third.followed_by(third.members[1:], third.members[:1], growing.authority._key())
+    fork = first.followed_by(first.members[:3], [first.members[3]], authority_key(growing.authority.folder))
+    fourth = third.followed_by(third.members[1:], third.members[:1], authority_key(growing.authority.folder))
     offered = {
         "roster-rollback": first,
         "roster-fork": fork,

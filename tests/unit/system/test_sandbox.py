@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ranks.group import _take_over
+from client_app.ranks.group import take_new_model
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system import landlock, seccomp
 from fedcore.system.sandbox import Rules, Sandbox, clean_environment, describe, named_paths, refuse_to_show
@@ -111,7 +111,7 @@ def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None
     files = RunFiles(DirectoryObjects(tmp_path), "run-1", tmp_path / "run")
     for name in ("link", "folder", "absent"):
         with pytest.raises(AppError, match="rank 0 left"):
-            _take_over(scratch / name, out)
+            take_new_model(scratch / name, out)
         assert not os.path.lexists(out)
         with pytest.raises(WorkerDied, match="no file of its folder"):
             files.from_app(str(work / name))
@@ -120,5 +120,5 @@ def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None
     assert secret.read_text() == "secret"
     for folder in (scratch, work):
         (folder / "model").write_text("weights")
-    _take_over(scratch / "model", out)
+    take_new_model(scratch / "model", out)
     assert [out.read_text(), files.from_app(str(work / "model")).read_text()] == ["weights", "weights"]
