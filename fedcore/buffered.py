@@ -172,7 +172,8 @@ def buffer_size(settings: JobSettings, members: int, min_cohort: int) -> int:
     if size < least:
         raise ConfigurationError(
             f"buffer-size is {size}, but a sum needs {least} clients: min-cohort {min_cohort} of the clients' "
-            "policies, those that may collude beside them, and the run's quorum. Of fewer it would show single updates"
+            "policies, those that may collude beside them, and the run's quorum. Of fewer it would show single updates",
+            check="buffer-below-minimum",
         )
     if size > members:
         raise ConfigurationError(

@@ -111,9 +111,13 @@ def decode(
         raise UpdateTooLarge(large, survivors, statistics)
     examples = small["examples"][0]
     if examples > contributors * encoding.settings.w_max:
-        raise PeerError("the sum of examples is out of range: a client sent a malformed update")
+        raise PeerError(
+            "the sum of examples is out of range: a client sent a malformed update", check="malformed-update"
+        )
     if examples == 0:
-        raise RoundFailed("the clients that are left have no examples; there is nothing to average")
+        raise RoundFailed(
+            "the clients that are left have no examples; there is nothing to average", check="no-examples"
+        )
     names, metrics = _metrics(encoding, words, small["metrics"], contributors, examples, sums=sums)
     state = None
     if base is not None:
@@ -154,7 +158,9 @@ def _unlock(
     sections = encoding.sections
     failures, keys = int(words[sections["failed"]][0]), sections["keys"]
     if failures > survivors:
-        raise PeerError("more clients than survived report a failure: a client sent a malformed update")
+        raise PeerError(
+            "more clients than survived report a failure: a client sent a malformed update", check="malformed-update"
+        )
     if failures == survivors:
         raise NothingContributed(failures, survivors)
     if failures > encoding.failures:
@@ -189,11 +195,11 @@ def check_sum(
 ) -> None:
     """Raise UsageError for arguments of `decode` that do not belong together."""
     if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
-        raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
+        raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words", check="vector-form")
     if not 1 <= survivors <= encoding.n_max:
         raise UsageError(f"{survivors} survivors of at most {encoding.n_max} clients")
     if (base is None) != (encoding.layout is None):
-        raise UsageError("pass the global model where the encoding has a layout, and only there")
+        raise UsageError("pass the global model where the encoding has a layout, and only there", check="global-model")
     if base is not None and encoding.layout is not None:
         encoding.layout.check_same(base.layout, what="the global model")
 
@@ -288,7 +294,7 @@ class _Sums:
         if part.fraction_bits:
             stray = padding(packed[part.fields :], FRACTION_BITS, part.fields)
         if stray:
-            raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+            raise PeerError("the padding of the sum is not zero: a client sent a malformed update", check="padding")
         units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
         return cls(part, packed, survivors * part.levels, tuple(units))
 
@@ -302,7 +308,10 @@ class _Sums:
             return
         fields = unpack(self.packed, self.part.field_bits, place, count)
         if fields.max() > 2 * self.offset or (fields[out.size :] != self.offset).any():
-            raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
+            raise PeerError(
+                f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
+                check="malformed-update",
+            )
         _subtract_offset(fields[: out.size], self.offset, out)
 
     def _read_split(self, spec: TensorSpec, place: int, out: NDArray[np.float64]) -> None:
@@ -311,7 +320,10 @@ class _Sums:
         whole, fractions = whole[place : place + out.size], fractions[place : place + out.size]
         terms = self.offset // self.part.levels
         if whole.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
-            raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
+            raise PeerError(
+                f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
+                check="malformed-update",
+            )
         join(whole, fractions, self.offset, self.part.fraction_bits, out)
 
 

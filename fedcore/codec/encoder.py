@@ -103,10 +103,12 @@ def encode(
     clipped, shrunk, overflowed = 0, False, False
     if encoding.layout is None:
         if base is not None or local is not None:
-            raise UsageError("this encoding carries metrics only; pass no model states")
+            raise UsageError("this encoding carries metrics only; pass no model states", check="metrics-only")
     else:
         if base is None or local is None:
-            raise UsageError("this encoding carries an update; pass the global and the local state")
+            raise UsageError(
+                "this encoding carries an update; pass the global and the local state", check="states-missing"
+            )
         encoding.layout.check_same(base.layout, what="the global model")
         encoding.layout.check_same(local.layout, what="the trained model")
         update = _Update(encoding=encoding, base=base, local=local, threads=threads)
@@ -162,10 +164,12 @@ def _cleared(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.u
 def _check_examples(encoding: Encoding, examples: object) -> int:
     limit = encoding.settings.w_max
     if isinstance(examples, bool) or not isinstance(examples, numbers.Integral):
-        raise EncodingError(f"the number of examples is {examples!r}; report a whole number")
+        raise EncodingError(f"the number of examples is {examples!r}; report a whole number", check="examples")
     count = int(examples)
     if not 0 <= count <= limit:
-        raise EncodingError(f"{count} examples are outside 0 to {limit}; raise w-max or train on fewer a round")
+        raise EncodingError(
+            f"{count} examples are outside 0 to {limit}; raise w-max or train on fewer a round", check="examples"
+        )
     return count
 
 
@@ -174,7 +178,7 @@ def check_out(encoding: AnyEncoding, out: NDArray[np.uint64] | None) -> NDArray[
     if out is None:
         return np.zeros(encoding.words, np.uint64)
     if out.dtype != np.uint64 or out.shape != (encoding.words,) or not out.flags.c_contiguous:
-        raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words")
+        raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words", check="vector-form")
     return out
 
 
@@ -216,12 +220,14 @@ def _check_fits(encoding: Encoding, group: ScaleGroup, clipped: int, largest: fl
     if largest > MAX_SCALE:
         raise EncodingError(
             f"an element of {group.label} changed by {largest:g} times w-max / examples, and no sum has room for that; "
-            "lower the learning rate, or look for bad input"
+            "lower the learning rate, or look for bad input",
+            check="update-beyond-scales",
         )
     if encoding.settings.clips and clipped > MOST_CLIPPED and clipped > group.size * MOST_CLIPPED_SHARE:
         raise EncodingError(
             f"{clipped} of {group.size} elements of {group.label} changed by more than this exchange has room for, so "
-            'nothing is contributed; the next one has more. With clipping = "repeat" it would be asked for again'
+            'nothing is contributed; the next one has more. With clipping = "repeat" it would be asked for again',
+            check="mostly-clipped",
         )
 
 
@@ -435,8 +441,12 @@ def _refuse_not_finite(spec: TensorSpec, base: ModelState, local: ModelState) ->
     """Say which side is at fault."""
     starts = range(0, spec.size, BLOCK_FIELDS)
     if not all(np.isfinite(base.float32(spec.name, start, start + BLOCK_FIELDS)).all() for start in starts):
-        raise EncodingError(f"tensor {spec.name!r} of the global model holds NaN or infinity; start from another model")
+        raise EncodingError(
+            f"tensor {spec.name!r} of the global model holds NaN or infinity; start from another model",
+            check="global-not-finite",
+        )
     raise EncodingError(
         f"tensor {spec.name!r} holds NaN or infinity after training, or changed by more than float32 holds; "
-        "lower the learning rate, clip gradients, or look for bad input"
+        "lower the learning rate, clip gradients, or look for bad input",
+        check="not-finite",
     )

@@ -101,7 +101,7 @@ def auto_field_bits(n_max: int, upload_fraction: float) -> int:
     """
     wide_enough = [bits for bits in FIELD_BITS if levels_of_bits(bits, n_max) >= LEAST_LEVELS]
     if not wide_enough:
-        raise EncodingError(f"a sum of {n_max} clients fits no field; lower the cohort size")
+        raise EncodingError(f"a sum of {n_max} clients fits no field; lower the cohort size", check="cohort-too-large")
     paid = [bits for bits in wide_enough if bits <= _FINE_BITS and over_float32(bits) <= upload_fraction]
     return max(paid, default=wide_enough[0])
 
@@ -266,9 +266,13 @@ class Encoding:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
             raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
         if type(self.field_bits) is not int or self.field_bits not in (*FIELD_BITS, FIRST_BITS):
-            raise EncodingError(f"the fields have {self.field_bits!r} bits; there are 8, 10, 12, 16, 21, 32 and 64")
+            raise EncodingError(
+                f"the fields have {self.field_bits!r} bits; there are 8, 10, 12, 16, 21, 32 and 64", check="field-width"
+            )
         if self.field_bits <= NARROW_BITS and self.field_bits < self.settings.field_bits:
-            raise EncodingError(f"the fields have {self.field_bits} bits, fewer than the settings say")
+            raise EncodingError(
+                f"the fields have {self.field_bits} bits, fewer than the settings say", check="fields-too-narrow"
+            )
         # Fields of metrics only are never filled, and an evaluation may ask more clients than a training.
         widths = (self.settings.field_bits, self.field_bits)
         # The settings' width is checked too: a first round with wide fields must not hide
@@ -277,26 +281,32 @@ class Encoding:
             if levels_of_bits(bits, self.n_max) < LEAST_LEVELS:
                 raise EncodingError(
                     f"a sum of {self.n_max} clients leaves fewer than {_MIN_VALUE_BITS} bits of a "
-                    f"{bits}-bit field for a value; raise field-bits or lower the cohort size"
+                    f"{bits}-bit field for a value; raise field-bits or lower the cohort size",
+                    check="too-few-bits",
                 )
         if self.metric_fraction_bits < _MIN_METRIC_FRACTION:
             raise EncodingError(
                 f"the metrics of {self.n_max} clients could overflow their 64-bit sum: each may be up to metric-max = "
                 f"{self.settings.metric_max:g} for w-max = {self.settings.w_max} examples; "
-                + _metrics_that_fit(self.settings, self.n_max)
+                + _metrics_that_fit(self.settings, self.n_max),
+                check="metric-overflow",
             )
         groups = self.groups
         if len(self.scales) != len(groups):
-            raise EncodingError(f"there are {len(self.scales)} scales, the model needs {len(groups)}")
+            raise EncodingError(
+                f"there are {len(self.scales)} scales, the model needs {len(groups)}", check="scale-count"
+            )
         for group, scale in zip(groups, self.scales, strict=True):
             if type(scale) is not float or not MIN_SCALE <= scale <= MAX_SCALE:
-                raise EncodingError(f"the scale of {group.label} is out of range")
+                raise EncodingError(f"the scale of {group.label} is out of range", check="scale-range")
         check_names(self.metrics or (), self.settings.max_metrics)
         check_count("failures", self.failures, 0, min(MOST_FAILURES, self.n_max - 1))
         if not isinstance(self.rotation, str) or not _SEED.fullmatch(self.rotation):
-            raise EncodingError("the seed of the rotation is not 32 bytes in hex")
+            raise EncodingError("the seed of the rotation is not 32 bytes in hex", check="rotation-seed-form")
         if bool(self.rotation) != (self.settings.compresses and self.layout is not None):
-            raise EncodingError("a seed of a rotation is needed where uploads are compressed, and only there")
+            raise EncodingError(
+                "a seed of a rotation is needed where uploads are compressed, and only there", check="rotation-seed"
+            )
 
     @property
     def floats(self) -> tuple[TensorSpec, ...]:

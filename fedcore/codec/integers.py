@@ -37,7 +37,8 @@ def encode_integers(
         if wrapped or largest * examples > limit:
             raise EncodingError(
                 f"integer tensor {spec.name!r} changed by too much to be summed in 64 bits; "
-                "lower w-max or the cohort size, or keep the tensor out of the model's state"
+                "lower w-max or the cohort size, or keep the tensor out of the model's state",
+                check="integer-overflow",
             )
         words[place : place + delta.size] = (delta * examples).view(np.uint64)
 
@@ -54,7 +55,8 @@ def decode_integers(
         intact = (_as_int64(new) == mean) & ((new >= old) == (delta >= 0))
         if not intact.all():
             raise PeerError(
-                f"the mean of integer tensor {spec.name!r} does not fit {spec.dtype}: a client sent a malformed update"
+                f"the mean of integer tensor {spec.name!r} does not fit {spec.dtype}: a client sent a malformed update",
+                check="malformed-update",
             )
         sink.write(spec, start, new)
 

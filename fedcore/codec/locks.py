@@ -105,7 +105,7 @@ def find_keys(words: NDArray[np.uint64], count: int) -> list[int]:
     sums = [sum(limb << _LIMB_BITS * place for place, limb in enumerate(row)) % PRIME for row in rows]
     keys = _roots(_from_power_sums(sums[:count])) if count else []
     if any(sum(pow(key, power, PRIME) for key in keys) % PRIME != told for power, told in enumerate(sums, start=1)):
-        raise PeerError(_MALFORMED)
+        raise PeerError(_MALFORMED, check="failure-keys")
     return keys
 
 
@@ -125,14 +125,15 @@ def _from_power_sums(sums: Sequence[int]) -> _Polynomial:
 def _roots(polynomial: _Polynomial) -> list[int]:
     """The roots of a product of different linear factors; raises PeerError for any other polynomial."""
     if _trimmed(_minus(_power([0, 1], PRIME, polynomial), _remainder([0, 1], polynomial))):
-        raise PeerError(_MALFORMED)
+        raise PeerError(_MALFORMED, check="failure-keys")
     parts = [polynomial]
     # k + shift is a square for half of all shifts: so each of them parts two keys with a chance of one half.
     for shift in range(1, _TRIES):
         if all(len(part) == 2 for part in parts):
             return [-part[0] % PRIME for part in parts]
         parts = [piece for part in parts for piece in _parted(part, shift)]
-    raise PeerError(_MALFORMED)  # nobody draws such keys; who computes them spoils the sum, as any garbage would
+    # Nobody draws such keys; who computes them spoils the sum, as any garbage would.
+    raise PeerError(_MALFORMED, check="failure-keys")
 
 
 def _parted(part: _Polynomial, shift: int) -> list[_Polynomial]:

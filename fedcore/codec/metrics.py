@@ -53,7 +53,8 @@ def flat_metrics(
     if expected is not None and tuple(names) != expected:
         raise EncodingError(
             f"the app reports the metrics {names_text(names)}, the exchange is for {names_text(expected)}; the "
-            "ClientApp must return the same metrics with the same lengths at every client and each time"
+            "ClientApp must return the same metrics with the same lengths at every client and each time",
+            check="other-metrics",
         )
     return tuple(names), values
 
@@ -84,12 +85,14 @@ def decode_metrics(
         count = 1 if length is None else length
         part = totals[start : start + count]
         if any(abs(total) > limit for total in part):
-            raise PeerError(f"the sum of metric {name!r} is out of range: a client sent a malformed reply")
+            raise PeerError(
+                f"the sum of metric {name!r} is out of range: a client sent a malformed reply", check="malformed-update"
+            )
         means = [float(Fraction(total, 1 << encoding.metric_fraction_bits if sums else unit)) for total in part]
         metrics[name] = means[0] if length is None else means
         start += count
     if any(totals[start:]):
-        raise PeerError("the survivors report more metrics than they named")
+        raise PeerError("the survivors report more metrics than they named", check="metrics-beyond-names")
     return metrics
 
 
@@ -102,23 +105,28 @@ def lost_share(encoding: Encoding, words: Sequence[int], *, contributors: int, e
     """The mean from the sum of such words; 0 where the encoding has none. Raises PeerError for more than all."""
     unit = examples << encoding.metric_fraction_bits
     if sum(words) > unit + contributors:
-        raise PeerError("more was cut off than there was: a client sent a malformed update")
+        raise PeerError("more was cut off than there was: a client sent a malformed update", check="malformed-update")
     return min(sum(words) / unit, 1.0)
 
 
 def _number(settings: CodecSettings, name: str, value: object) -> Fraction:
     """An exact fraction; the float's own digits, not those of its decimal text."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise EncodingError(f"metric {name!r} is a {type(value).__name__}; report a number or a list of numbers")
+        raise EncodingError(
+            f"metric {name!r} is a {type(value).__name__}; report a number or a list of numbers", check="metric-type"
+        )
     try:
         exact = float(value)
     except OverflowError:
         exact = math.inf
     if not math.isfinite(exact):
-        raise EncodingError(f"metric {name!r} is {exact}; report a finite number or leave it out")
+        raise EncodingError(
+            f"metric {name!r} is {exact}; report a finite number or leave it out", check="metric-not-finite"
+        )
     if abs(exact) > settings.metric_max:
         raise EncodingError(
             f"metric {name!r} is {exact:g}, the limit is {settings.metric_max:g}; "
-            "raise metric-max or report it in another unit"
+            "raise metric-max or report it in another unit",
+            check="metric-max",
         )
     return Fraction(exact)

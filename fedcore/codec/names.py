@@ -39,11 +39,13 @@ def check_names(names: Sequence[MetricName], max_metrics: int) -> None:
         if not 1 <= len(name) <= _LONGEST_NAME or (length is not None and length < 1):
             raise EncodingError(
                 f"metric {name[:_LONGEST_NAME]!r} is an empty list, or its name is not 1 to {_LONGEST_NAME} "
-                "characters long"
+                "characters long",
+                check="metric-name",
             )
     if (slots := slot_count(names)) > max_metrics:
         raise EncodingError(
-            f"there are {slots} metric values, max-metrics allows {max_metrics}; report fewer, or raise it"
+            f"there are {slots} metric values, max-metrics allows {max_metrics}; report fewer, or raise it",
+            check="metric-count",
         )
 
 
@@ -63,7 +65,8 @@ def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
     if len(text) > NAMES_BYTES:
         raise EncodingError(
             f"the names of the metrics take {len(text)} bytes, {NAMES_BYTES} are allowed where the task does not name "
-            "them; report fewer, or set train-metrics and evaluate-metrics"
+            "them; report fewer, or set train-metrics and evaluate-metrics",
+            check="metric-names",
         )
     words = np.zeros(NAMES_BYTES, np.uint64)
     words[: len(text)] = np.frombuffer(text, np.uint8)

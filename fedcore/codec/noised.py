@@ -101,10 +101,10 @@ def decode_noised(
     check_sum(encoding, words, survivors=survivors, base=base)
     lanes = words.view(np.uint32)
     if lanes[encoding.coordinates :].any():
-        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+        raise PeerError("the padding of the sum is not zero: a client sent a malformed update", check="padding")
     lanes = lanes[: encoding.coordinates]
     if lanes.size and int(lanes.max()) > survivors * 2 * encoding.offset:
-        raise PeerError("the sum is out of range: a client sent a malformed update")
+        raise PeerError("the sum is out of range: a client sent a malformed update", check="malformed-update")
     failures, certain = _estimated_failures(encoding, lanes, survivors)
     if failures == survivors and certain:
         raise NothingContributed(failures, survivors, estimated=True)
@@ -206,7 +206,9 @@ def _round(
             place += whole.size
         if squares <= limit:
             return
-    raise UsageError("the update is longer than its clipping bound; nothing of it is sent")
+    raise UsageError(
+        "the update is longer than its clipping bound; nothing of it is sent", check="longer-than-clipping"
+    )
 
 
 def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness: Callable[[int], bytes]) -> None:

@@ -75,7 +75,8 @@ class PrivateEncoding:
         if self.layout is not None and self.layout.integers:
             raise EncodingError(
                 f"integer tensor {self.layout.integers[0].name!r} cannot be trained with differential privacy: its sum "
-                "has no noise. Keep it out of the model's state (for instance, GroupNorm in place of BatchNorm)"
+                "has no noise. Keep it out of the model's state (for instance, GroupNorm in place of BatchNorm)",
+                check="integer-tensor",
             )
         check_names(self.metrics, self.settings.max_metrics)
         if self.layout is not None and self.metrics:
@@ -83,11 +84,14 @@ class PrivateEncoding:
         if self.release.dimension != self.coordinates:
             raise EncodingError(f"the noise is for {self.release.dimension} coordinates, there are {self.coordinates}")
         if self.release.shares > self.n_max:
-            raise EncodingError(f"{self.release.shares} noise shares cannot come from {self.n_max} clients")
+            raise EncodingError(
+                f"{self.release.shares} noise shares cannot come from {self.n_max} clients", check="noise-shares"
+            )
         if self.n_max * 2 * self.offset >= 1 << LANE_BITS:
             raise EncodingError(
                 f"a sum of {self.n_max} noised updates could wrap in {LANE_BITS} bits; lower the noise multiplier or "
-                "the cohort size"
+                "the cohort size",
+                check="noised-sum-wraps",
             )
 
     @property

@@ -103,11 +103,14 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
     """
     for group, scale in zip(encoding.groups, encoding.scales, strict=True):
         if power_of_two(scale) != scale:
-            raise EncodingError(f"the scale of {group.label} is {scale:g}, which is no power of two")
+            raise EncodingError(
+                f"the scale of {group.label} is {scale:g}, which is no power of two", check="scale-power-of-two"
+            )
     first = is_first(encoding)
     if memory is None and exchange == 1 and not first:
         raise EncodingError(
-            f"the first exchange of a run needs scales of {FIRST_SCALE:g} or more, and fields of {FIRST_BITS} bits"
+            f"the first exchange of a run needs scales of {FIRST_SCALE:g} or more, and fields of {FIRST_BITS} bits",
+            check="first-scales",
         )
     falls = memory.falls if memory is not None else 0
     if memory is not None and falls >= FREE_FALLS:
@@ -115,7 +118,8 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
         for group, scale, last in zip(encoding.groups, encoding.scales, memory.scales, strict=True):
             if scale < last * least:
                 raise EncodingError(
-                    f"the scale of {group.label} is {scale:g} after {last:g}, more than half an exchange lower"
+                    f"the scale of {group.label} is {scale:g} after {last:g}, more than half an exchange lower",
+                    check="scale-too-low",
                 )
     return ScaleMemory(exchange=exchange, scales=encoding.scales, falls=falls + (not first))
 
@@ -198,7 +202,7 @@ def next_encoding(
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
-        raise UsageError("the statistics belong to a model with other tensors")
+        raise UsageError("the statistics belong to a model with other tensors", check="other-tensors")
     peaks = tuple(map(max, latest.peaks, known.lasting))
     needed = _needed_scales(settings, groups, n_max, latest, peaks)
     scales = tuple(

@@ -184,12 +184,20 @@ def read_statistics(
 
 def _check_counts(encoding: Encoding, contributors: int, large: int, clipped: list[int], shrunk: int) -> None:
     if large > (0 if encoding.settings.clips else contributors) or (large and sum(clipped) < large):
-        raise PeerError("more clients than can be report an update that is too large: one sent a malformed one")
+        raise PeerError(
+            "more clients than can be report an update that is too large: one sent a malformed one",
+            check="malformed-update",
+        )
     if shrunk > contributors:
-        raise PeerError("more clients than survived report a clipped update: one sent a malformed one")
+        raise PeerError(
+            "more clients than survived report a clipped update: one sent a malformed one", check="malformed-update"
+        )
     for group, count in zip(encoding.groups, clipped, strict=True):
         if count > (contributors * group.size if encoding.settings.clips else large):
-            raise PeerError(f"the statistics of {group.label} are out of range: a client sent a malformed update")
+            raise PeerError(
+                f"the statistics of {group.label} are out of range: a client sent a malformed update",
+                check="malformed-update",
+            )
 
 
 def _check_magnitudes(encoding: Encoding, index: int, contributors: int, size: int, power: int, clipped: int) -> None:
@@ -199,7 +207,9 @@ def _check_magnitudes(encoding: Encoding, index: int, contributors: int, size: i
     largest = beyond * size_word(math.inf, n_max, digits) + within * size_word(1.0, n_max, digits)
     if size > largest or power > beyond * power_word(math.inf, n_max) + within * power_word(1.0, n_max):
         label = encoding.groups[index].label
-        raise PeerError(f"the statistics of {label} are out of range: a client sent a malformed update")
+        raise PeerError(
+            f"the statistics of {label} are out of range: a client sent a malformed update", check="malformed-update"
+        )
 
 
 def _fourth_root_bound(word: int, fraction_bits: int) -> float:

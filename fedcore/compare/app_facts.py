@@ -64,7 +64,7 @@ class AppFacts(WorkerReport):
     def check(self, modes: Sequence[ChosenMode]) -> None:
         """Raise ConfigurationError that names every mode that the app cannot be trained in."""
         if refused := self.refusals(modes):
-            raise ConfigurationError("\n".join(f"--modes {text}" for text in refused))
+            raise ConfigurationError("\n".join(f"--modes {text}" for text in refused), check="modes-refused")
 
     def refusals(self, modes: Sequence[ChosenMode]) -> list[str]:
         """A sentence for each reason, with the modes that it holds for."""
@@ -84,7 +84,8 @@ class AppFacts(WorkerReport):
             raise ConfigurationError(
                 f"strategy {', '.join(sorted(kept))} keeps models on the clients, which are judged by what the clients "
                 f"report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with an "
-                "--out of its own"
+                "--out of its own",
+                check="two-judgements",
             )
 
     def _why_not(self, chosen: ChosenMode) -> str:

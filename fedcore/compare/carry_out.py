@@ -94,7 +94,7 @@ def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:
         choose(job.metric, reported([result]))
     except ConfigurationError as error:
         kept = "runs that finished are kept, and the same command with another --metric goes on"
-        raise ConfigurationError(f"{error}; {kept}") from None
+        raise ConfigurationError(f"{error}; {kept}", check="no-such-metric") from None
 
 
 def reported(results: Sequence[RunResult]) -> Known:

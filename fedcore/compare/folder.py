@@ -94,7 +94,8 @@ class OutFolder:
         if differing:
             which = "; ".join(f"{key}: {found.get(key)} there, {asked[key]} here" for key in differing)
             raise ConfigurationError(
-                f"{self.path} holds another comparison ({which}); choose another --out, or --force to replace it"
+                f"{self.path} holds another comparison ({which}); choose another --out, or --force to replace it",
+                check="other-comparison",
             )
 
     def _read(self) -> dict[str, Any]:
@@ -103,7 +104,9 @@ class OutFolder:
         except ValueError:
             document = {}
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise ConfigurationError(f"{self.path / JOB_FILE} cannot be read; --force begins anew")
+            raise ConfigurationError(
+                f"{self.path / JOB_FILE} cannot be read; --force begins anew", check="unreadable-job"
+            )
         return document
 
     def _write(self, document: Mapping[str, Any]) -> None:

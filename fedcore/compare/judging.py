@@ -37,7 +37,9 @@ class Wanted:
         """Read `c_index`, `rmse:min` or `auc:max`; raises ConfigurationError."""
         name, colon, better = text.rpartition(":") if ":" in text else (text, "", "")
         if not name or (colon and better not in ("max", "min")):
-            raise ConfigurationError(f"--metric is NAME, NAME:max or NAME:min, as in c_index:max, not {text!r}")
+            raise ConfigurationError(
+                f"--metric is NAME, NAME:max or NAME:min, as in c_index:max, not {text!r}", check="metric-form"
+            )
         return cls(name=name, better="max" if better == "max" else "min" if better == "min" else None)
 
 
@@ -58,11 +60,15 @@ def choose(wanted: Wanted | None, known: Known) -> JudgedBy | None:
     if wanted is None:
         return next((JudgedBy(name=name, better=better) for name, better in known.items() if better), None)
     if wanted.name not in known:
-        raise ConfigurationError(f"--metric {wanted.name}: there is no such metric; {listed(known)}")
+        raise ConfigurationError(
+            f"--metric {wanted.name}: there is no such metric; {listed(known)}", check="no-such-metric"
+        )
     better = wanted.better or known[wanted.name]
     if better is None:
         name = wanted.name
-        raise ConfigurationError(f"--metric {name}: say whether more of it is better, {name}:max or {name}:min")
+        raise ConfigurationError(
+            f"--metric {name}: say whether more of it is better, {name}:max or {name}:min", check="no-direction"
+        )
     return JudgedBy(name=wanted.name, better=better)
 
 

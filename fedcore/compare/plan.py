@@ -63,7 +63,9 @@ class CompareJob:
         given = dict(self.run_config)
         for key, value, option in ((SEED, self.seeds, "--seeds"), (PARTITION, self.partition, "--partition")):
             if value and key not in self.app.run_config:
-                raise ConfigurationError(f"{option} needs the key {key!r} in the run config of {self.app.name}")
+                raise ConfigurationError(
+                    f"{option} needs the key {key!r} in the run config of {self.app.name}", check="key-needed"
+                )
         if self.partition:
             given[PARTITION] = self.partition
         return override(self.app.run_config, given, _RUN_CONFIG)
@@ -102,7 +104,9 @@ def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
     elif isinstance(own, int):
         seeds = tuple(range(own, own + int(text)))
     else:
-        raise ConfigurationError(f"--seeds needs the key {SEED!r}, a whole number, in the app's run config")
+        raise ConfigurationError(
+            f"--seeds needs the key {SEED!r}, a whole number, in the app's run config", check="key-needed"
+        )
     if not seeds or len(set(seeds)) != len(seeds):
         raise ConfigurationError(f"--seeds names each seed once, at least one: {text!r}")
     return seeds
@@ -134,22 +138,27 @@ def parse_kill(text: str) -> Kill:
 def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
     """What is wrong whatever the mode."""
     if job.sites < 2:
-        raise ConfigurationError("a comparison needs at least 2 clients")
+        raise ConfigurationError("a comparison needs at least 2 clients", check="too-few-clients")
     if job.kill is not None:
         rounds = config.get(ROUNDS_KEY)
         if job.kill.site >= job.sites or (isinstance(rounds, int) and job.kill.round >= rounds):
             raise ConfigurationError(
-                f"--kill {job.kill}: there are {job.sites} clients, and {rounds} rounds; name a round before the last"
+                f"--kill {job.kill}: there are {job.sites} clients, and {rounds} rounds; name a round before the last",
+                check="kill-place",
             )
     if job.network is not None and any(site >= job.sites for site in job.network.slow):
-        raise ConfigurationError(f"--network slows down a client that does not exist; there are {job.sites}")
+        raise ConfigurationError(
+            f"--network slows down a client that does not exist; there are {job.sites}", check="no-such-client"
+        )
     known = set().union(*(_known(mode, config) for mode in job.modes))
     for key in job.sweep:
         if key in _DECIDED:
-            raise ConfigurationError(f"--set {key}: {_DECIDED[key]}")
+            raise ConfigurationError(f"--set {key}: {_DECIDED[key]}", check="set-by-option")
         if key not in known:
             if key in job.app.settings.to_mapping():
-                raise ConfigurationError(f"--set {key} is for {_takers(key)}, which --modes does not name")
+                raise ConfigurationError(
+                    f"--set {key} is for {_takers(key)}, which --modes does not name", check="other-modes"
+                )
             raise UnknownKey(key, known, _SET)
     if job.app.settings.private and not any(chosen.mode.private for chosen in job.modes):
         raise ConfigurationError(TOGETHER.format(" or ".join(name for name, mode in MODES.items() if mode.private)))

@@ -86,10 +86,11 @@ def _judged_by(known: Known, target: Target | None) -> JudgedBy | None:
 def check_report_place(out: Path, *, force: bool) -> None:
     """Raise ConfigurationError where a report would replace another one without force, or anything else."""
     if out.exists() and not out.is_dir():
-        raise ConfigurationError(f"--report: {out} is a file; name a folder")
+        raise ConfigurationError(f"--report: {out} is a file; name a folder", check="not-a-folder")
     if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):
         raise ConfigurationError(
-            f"--report: {out} is not empty; choose another folder, or --force to replace a report in it"
+            f"--report: {out} is not empty; choose another folder, or --force to replace a report in it",
+            check="not-empty",
         )
 
 

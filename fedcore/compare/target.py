@@ -53,10 +53,12 @@ class Target:
         better: str | None = words.pop() if words[-1] in ("max", "min") else None
         name, value = ":".join(words[:-1]), _number(words[-1])
         if not name or value is None:
-            raise ConfigurationError(f"{_SHAPE}, not {text!r}")
+            raise ConfigurationError(f"{_SHAPE}, not {text!r}", check="target-form")
         better = better or known_by_name([name])[name]
         if better is None:
-            raise ConfigurationError(f"--target {text}: say whether more of {name} is better, {text}:max or {text}:min")
+            raise ConfigurationError(
+                f"--target {text}: say whether more of {name} is better, {text}:max or {text}:min", check="no-direction"
+            )
         return cls(metric=name, value=value, better="max" if better == "max" else "min")
 
     @classmethod

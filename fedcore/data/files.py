@@ -121,7 +121,8 @@ def read_verified(name: str, data_dir: Path | str | None = None) -> bytes:
         if known.url is None:
             raise DataError(
                 f"{path} is missing, and it has no public address to download it from: "
-                f"set {DATA_VARIABLE} (or --data-dir) to a folder that holds {name}"
+                f"set {DATA_VARIABLE} (or --data-dir) to a folder that holds {name}",
+                check="no-address",
             )
         download(known.url, path, known.sha256)
     try:
@@ -131,7 +132,8 @@ def read_verified(name: str, data_dir: Path | str | None = None) -> bytes:
     digest = hashlib.sha256(content).hexdigest()
     if digest != known.sha256:
         raise DataError(
-            f"{path} is not the file it should be (SHA-256 {digest}, expected {known.sha256}): delete it or restore it"
+            f"{path} is not the file it should be (SHA-256 {digest}, expected {known.sha256}): delete it or restore it",
+            check="wrong-hash",
         )
     return content
 
@@ -146,15 +148,16 @@ def download(url: str, path: Path, sha256: str) -> None:
         with replacing(path, mode=0o600) as file:
             digest = _stream(url, file)
             if digest != sha256:
-                raise DataError(f"{url} sent other content (SHA-256 {digest}, expected {sha256})")
+                raise DataError(f"{url} sent other content (SHA-256 {digest}, expected {sha256})", check="wrong-hash")
     except httpx.HTTPError as error:
         raise DataError(
             f"{path} is missing and {url} cannot be fetched ({type(error).__name__}): without a "
             f"network, set {DATA_VARIABLE} (or --data-dir) to a folder that holds "
-            f"{path.parent.name}/{path.name}"
+            f"{path.parent.name}/{path.name}",
+            check="not-fetched",
         ) from error
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}") from error
+        raise DataError(f"{path} cannot be written: {error.strerror}", check="not-written") from error
 
 
 def _stream(url: str, file: BinaryIO) -> str:

@@ -63,7 +63,7 @@ def _make(name: str, values: Mapping[str, Any], clients: int, seed: int) -> Any:
     try:
         return usable[name](**{key: value for key, value in ours.items() if key in takes}, **values)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"partition flower:{name} does not work: {error}") from None
+        raise ConfigurationError(f"partition flower:{name} does not work: {error}", check="partitioner") from None
 
 
 def _values(text: str) -> dict[str, Any]:
@@ -85,7 +85,8 @@ def _partitioners() -> ModuleType:
         from flwr_datasets import partitioner
     except ImportError as error:
         raise ConfigurationError(
-            f"Flower's partitioners come with an extra: pip install 'fedcore[flower-datasets]' ({error})"
+            f"Flower's partitioners come with an extra: pip install 'fedcore[flower-datasets]' ({error})",
+            check="not-installed",
         ) from None
     module: ModuleType = partitioner
     return module

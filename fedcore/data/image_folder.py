@@ -29,9 +29,12 @@ def load_image_folder(
     if channels not in _MODES:
         raise DataError(f"an image has 1 or 3 channels here, not {channels}")
     if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
+        raise DataError(f"there is no folder {root}", check="no-folder")
     if strange := sorted({found.name for found in root.iterdir() if found.is_dir()} - set(classes)):
-        raise DataError(f"{root} has a folder {strange[0]!r}, which is no class; there are {', '.join(classes)}")
+        raise DataError(
+            f"{root} has a folder {strange[0]!r}, which is no class; there are {', '.join(classes)}",
+            check="no-such-class",
+        )
     halves: tuple[list[Path], list[Path]] = ([], [])
     for name in classes:
         for place, path in enumerate(_images(root / name)):
@@ -40,7 +43,8 @@ def load_image_folder(
     if not train or not test:
         raise DataError(
             f"{root} has {len(train) + len(test)} images; of one class there have to be at least 5, in {root}/"
-            f"{classes[0]} for instance"
+            f"{classes[0]} for instance",
+            check="too-few-images",
         )
     return _split(train, classes, size, channels), _split(test, classes, size, channels)
 
@@ -65,6 +69,6 @@ def load_image(path: Path, *, size: tuple[int, int], channels: int = 3) -> NDArr
         with Image.open(path) as image:
             fitted = image.convert(_MODES[channels]).resize((size[1], size[0]))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
+        raise DataError(f"{path} cannot be read as an image: {error}", check="unreadable-image") from None
     pixels = np.asarray(fitted, np.float32).reshape(*size, channels) / 255
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -47,13 +47,15 @@ def _table_of_digits() -> NDArray[np.float64]:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
-        raise DataError("digits are part of scikit-learn: pip install scikit-learn")
+        raise DataError("digits are part of scikit-learn: pip install scikit-learn", check="not-installed")
     path = Path(package.submodule_search_locations[0], *_DIGITS_FILE)
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             return np.loadtxt(lines, delimiter=",")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"digits are a file of scikit-learn that cannot be read, {path}: {error}") from error
+        raise DataError(
+            f"digits are a file of scikit-learn that cannot be read, {path}: {error}", check="unreadable"
+        ) from error
 
 
 def _stratified_test_rows(labels: Integers, share: float, seed: int) -> Integers:
@@ -102,16 +104,18 @@ def parse_idx(compressed: bytes, where: str) -> NDArray[np.uint8]:
     try:
         raw = gzip.decompress(compressed)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{where} is not a complete gzip file: {error}") from error
+        raise DataError(f"{where} is not a complete gzip file: {error}", check="not-gzip") from error
     if len(raw) < 4 or raw[:3] != bytes([0, 0, _IDX_UINT8]):
-        raise DataError(f"{where} is not an IDX file of unsigned bytes")
+        raise DataError(f"{where} is not an IDX file of unsigned bytes", check="not-idx")
     rank = raw[3]
     start = 4 + 4 * rank
     if rank == 0 or len(raw) < start:
-        raise DataError(f"{where} ends inside its IDX header")
+        raise DataError(f"{where} ends inside its IDX header", check="idx-header")
     shape = struct.unpack_from(f">{rank}I", raw, 4)
     if len(raw) - start != math.prod(shape):
-        raise DataError(f"{where} holds {len(raw) - start} values where its header says {math.prod(shape)}")
+        raise DataError(
+            f"{where} holds {len(raw) - start} values where its header says {math.prod(shape)}", check="idx-length"
+        )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -161,7 +165,7 @@ def load_cifar10(data_dir: Path | str | None = None) -> Dataset:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as archive:
             train, test = _split(archive, _TRAIN_FILES), _split(archive, _TEST_FILES)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{CIFAR10} is not a complete tar.gz archive: {error}") from error
+        raise DataError(f"{CIFAR10} is not a complete tar.gz archive: {error}", check="incomplete-archive") from error
     return Dataset(name="cifar10", train=train, test=test, classes=_CLASSES)
 
 
@@ -176,14 +180,20 @@ def _records(archive: tarfile.TarFile, name: str) -> NDArray[np.uint8]:
     try:
         member = archive.getmember(name)
     except KeyError:
-        raise DataError(f"{CIFAR10} holds no {name}") from None
+        raise DataError(f"{CIFAR10} holds no {name}", check="not-in-archive") from None
     stream = archive.extractfile(member) if member.isfile() else None
     if stream is None:
-        raise DataError(f"{name} in {CIFAR10} is not a file")
+        raise DataError(f"{name} in {CIFAR10} is not a file", check="not-a-file")
     content = stream.read()
     if not content or len(content) % _RECORD:
-        raise DataError(f"{name} in {CIFAR10} has {len(content)} bytes, not a number of records of {_RECORD} bytes")
+        raise DataError(
+            f"{name} in {CIFAR10} has {len(content)} bytes, not a number of records of {_RECORD} bytes",
+            check="record-length",
+        )
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
     if records[:, 0].max() >= _CLASSES:
-        raise DataError(f"{name} in {CIFAR10} holds label {records[:, 0].max()}, but there are {_CLASSES} classes")
+        raise DataError(
+            f"{name} in {CIFAR10} holds label {records[:, 0].max()}, but there are {_CLASSES} classes",
+            check="label-range",
+        )
     return records

@@ -64,7 +64,8 @@ def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: floa
     if MIN_TRAIN_EXAMPLES * clients > len(train):  # no draw can
         raise DataError(
             f"{len(train)} training examples cannot give each of {clients} clients {MIN_TRAIN_EXAMPLES}: take fewer "
-            'clients, or partition = "iid", which gives each at least 1'
+            'clients, or partition = "iid", which gives each at least 1',
+            check="too-few-examples",
         )
     rng = np.random.default_rng(seed)
     classes = 1 + max(int(_class_labels(half).max()) for half in (train, test))
@@ -77,7 +78,8 @@ def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: floa
     raise DataError(
         f"no draw of Dirichlet({alpha:g}) out of {_DRAWS} gives each of {clients} clients "
         f"{MIN_TRAIN_EXAMPLES} training examples and {MIN_TEST_EXAMPLES} test example: "
-        "take a larger alpha or fewer clients"
+        "take a larger alpha or fewer clients",
+        check="no-draw",
     )
 
 
@@ -98,10 +100,14 @@ def shards(train: Split, test: Split, *, clients: int, seed: int, per_client: in
 def natural(train: Split, test: Split, *, clients: int) -> list[ClientRows]:
     """By the owner that the data come with; owner g goes to client g modulo `clients`."""
     if train.groups is None or test.groups is None:
-        raise ConfigurationError("this data set has no natural owners: use iid, dirichlet:ALPHA or shards:COUNT")
+        raise ConfigurationError(
+            "this data set has no natural owners: use iid, dirichlet:ALPHA or shards:COUNT", check="no-natural-owners"
+        )
     owners = int(train.groups.max()) + 1
     if clients > owners:
-        raise ConfigurationError(f"{clients} clients cannot share {owners} natural owners: use {owners} or fewer")
+        raise ConfigurationError(
+            f"{clients} clients cannot share {owners} natural owners: use {owners} or fewer", check="natural-owners"
+        )
     halves = [
         [np.flatnonzero(groups % clients == client) for client in range(clients)]
         for groups in (train.groups, test.groups)
@@ -132,7 +138,7 @@ def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[C
     ConfigurationError for a rule that does not exist or does not fit the data, DataError if a part would be too small.
     """
     if clients < 1:
-        raise ConfigurationError(f"a partition needs at least one client, not {clients}")
+        raise ConfigurationError(f"a partition needs at least one client, not {clients}", check="no-clients")
     if seed < 0:
         raise ConfigurationError(f"a partition's seed cannot be negative: {seed}")
     train, test = dataset.train, dataset.test
@@ -163,7 +169,7 @@ def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[C
 def client_data(dataset: Dataset, spec: str, *, client: int, clients: int, seed: int) -> tuple[Split, Split]:
     """Training and test data of one client (0 to clients - 1) under `partition`."""
     if not 0 <= client < clients:
-        raise ConfigurationError(f"there is no client {client} among {clients}")
+        raise ConfigurationError(f"there is no client {client} among {clients}", check="no-such-client")
     part = partition(spec, dataset, clients=clients, seed=seed)[client]
     return dataset.train.take(part.train), dataset.test.take(part.test)
 
@@ -183,7 +189,7 @@ def _positive(spec: str, value: str, kind: Callable[[str], _Number]) -> _Number:
 
 def _class_labels(half: Split) -> Integers:
     if half.y.ndim != 1:
-        raise ConfigurationError("this data set has no class for each example: use iid or natural")
+        raise ConfigurationError("this data set has no class for each example: use iid or natural", check="no-labels")
     return half.y
 
 
@@ -239,5 +245,6 @@ def _guarded(parts: list[ClientRows], rule: str, min_train: int = MIN_TRAIN_EXAM
     raise DataError(
         f"{rule} leaves client {client} with {len(parts[client].train)} training and "
         f"{len(parts[client].test)} test examples (at least {min_train} and "
-        f"{MIN_TEST_EXAMPLES} are needed): use fewer clients"
+        f"{MIN_TEST_EXAMPLES} are needed): use fewer clients",
+        check="too-few-examples",
     )

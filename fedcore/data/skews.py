@@ -26,10 +26,11 @@ def labels(train: Split, test: Split, *, clients: int, seed: int, per_client: in
     """
     kinds = 1 + max(int(half.y.max()) for half in (train, test))
     if per_client > kinds:
-        raise ConfigurationError(f"a client cannot have {per_client} of {kinds} labels")
+        raise ConfigurationError(f"a client cannot have {per_client} of {kinds} labels", check="too-many-labels")
     if clients * per_client < kinds:
         raise ConfigurationError(
-            f"{clients} clients with {per_client} labels each leave some of {kinds} labels to nobody: use more"
+            f"{clients} clients with {per_client} labels each leave some of {kinds} labels to nobody: use more",
+            check="too-few-labels",
         )
     rng = np.random.default_rng(seed)
     owners = _owners(clients, kinds, per_client, rng)

@@ -23,7 +23,9 @@ def load_synthetic(alpha: float, beta: float, *, devices: int = 30, seed: int = 
     """
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf and devices > 0):
         raise ConfigurationError(
-            f"Synthetic({alpha:g}, {beta:g}) over {devices} devices: both numbers are at least 0, and there is a device"
+            f"Synthetic({alpha:g}, {beta:g}) over {devices} devices: both numbers are at least 0, and there is a "
+            "device",
+            check="synthetic-numbers",
         )
     rng = np.random.default_rng(seed)
     sizes = np.floor(rng.lognormal(4, 2, devices)).astype(np.int64) + _LEAST

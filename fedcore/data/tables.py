@@ -129,7 +129,9 @@ class TableSchema:
         table = read_cells(path)
         wanted = [one.name for one in self.columns] + ([self.target] if targets else [])
         if lacking := [name for name in wanted if name not in table.columns]:
-            raise DataError(f"{path} lacks a column of schema.toml: {nearest(lacking[0], table.columns)}")
+            raise DataError(
+                f"{path} lacks a column of schema.toml: {nearest(lacking[0], table.columns)}", check="columns-missing"
+            )
         if targets:
             table = table[table[self.target].notna()]
         if not len(table):
@@ -192,9 +194,9 @@ def read_cells(path: Path) -> pandas.DataFrame:
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not in UTF-8; save it as CSV UTF-8") from None
+        raise DataError(f"{path} is not in UTF-8; save it as CSV UTF-8", check="not-utf-8") from None
     except (pandas.errors.EmptyDataError, pandas.errors.ParserError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}") from None
+        raise DataError(f"{path} cannot be read as CSV: {error}", check="not-csv") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     table.columns = table.columns.str.strip()
@@ -245,7 +247,8 @@ def table_data(
     parts = [part.take(np.arange(share, len(part), shares)) for part in (train, test)]
     if not all(map(len, parts)):
         raise DataError(
-            f"{len(train)} training and {len(test)} test rows are too few for {shares} clients: simulate fewer of them"
+            f"{len(train)} training and {len(test)} test rows are too few for {shares} clients: simulate fewer of them",
+            check="too-few-rows",
         )
     return parts[0], parts[1]
 
@@ -259,7 +262,8 @@ def _shared_file(name: str, app: Path) -> Path:
         return app / example.read_text(encoding="utf-8").strip()
     raise DataError(
         "this site has no table: name its CSV file with --node-config 'csv=\"/data/patients.csv\"'. To divide one file "
-        f"among several clients, for trying things out, name the folder that holds {name} with --data-dir"
+        f"among several clients, for trying things out, name the folder that holds {name} with --data-dir",
+        check="no-table",
     )
 
 
@@ -289,7 +293,8 @@ def _all_understood(cells: Cells, values: NDArray[np.float64], wrong: str) -> ND
         rows = [int(str(cells.index[row])) + 1 for row in bad[:5]]
         raise DataError(
             f"{cells.name} has {len(bad)} cells that are {wrong}, the first in row {', '.join(map(str, rows))}: "
-            "correct the file, or let all sites agree on another schema.toml"
+            "correct the file, or let all sites agree on another schema.toml",
+            check="wrong-cells",
         )
     return values
 

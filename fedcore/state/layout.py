@@ -53,10 +53,11 @@ class TensorSpec:
         if self.dtype not in STORAGE:
             raise EncodingError(
                 f"tensor {self.name!r} has dtype {self.dtype!r}, which cannot be averaged; "
-                f"convert it to one of {', '.join(STORAGE)}"
+                f"convert it to one of {', '.join(STORAGE)}",
+                check="tensor-dtype",
             )
         if not all(type(size) is int and size >= 0 for size in self.shape):
-            raise EncodingError(f"tensor {self.name!r} has a malformed shape")
+            raise EncodingError(f"tensor {self.name!r} has a malformed shape", check="tensor-shape")
         if self.nbytes >= _LARGEST_TENSOR:
             raise EncodingError(f"tensor {self.name!r} is larger than any machine's memory")
 
@@ -128,7 +129,8 @@ class Layout:
                 expected = f"tensor {ours.name!r}" if ours else "no further tensor"
                 found = f"tensor {theirs.name!r}" if theirs else "no further tensor"
                 raise EncodingError(
-                    f"{what}: expected {expected}, found {found}; keep the names and the order of the model's tensors"
+                    f"{what}: expected {expected}, found {found}; keep the names and the order of the model's tensors",
+                    check="tensor-names",
                 )
             raise EncodingError(
                 f"{what}: tensor {ours.name!r} is {theirs.dtype}{list(theirs.shape)}, expected "
@@ -161,7 +163,8 @@ def from_float(spec: TensorSpec, values: NDArray[Any]) -> NDArray[Any]:
 def _too_large(spec: TensorSpec) -> EncodingError:
     return EncodingError(
         f"tensor {spec.name!r} holds values that are too large for its dtype {spec.dtype}; "
-        "keep it as F32, or lower the learning rate or the clipping norm"
+        "keep it as F32, or lower the learning rate or the clipping norm",
+        check="dtype-overflow",
     )
 
 

@@ -145,7 +145,7 @@ class Lock:
             raise EnvironmentFailure(f"{path} cannot be locked: {error.strerror}") from error
         if held:
             os.close(self._descriptor)
-            raise ConfigurationError(taken)
+            raise ConfigurationError(taken, check="taken")
 
     def close(self) -> None:
         """Let another process have it; does nothing the second time."""

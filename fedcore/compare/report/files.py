@@ -117,7 +117,9 @@ def _read(path: Path) -> Comparison:
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise ConfigurationError(f"--from: {path} is not a report.json of this version: {what}") from None
+        raise ConfigurationError(
+            f"--from: {path} is not a report.json of this version: {what}", check="no-report"
+        ) from None
 
 
 def drawings_of(comparison: Comparison) -> list[Drawing]:

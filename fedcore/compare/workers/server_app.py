@@ -48,7 +48,9 @@ def train_centralized(
     except ConfigurationError as reason:
         ignored = [key for key, option in run.mode.options.items() if run.options[key] != option.default]
         if ignored:
-            raise ConfigurationError(f"{', '.join(ignored)} cannot be set for this app: {reason}") from None
+            raise ConfigurationError(
+                f"{', '.join(ignored)} cannot be set for this app: {reason}", check="global-batch"
+            ) from None
         report(Note(line=f"centralized by the ServerApp of {run.app.name}: {reason}"))
         _run_server_app(report, run)
     else:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from support.error_bound import error_bound
 from support.privacy import seeded
+from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoded, Encoding, ScaleTrack, decode, encode, encode_nothing
 from fedcore.codec.encoding import scale_groups
@@ -53,7 +54,7 @@ def test_one_element_beyond_its_scale_locks_the_sum(bits: int, clipping: Any) ->
     encoding = dataclasses.replace(TIGHT, field_bits=bits, settings=CodecSettings(w_max=W_MAX, clipping=clipping))
     fits, large = send(encoding, update(1.0)), send(encoding, update(-1.5))
     assert (fits.overflowed, large.overflowed, large.clipped) == (False, True, 1)
-    with pytest.raises(UpdateTooLarge, match=r"updates of 1 of 2 clients exceed the scales .* stays closed") as refused:
+    with pytest.raises(UpdateTooLarge, match="1 of 2") as refused:
         decode(encoding, sum_of(fits, large), survivors=2, base=BASE)
     assert isinstance(refused.value, RoundFailed)
     assert refused.value.large == 1
@@ -132,19 +133,19 @@ def hostile(encoding: Encoding, **changes: int) -> None:
     ],
 )
 def test_words_that_no_honest_clients_sum_up_to_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(PeerError, match="malformed"):
+    with raises(PeerError, check="malformed-update"):
         hostile(TIGHT, **changes)
 
 
 def test_nobody_locks_a_sum_that_clips() -> None:
-    with pytest.raises(PeerError, match="malformed"):
+    with raises(PeerError, check="malformed-update"):
         hostile(WARNING, large=1, clipped=1)
-    with pytest.raises(PeerError, match="more was cut off than there was"):
+    with raises(PeerError, check="malformed-update"):
         hostile(WARNING, lost=(2 * W_MAX << WARNING.metric_fraction_bits) + 3)
 
 
 def test_what_no_scale_holds_fails_its_client() -> None:
-    with pytest.raises(EncodingError, match=r"tensor 'w' changed by 3e\+19 times w-max / examples"):
+    with raises(EncodingError, check="update-beyond-scales", match=r"'w'.*3e\+19"):
         send(TIGHT, update(3e19))
 
 

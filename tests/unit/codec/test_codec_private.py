@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.encodings import encoding_from_json, encoding_to_json
 from support.privacy import CODEC, encoding_for, plan, seeded, weights
+from support.raising import raises
 
 from fedcore.codec import (
     CodecSettings,
@@ -154,7 +155,7 @@ class TestMetrics:
             self.send({"acc": value, "pair": [0.0, 0.0]}, 0)
 
     def test_other_metrics_than_those_of_the_exchange(self) -> None:
-        with pytest.raises(EncodingError, match="reports the metrics acc, loss, the exchange is for acc, pair:2"):
+        with raises(EncodingError, check="other-metrics", match="acc.*loss.*acc.*pair:2"):
             self.send({"acc": 0.5, "loss": 0.5}, 0)
 
 
@@ -182,7 +183,7 @@ class TestFailures:
         for seed in range(failed):
             total = total + encode_nothing(encoding, randomness=seeded(100 + seed)).words
         if failed == 3:
-            with pytest.raises(NothingContributed, match="about 3 of 3 clients contributed nothing"):
+            with pytest.raises(NothingContributed, match="3 of 3"):
                 decode(encoding, total, survivors=3, base=weights(size=50))
             return
         decoded = decode(encoding, total, survivors=3, base=weights(size=50))
@@ -252,11 +253,11 @@ class TestSensitivity:
         encoding = encoding_for(3)
         vector = np.array([0.0, 1.0, 0.0])
         lanes = np.zeros(3, np.int32)
-        with pytest.raises(UsageError, match="longer than its clipping bound"):
+        with raises(UsageError, check="longer-than-clipping"):
             _round(encoding, lanes, lambda: iter((vector,)), encoding.release.scale * 1.1, seeded(4))
 
     def test_an_update_with_nan(self) -> None:
-        with pytest.raises(EncodingError, match="NaN"):
+        with raises(EncodingError, check="not-finite"):
             words_of(encoding_for(2), weights(1.0, math.nan))
 
     def test_rounding_has_a_stream_of_its_own(self) -> None:
@@ -281,32 +282,32 @@ class TestWrapping:
     def test_parameters_that_could_wrap_are_refused(self) -> None:
         limit = encoding_for(10**6, n_max=30_000, noise_clients=20_000)
         assert 30_000 * 2 * limit.offset < 1 << 32
-        with pytest.raises(EncodingError, match="could wrap in 32 bits"):
+        with raises(EncodingError, check="noised-sum-wraps"):
             encoding_for(10**6, n_max=300_000, noise_clients=20_000)
 
     def test_a_sum_out_of_range_is_no_sum(self) -> None:
         encoding = encoding_for(3)
         total = total_of(encoding, [weights(size=3)] * 2)
         total[0] += np.uint64(2 * 2 * encoding.offset + 1)
-        with pytest.raises(PeerError, match="out of range"):
+        with raises(PeerError, check="malformed-update"):
             decode(encoding, total, survivors=2, base=weights(size=3))
 
     def test_padding_is_checked(self) -> None:
         encoding = encoding_for(4)
         total = total_of(encoding, [weights(size=4)] * 2)
         total[2] ^= np.uint64(1 << 60)
-        with pytest.raises(PeerError, match="padding"):
+        with raises(PeerError, check="padding"):
             decode(encoding, total, survivors=2, base=weights(size=4))
 
 
 class TestParameters:
     def test_integer_tensors_are_refused(self) -> None:
         layout = ModelState.from_arrays({"w": np.zeros(3, np.float32), "batches": np.array(0, np.int64)}).layout
-        with pytest.raises(EncodingError, match=r"integer tensor 'batches' .* GroupNorm"):
+        with raises(EncodingError, check="integer-tensor", match="'batches'"):
             private_encoding(CODEC, layout, 3, plan=plan(), noise_clients=2)
 
     def test_more_shares_than_clients(self) -> None:
-        with pytest.raises(EncodingError, match="4 noise shares cannot come from 3 clients"):
+        with raises(EncodingError, check="noise-shares", match=r"4\D+3"):
             encoding_for(3, n_max=3, noise_clients=4)
 
     def test_json_and_back(self) -> None:

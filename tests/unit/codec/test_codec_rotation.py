@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.error_bound import error_bound
+from support.raising import raises
 
 from fedcore.codec import (
     CodecSettings,
@@ -132,7 +133,7 @@ def test_an_upload_takes_its_part_of_float32_at_every_width(fraction: float, n: 
 def test_auto_takes_what_the_cohort_leaves_room_for() -> None:
     assert [auto_field_bits(n, 0.0) for n in (2, 18, 19, 73, 74, 292, 293, 5000)] == [8, 8, 10, 10, 12, 12, 16, 21]
     assert [auto_field_bits(10, fraction) for fraction in (0.05, 0.25, 0.34, 0.4, 0.5, 1.0)] == [8, 8, 10, 12, 16, 16]
-    with pytest.raises(EncodingError, match="lower the cohort size"):
+    with raises(EncodingError, check="cohort-too-large"):
         auto_field_bits(1 << 29, 0.0)
 
 
@@ -228,16 +229,16 @@ def test_a_malformed_sum_is_refused() -> None:
         for word, value in ((0, (1 << 60) - 1), (encoding.sections["packed"].stop - 1, 0)):
             wrong = words.copy()
             wrong[word] = value
-            with pytest.raises(PeerError, match="is out of range"):
+            with raises(PeerError, check="malformed-update", match="'w'"):
                 decode(encoding, wrong, survivors=1, base=base)
         if 64 % bits:
             words[3] |= np.uint64(1 << 63)
-            with pytest.raises(PeerError, match="padding"):
+            with raises(PeerError, check="padding"):
                 decode(encoding, words, survivors=1, base=base)
 
 
 def test_an_evaluation_may_ask_more_clients_than_narrow_fields_hold() -> None:
     codec = CodecSettings(field_bits=8)
     assert first_encoding(codec, None, 1000, metrics=()).words > 0
-    with pytest.raises(EncodingError, match="raise field-bits or lower the cohort size"):
+    with raises(EncodingError, check="too-few-bits", match="field-bits"):
         first_encoding(codec, state(np.zeros(2000)).layout, 19, rotation=SEED)

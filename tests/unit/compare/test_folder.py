@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.raising import raises
 from support.tiny import TINY
 
 from fedcore.compare.app_facts import AppFacts
@@ -75,7 +76,7 @@ def test_a_changed_app_is_another_job(tmp_path: Path) -> None:
             target.write_bytes(source.read_bytes())
     folder.check(replace(first, app=FlowerApp.load(app)), force=False)
     (app / "tiny_app" / "problem.py").write_text("# another problem")
-    with pytest.raises(ConfigurationError, match="app_sha256: "):
+    with raises(ConfigurationError, check="other-comparison", match="app_sha256"):
         folder.check(replace(first, app=FlowerApp.load(app)), force=False)
 
 
@@ -84,7 +85,7 @@ def test_only_one_at_a_time(tmp_path: Path) -> None:
     with folder.opened(job(folder.path), force=False):
         for force in (False, True):
             with (
-                pytest.raises(ConfigurationError, match="another `fedcore compare` runs in"),
+                raises(ConfigurationError, check="taken"),
                 folder.opened(job(folder.path), force=force),
             ):
                 raise AssertionError("opened twice")
@@ -95,5 +96,5 @@ def test_only_one_at_a_time(tmp_path: Path) -> None:
 def test_a_job_file_that_cannot_be_read(tmp_path: Path) -> None:
     for content in ("{", "[]", json.dumps({"schema": "other"})):
         (tmp_path / JOB_FILE).write_text(content)
-        with pytest.raises(ConfigurationError, match="--force begins anew"):
+        with raises(ConfigurationError, check="unreadable-job", match="--force"):
             OutFolder(tmp_path).check(job(tmp_path), force=False)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.raising import raises
 from support.tiny import TINY
 
 from fedcore.compare.measure.network import Network
@@ -69,7 +70,7 @@ def test_the_mode_decides_whether_rounds_wait_for_everybody() -> None:
     settings = runs.mode.settings({**app, "buffer-size": 5}, sites=8)
     assert (settings["asynchrony"], settings["buffer-size"], settings["min-clients"]) == ("buffered", 5, 0)
     assert runs.mode.settings({}, sites=8)["buffer-size"] == 4
-    with pytest.raises(ConfigurationError, match="buffer-size is 1, but a sum needs"):
+    with raises(ConfigurationError, check="buffer-below-minimum", match="buffer-size"):
         runs.mode.settings({"buffer-size": 1}, sites=8)
 
 
@@ -85,32 +86,32 @@ def test_federated_modes_have_their_own_settings() -> None:
 @pytest.mark.parametrize(
     ("modes", "changes", "message"),
     [
-        ("centralized", {"sweep": {"lrr": (0.1,)}}, "unknown key 'lrr' in --set; did you mean 'lr'"),
+        ("centralized", {"sweep": {"lrr": (0.1,)}}, {"match": "'lrr'.*'lr'"}),
         (
             "centralized",
             {"sweep": {"field-bits": (16,)}},
-            "--set field-bits is for the modes federated, federated-plain, federated-async and",
+            {"check": "other-modes", "match": "field-bits.*federated.*federated-plain.*federated-async"},
         ),
-        ("federated", {"sweep": {"dp-epsilon": (1.0,)}}, "--set dp-epsilon is for the mode federated-dp"),
-        ("federated-dp", {}, "federated-dp: dp-epsilon or dp-noise-multiplier and the mode federated-dp go together"),
-        ("federated[dp-epsilon=1]", {}, "dp-epsilon is for the mode federated-dp"),
-        ("federated", {"sweep": {"aggregation": ("plain",)}}, "each federated mode has its own aggregation"),
-        ("federated", {"sweep": {"seed": (1, 2)}}, "--seeds names the seeds"),
-        ("local[h=3]", {}, r"local\[h=3\]: unknown key 'h' in --modes"),
-        ("local[lr=fast]", {}, "lr in the run config must be of type float"),
-        ("federated", {"sites": 1}, "at least 2 clients"),
-        ("federated", {"kill": Kill(site=4, round=1)}, "--kill client-5@1: there are 4 clients, and 15 rounds"),
-        ("federated", {"kill": Kill(site=0, round=15)}, "name a round before the last"),
-        ("federated", {"network": Network.parse("lan,slow=5:2")}, "slows down a client that does not exist"),
-        ("federated", {"app": TINY, "seeds": (1,)}, "--seeds needs the key 'seed' in the run config of tiny"),
-        ("federated", {"app": TINY, "partition": "iid"}, "--partition needs the key 'partition'"),
-        ("ps-ssp", {"sweep": {"s": (-1.0,)}}, "s cannot be -1"),
-        ("diloco[h=0]", {}, "h must be at least 1"),
-        ("allreduce[hook=fp8]", {}, "hook must be one of none, fp16, bf16, powersgd, not 'fp8'"),
+        ("federated", {"sweep": {"dp-epsilon": (1.0,)}}, {"check": "other-modes", "match": "dp-epsilon.*federated-dp"}),
+        ("federated-dp", {}, {"match": "federated-dp.*dp-epsilon.*dp-noise-multiplier.*federated-dp"}),
+        ("federated[dp-epsilon=1]", {}, {"match": r"federated\[dp-epsilon=1\].*federated-dp"}),
+        ("federated", {"sweep": {"aggregation": ("plain",)}}, {"check": "set-by-option", "match": "aggregation"}),
+        ("federated", {"sweep": {"seed": (1, 2)}}, {"check": "set-by-option", "match": "--seeds"}),
+        ("local[h=3]", {}, {"match": r"local\[h=3\].*'h'.*--modes"}),
+        ("local[lr=fast]", {}, {"match": r"local\[lr=fast\].*float"}),
+        ("federated", {"sites": 1}, {"check": "too-few-clients"}),
+        ("federated", {"kill": Kill(site=4, round=1)}, {"check": "kill-place", "match": "client-5@1"}),
+        ("federated", {"kill": Kill(site=0, round=15)}, {"check": "kill-place", "match": "client-1@15"}),
+        ("federated", {"network": Network.parse("lan,slow=5:2")}, {"check": "no-such-client", "match": "--network"}),
+        ("federated", {"app": TINY, "seeds": (1,)}, {"check": "key-needed", "match": "--seeds.*'seed'.*tiny"}),
+        ("federated", {"app": TINY, "partition": "iid"}, {"check": "key-needed", "match": "--partition.*'partition'"}),
+        ("ps-ssp", {"sweep": {"s": (-1.0,)}}, {"match": "ps-ssp.*-1"}),
+        ("diloco[h=0]", {}, {"match": r"\bh\b.*1"}),
+        ("allreduce[hook=fp8]", {}, {"match": "hook.*none.*fp16.*bf16.*powersgd.*'fp8'"}),
     ],
 )
-def test_wrong_input_is_refused(modes: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_wrong_input_is_refused(modes: str, changes: dict[str, Any], message: dict[str, str]) -> None:
+    with raises(ConfigurationError, **message):
         plan(job(modes, **changes))
 
 
@@ -139,7 +140,7 @@ def test_seeds_that_are_none(text: str) -> None:
 
 
 def test_the_number_of_seeds_needs_the_first() -> None:
-    with pytest.raises(ConfigurationError, match="--seeds needs the key 'seed'"):
+    with raises(ConfigurationError, check="key-needed", match="--seeds.*'seed'"):
         parse_seeds("2", None)
 
 
@@ -164,5 +165,5 @@ def test_a_kill() -> None:
 
 
 def test_an_unknown_key_names_the_nearest_over_all_modes() -> None:
-    with pytest.raises(UnknownKey, match="did you mean 'shards'"):
+    with pytest.raises(UnknownKey, match="'shards'"):
         plan(job("ps-sync,centralized", sweep={"shard": (2,)}))

@@ -227,7 +227,7 @@ def before(ranges):
 def test_what_shards_cannot_do_is_refused():
     with pytest.raises(ConfigurationError, match="bfloat16"):
         KeyRanges.of(nn.Linear(2, 2, dtype=torch.bfloat16), shards=1)
-    with pytest.raises(ConfigurationError, match="6 numbers"):
+    with pytest.raises(ConfigurationError, match=r"\b6\b.*\b7\b"):
         KeyRanges.of(nn.Linear(2, 2), shards=7)
     ranges = KeyRanges.of(nn.Linear(2, 2), shards=2)
     with pytest.raises(ConfigurationError, match="shards=1"):

@@ -85,7 +85,6 @@ def test_a_lost_process_is_named_and_gloo_speaks_to_the_log_alone(tmp_path: Path
         serving = pool.submit(Pair.serve, tmp_path / "pair", "client-2", seconds=60.0)
         Pair.join(tmp_path / "pair", "shard-0", seconds=60.0)  # and gone with this line
         pair = serving.result()
-    said = "^client-2 is gone: its process ended, or was silent for more than 60 s$"
-    with pytest.raises(PeerLost, match=said) as lost:
+    with pytest.raises(PeerLost, match=r"^client-2 .* 60 s$") as lost:
         pair.receive(new_header())
     assert "gloo/transport/" in str(lost.value.__cause__)

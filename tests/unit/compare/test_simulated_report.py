@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.raising import raises
 from support.tiny import TINY
 
 import fedcore
@@ -87,13 +88,13 @@ def test_reports_of_runs_are_merged_like_those_of_comparisons(tmp_path: Path) ->
 def test_nothing_but_a_report_is_replaced(tmp_path: Path) -> None:
     check_report_place(tmp_path / "new", force=False)
     (tmp_path / "report.json").touch()
-    with pytest.raises(ConfigurationError, match=r"--report: .* is not empty"):
+    with raises(ConfigurationError, check="not-empty", match="--report"):
         check_report_place(tmp_path, force=False)
     check_report_place(tmp_path, force=True)
     (tmp_path / "report.json").rename(tmp_path / "thesis.tex")
-    with pytest.raises(ConfigurationError, match="is not empty"):
+    with raises(ConfigurationError, check="not-empty"):
         check_report_place(tmp_path, force=True)
-    with pytest.raises(ConfigurationError, match="is a file"):
+    with raises(ConfigurationError, check="not-a-folder"):
         check_report_place(tmp_path / "thesis.tex", force=True)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.raising import raises
 from support.tiny import TINY
 from typer.testing import CliRunner
 
@@ -41,15 +42,15 @@ def test_a_target_is_read(text: str, metric: str, value: float, better: str) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0.9", "NAME:VALUE"),
-        (":0.9", "NAME:VALUE"),
-        ("eval_acc:high", "NAME:VALUE"),
-        ("eval_acc:nan", "NAME:VALUE"),
-        ("figure:4", "say whether more of figure is better"),
+        ("0.9", {"check": "target-form"}),
+        (":0.9", {"check": "target-form"}),
+        ("eval_acc:high", {"check": "target-form"}),
+        ("eval_acc:nan", {"check": "target-form"}),
+        ("figure:4", {"check": "no-direction", "match": "figure:4:max"}),
     ],
 )
-def test_what_is_no_target_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_what_is_no_target_is_refused(text: str, says: dict[str, str]) -> None:
+    with raises(ConfigurationError, **says):
         Target.parse(text)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.raising import raises
 
 from fedcore.data import Dataset, Split, client_data, load_digits, partition
 from fedcore.data.partition import MIN_TRAIN_EXAMPLES
@@ -141,26 +142,26 @@ def test_a_rule_that_does_not_exist_is_refused(rule):
 
 def test_a_rule_that_does_not_fit_is_refused_with_the_way_out():
     data = dataset(100)
-    with pytest.raises(ConfigurationError, match="12 or fewer"):
+    with raises(ConfigurationError, check="natural-owners", match=r"\b12\b"):
         partition("natural", data, clients=13, seed=0)
-    with pytest.raises(ConfigurationError, match="at least one client"):
+    with raises(ConfigurationError, check="no-clients"):
         partition("iid", data, clients=0, seed=0)
-    with pytest.raises(ConfigurationError, match="no client 4"):
+    with raises(ConfigurationError, check="no-such-client", match=r"\b4\b"):
         client_data(data, "iid", client=4, clients=4, seed=0)
-    with pytest.raises(DataError, match="use fewer clients"):
+    with raises(DataError, check="too-few-examples", match=r"\b101\b"):
         partition("iid", data, clients=101, seed=0)
-    with pytest.raises(DataError, match=r'100 training examples cannot give each of 11 clients 10: .* "iid"'):
+    with raises(DataError, check="too-few-examples", match=r"\b100\b.*\b11\b.*\b10\b.*\"iid\""):
         partition("dirichlet:1000", data, clients=11, seed=0)
-    with pytest.raises(DataError, match="larger alpha or fewer clients"):
+    with raises(DataError, check="no-draw", match="alpha"):
         partition("dirichlet:0.001", data, clients=8, seed=0)
-    with pytest.raises(ConfigurationError, match="no natural owners"):
+    with raises(ConfigurationError, check="no-natural-owners"):
         partition("natural", load_digits(), clients=2, seed=0)
 
 
 def test_windows_of_text_have_no_class_to_divide_by():
     text = Split(x=np.zeros((50, 8), np.int64), y=np.zeros((50, 8), np.int64))
     data = Dataset(name="text", train=text, test=text, classes=3)
-    with pytest.raises(ConfigurationError, match="use iid or natural"):
+    with raises(ConfigurationError, check="no-labels", match="iid.*natural"):
         partition("shards:2", data, clients=2, seed=0)
     assert len(partition("iid", data, clients=2, seed=0)) == 2
 
@@ -185,12 +186,12 @@ def test_k_labels_gives_every_client_k_labels_and_divides_each_evenly(count):
 @pytest.mark.parametrize(
     ("rule", "clients", "message"),
     [
-        ("labels:6", 10, "cannot have 6 of 5 labels"),
-        ("labels:1", 4, "leave some of 5 labels to nobody"),
+        ("labels:6", 10, {"check": "too-many-labels", "match": r"6\D+5"}),
+        ("labels:1", 4, {"check": "too-few-labels", "match": r"\b5\b"}),
     ],
 )
 def test_k_labels_that_cannot_be_are_refused(rule, clients, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with raises(ConfigurationError, **message):
         partition(rule, dataset(1000), clients=clients, seed=0)
 
 
@@ -221,7 +222,7 @@ def test_sizes_are_those_of_the_distribution_in_both_halves(rule, shares):
 class TestFlowersOwn:
     def test_without_the_extra_it_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-        with pytest.raises(ConfigurationError, match=r"pip install 'fedcore\[flower-datasets\]'"):
+        with raises(ConfigurationError, check="not-installed", match=r"fedcore\[flower-datasets\]"):
             partition("flower:IidPartitioner", dataset(400), clients=3, seed=0)
 
     @pytest.mark.parametrize(
@@ -245,13 +246,13 @@ class TestFlowersOwn:
     @pytest.mark.parametrize(
         ("rule", "error"),
         [
-            ("DirichletPartitoner:alpha=1", "did you mean 'DirichletPartitioner'"),
-            ("DirichletPartitioner:alhpa=1", "did you mean 'alpha'"),
-            ("DirichletPartitioner:alpha", "is no KEY=VALUE"),
-            ("DirichletPartitioner", "does not work"),
+            ("DirichletPartitoner:alpha=1", {"match": "'DirichletPartitioner'"}),
+            ("DirichletPartitioner:alhpa=1", {"match": "'alpha'"}),
+            ("DirichletPartitioner:alpha", {"match": "KEY=VALUE"}),
+            ("DirichletPartitioner", {"check": "partitioner"}),
         ],
     )
     def test_what_it_does_not_have_is_refused(self, rule, error):
         pytest.importorskip("flwr_datasets", reason="the extra flower-datasets is not installed")
-        with pytest.raises(ConfigurationError, match=error):
+        with raises(ConfigurationError, **error):
             partition(f"flower:{rule}", dataset(400), clients=3, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.raising import raises
 
 from fedcore.data import Dataset, load_synthetic, partition
 from fedcore.errors import ConfigurationError
@@ -73,5 +74,5 @@ def test_it_is_a_function_of_its_seed_with_a_client_for_each_device() -> None:
 @pytest.mark.parametrize("numbers", [(-1, 0, 30), (0, float("nan"), 30), (0, 0, 0)])
 def test_numbers_that_mean_nothing_are_refused(numbers: tuple[float, float, int]) -> None:
     alpha, beta, count = numbers
-    with pytest.raises(ConfigurationError, match="both numbers are at least 0"):
+    with raises(ConfigurationError, check="synthetic-numbers"):
         load_synthetic(alpha, beta, devices=count)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.raising import raises
 
 from fedcore.data import TableColumn, TableSchema, table_data
 from fedcore.errors import ConfigurationError, DataError
@@ -49,30 +50,30 @@ def test_columns_stand_in_any_order_beside_others(tmp_path, head, rows):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("sixty,1,I,yes", r"column 'age' has 1 cells that are no numbers, the first in row 2"),
-        ("inf,1,I,yes", r"column 'age' has 1 cells that are no numbers"),
-        ("60,perhaps,I,yes", r"column 'smoker' has 1 cells that are neither true nor false"),
-        ("60,1,IV,yes", r"column 'stage' has 1 cells that are none of I, II"),
-        ("60,1,I,unknown", r"column 'ill' has 1 cells that are none of no, yes"),
+        ("sixty,1,I,yes", {"check": "wrong-cells", "match": r"'age'.*1\D+2"}),
+        ("inf,1,I,yes", {"check": "wrong-cells", "match": r"'age'.*\b1\b"}),
+        ("60,perhaps,I,yes", {"check": "wrong-cells", "match": r"'smoker'.*\b1\b"}),
+        ("60,1,IV,yes", {"check": "wrong-cells", "match": r"'stage'.*\b1\b.*I, II"}),
+        ("60,1,I,unknown", {"check": "wrong-cells", "match": r"'ill'.*\b1\b.*no.*yes"}),
     ],
 )
 def test_a_cell_that_does_not_fit_is_counted_and_not_repeated(tmp_path, row, said):
-    with pytest.raises(DataError, match=said) as refused:
+    with raises(DataError, **said) as refused:
         SCHEMA.read(table(tmp_path, "61,1,I,no", row))
     assert not any(word in str(refused.value) for word in ("sixty", "perhaps", "IV", "unknown"))
 
 
 def test_a_file_without_a_column_says_which_was_meant(tmp_path):
     path = table(tmp_path, "61,1,I,no", head="Age,smoker,stage,ill")
-    with pytest.raises(DataError, match=r"lacks a column of schema.toml: 'age'; did you mean 'Age'\?"):
+    with raises(DataError, check="columns-missing", match=r"schema\.toml.*'age'.*'Age'"):
         SCHEMA.read(path)
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "cannot be read as CSV"), (b"age\n\xff\n", "not in UTF-8")])
+@pytest.mark.parametrize(("content", "said"), [(b"", {"check": "not-csv"}), (b"age\n\xff\n", {"check": "not-utf-8"})])
 def test_a_file_that_is_no_csv_is_refused(tmp_path, content, said):
     path = tmp_path / "site.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with raises(DataError, **said):
         SCHEMA.read(path)
 
 
@@ -122,7 +123,7 @@ def test_a_site_has_all_rows_of_its_own_file_and_a_simulated_one_a_share(tmp_pat
     train, test = table_data(SCHEMA, {"csv": "site.csv"}, {**node, "csv": str(path)}, tmp_path)
     assert sorted([*train.x[:, 0], *test.x[:, 0]]) == list(range(100))
     assert len(test) == 20
-    with pytest.raises(DataError, match="this site has no table"):
+    with raises(DataError, check="no-table"):
         table_data(SCHEMA, {"csv": "site.csv"}, node, tmp_path)
     (tmp_path / ".example-csv").write_text("site.csv\n")
     parts = [
@@ -130,5 +131,5 @@ def test_a_site_has_all_rows_of_its_own_file_and_a_simulated_one_a_share(tmp_pat
     ]
     rows = [set(train.x[:, 0]) | set(test.x[:, 0]) for train, test in parts]
     assert sorted(value for part in rows for value in part) == list(range(100))
-    with pytest.raises(DataError, match="too few for 60 clients"):
+    with raises(DataError, check="too-few-rows", match=r"\b60\b"):
         table_data(SCHEMA, {"csv": "other.csv"}, {"partition-id": 59, "num-partitions": 60}, tmp_path)
