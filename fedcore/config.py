@@ -43,54 +43,69 @@ MOST_STALENESS: Final = 100
 class JobSettings:
     """What holds for a whole run.
 
-    aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server).
-    field_bits: width of a packed field, 8, 10, 12, 16, 21 or 32, or "auto" for the narrowest that has room for the sum
-        of the cohort; the first exchange of a run always uses 64. 8, 10 and 12 compress uploads (docs/bytes.md).
-    upload_fraction: what an upload takes of the model's size in float32; 0 for what field_bits make of it.
-    download_bits: 32, or 16 for a model as its difference to the one that a client has, in bfloat16
-        (fedcore/state/difference.py); a client without that one gets the whole. Only with secure aggregation.
+    aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server, and every output
+        says so).
+    field_bits: width of a packed field: 8, 10, 12, 16, 21 or 32, or "auto" for the narrowest that has room for the sum
+        of the cohort, and with upload_fraction for the widest of up to 16 that it pays for. With 16, 21 and 32 the
+        first exchange of a run uses 64; 8, 10 and 12 compress uploads, the first too (docs/bytes.md). Tensors below
+        1,024 elements take 96 bits at any setting.
+    upload_fraction: size of every upload in proportion to the model in float32, from 0.001 to 1; 0 leaves it to
+        field_bits (docs/bytes.md).
+    download_bits: 32, or 16 to send a model to clients that have the previous one as the difference, in bfloat16; other
+        clients get the whole. For slow downlinks and strategies that ask the same clients each round. Only with secure
+        aggregation (docs/bytes.md).
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
-    query_max: largest absolute value of a number in the reply to a query, of which the sum over the clients is made.
+    query_max: largest absolute value of a number in a client's reply to a query, before it is added up.
     max_metrics: how many values the metrics of one reply may hold together.
     train_metrics, evaluate_metrics: names of the metrics that clients report, "name" or "name:4" for a list of 4;
-        without them the first exchange of a kind finds them out.
+        without them the first exchange of a kind carries the names in its sum.
     clip_norm: L2 bound on a client's update; 0 for none.
-    clipping: what comes of an update that grew by more than an exchange has room for: "repeat" (the sum stays closed,
-        and the same clients are asked again with more room), "warn" (it is cut off, and the exchange says how much) or
-        "fail" (the run ends).
-    quorum: survivors needed for a sum; 0 for floor(2n/3) + 1, or as many as the clients' policies ask for.
+    clipping: what to do if an update grew by more than an exchange has room for: "repeat" (the sum stays closed, and
+        the same clients are asked again with more room), "warn" (it is cut off, and the exchange says how much of its
+        norm was lost; a client that would lose more than 1 % contributes nothing) or "fail" (the run ends).
+    quorum: survivors needed for a sum; 0 for floor(2n/3) + 1, or as many as the clients' policies require. Plain:
+        replies with content; with 0 the ServerApp gets the errors itself.
     max_corrupt: fraction of the roster that may collude with the server without learning more than the sum.
-    max_dropout: fraction of a large cohort that may drop out; larger ones make a client's work larger.
-    key_agreement: "x25519", "x25519-mlkem768" (also against later quantum decryption), or "auto": the latter for
-        cohorts small enough for a full graph, where it costs little.
-    min_clients: clients that must be connected before an exchange starts; 0 for as many as their policies ask for.
+    max_dropout: fraction of a cohort of 65 and more that may drop out; larger ones make a client's work larger.
+    key_agreement: "x25519", "x25519-mlkem768" (also against later quantum decryption), or "auto": the latter below 65
+        clients, where it costs little.
+    min_clients: clients that must be connected before an exchange starts; 0 for as many as their policies require (2 in
+        plain mode).
     join_seconds: how long to wait for them.
-    train_seconds: time for the local work of one exchange.
-    step_seconds: time for any other step.
-    liveness_seconds: a client that is silent for longer has dropped out.
-    pause_seconds: the same of one in the middle of a download or an upload, whose line may pause.
-    app_seconds: a ServerApp that asks for nothing for longer fails the run; a sixth of it earns a warning.
-    max_attempts: how often a failed exchange is tried before the run fails.
-    over_selection: fraction of clients asked beyond those that the strategy wants; once as many as it wants have sent
-        their updates, the others are not waited for. Only with secure aggregation, and without differential privacy.
+    train_seconds: time for the local work of one exchange; a client with the default policy refuses a task with less
+        than half of it left (`too-short`).
+    step_seconds: time for any other step. A client that downloads its model in the first step of a secure exchange, and
+        reports progress at least once in this time, is waited for, `train_seconds` longer at most.
+    liveness_seconds: a client that is silent for longer has dropped out. One that is stopped, or asks for another task,
+        has dropped out at once. Time in which the server itself was stopped or overloaded does not count.
+    pause_seconds: the same for a client in the middle of a download or upload, whose line may pause: it keeps its place
+        and sends only the missing parts. If its connection ends, liveness_seconds hold.
+    app_seconds: a ServerApp that requests nothing for longer fails the run; a sixth of it earns a warning.
+    max_attempts: how often a failed exchange is tried before the run fails; the next attempt waits 2 seconds, then 4,
+        8, up to 60.
+    over_selection: fraction of clients asked beyond those that the strategy wants: with 0.3 and a strategy that wants
+        10, 13 train and the first 10 updates make the sum; the others are not needed. The strategy has to want fewer
+        than all. A quorum of all that were asked is always waited for. Only with secure aggregation, without
+        differential privacy, not for queries.
     asynchrony: "none", where a round waits for its clients, or "buffered" (FedBuff): clients train from the newest
         model whenever they are free, and as soon as buffer_size updates are there, their sum makes the next one. Only
         with secure aggregation, and without differential privacy (docs/asynchrony.md).
-    buffer_size: updates that make a new model; 0 for as few as the clients' policies let a sum be made of.
-    concurrency: clients that train at the same time at most; 0 for all.
-    staleness: what an update counts that began t models before the newest: "sqrt" for 1 / sqrt(1 + t), or "constant".
-    max_staleness: an update that began longer ago is not used, and its client begins anew; 100 at most.
-    groups: groups into which the cohort of a training is cut, each a secure sum of its own, so that strategies that
-        compare updates get one mean for each (docs/flower.md); 1 for none. Each group has to be as large as a cohort
-        may be small. Only with secure aggregation, and without differential privacy and over-selection.
-    min_groups: groups that have to give a sum; 0 for more than half of `groups`.
-    best_model: "NAME:max" or "NAME:min" of a metric of the evaluations: the best model so far is kept beside the last
-        one (fedcore/best.py). Only with secure aggregation.
+    buffer_size: updates that make a new model; 0 for as few as the clients' policies allow.
+    concurrency: most clients that train at the same time; 0 for all.
+    staleness: the weight of an update that began t models before the newest: "sqrt" for 1 / sqrt(1 + t), or "constant".
+    max_staleness: an update that began longer ago is not used, and its client begins again; 100 at most.
+    groups: groups into which the cohort of a training is cut at random, each a secure sum of its own, so that
+        strategies that compare updates get one mean for each (docs/flower.md); 1 for none. Each group has to be as
+        large as the smallest allowed cohort. Evaluations and queries stay one sum. Only with secure aggregation,
+        without differential privacy and over-selection.
+    min_groups: groups that have to give a sum; with fewer the exchange fails. 0 for more than half of `groups`.
+    best_model: "NAME:max" or "NAME:min" of a metric of the evaluations: the best model so far is kept as well as the
+        last one (docs/tracking.md). Only with secure aggregation.
 
-    Differential privacy of each client, on where dp_epsilon or dp_noise_multiplier is set (it needs clip_norm):
+    Differential privacy of each client, on if dp_epsilon or dp_noise_multiplier is set (it needs clip_norm):
     dp_epsilon: the budget, at which the run stops; 0 for none.
-    dp_delta: the delta at which epsilon is stated.
+    dp_delta: the delta at which epsilon is stated; below 1 / clients.
     dp_noise_multiplier: noise in the smallest sum over the sensitivity; 0 to derive it from dp_epsilon and dp_rounds.
     dp_rounds: rounds that the budget must last for.
     dp_mechanism: distribution of the noise.

@@ -264,7 +264,7 @@ class DamagedAtRest(RoundFailed):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what} was changed on the server's disk since it was written, or is gone; no client is at fault. Look "
-            "after the disk (docs/operating.md, Database and object store)"
+            "after the disk (docs/howto/troubleshooting.md)"
         )
 
 

@@ -47,7 +47,7 @@ LONGEST = (
     "integration/test_engines.py",
     "integration/test_groups.py",
     "processes/docs/test_first_pages.py",
-    "processes/docs/test_operating_page.py",
+    "processes/docs/test_operating_pages.py",
     "processes/docs/test_site.py",
     "integration/test_flower_agreement.py",
     "processes/docs/test_pages.py::test_a_page[docs/tracking.md]",

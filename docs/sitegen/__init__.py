@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sitegen import commands, diagrams, events, http_api, links, python_api, settings
+from sitegen import commands, diagrams, events, http_api, links, metrics, python_api, settings
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands.render,
     "settings of a run": settings.of_a_run,
     "settings of an engine": settings.of_an_engine,
     "files of a kit": settings.of_kits,
+    "metrics": metrics.render,
     "events": events.render,
     "HTTP": http_api.render,
     "Python": python_api.render,

@@ -53,19 +53,17 @@ class Metrics:
 
     def _observe_runs(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self.runs = counter("fedcore_runs", "Runs that ended, by how.", status=[one for one in RunStatus if one.final])
-        self.rounds = counter("fedcore_rounds", "Exchanges that ended, by how.", outcome=_OUTCOMES)
-        self.groups = counter(
-            "fedcore_groups", "Sums of groups of drawn exchanges, by how they ended.", outcome=_OUTCOMES[:2]
+        self.runs = counter(
+            "fedcore_runs", "Runs that ended, by status.", status=[one for one in RunStatus if one.final]
         )
+        self.rounds = counter("fedcore_rounds", "Exchanges that ended, by outcome.", outcome=_OUTCOMES)
+        self.groups = counter("fedcore_groups", "Sums of groups, by outcome.", outcome=_OUTCOMES[:2])
         self.round_seconds = histogram("fedcore_round_seconds", "Duration of exchanges that succeeded.", _ROUND_BUCKETS)
         self.stage_seconds = histogram(
-            "fedcore_stage_seconds", "Duration of the stages of these exchanges.", _STAGE_BUCKETS, "stage"
+            "fedcore_stage_seconds", "Duration of the stages of these exchanges, by stage.", _STAGE_BUCKETS, "stage"
         )
-        self.dropouts = counter(
-            "fedcore_dropouts", "Clients that an exchange lost, by its stage.", stage=_LOSING_STAGES
-        )
-        self.blamed = counter("fedcore_blamed", "Clients that were found to cheat, by the stage.", stage=_LOSING_STAGES)
+        self.dropouts = counter("fedcore_dropouts", "Clients that an exchange lost, by stage.", stage=_LOSING_STAGES)
+        self.blamed = counter("fedcore_blamed", "Clients that violated the protocol, by stage.", stage=_LOSING_STAGES)
         self.bytes = counter(
             "fedcore_client_bytes", "Bytes from (up) and to (down) clients in exchanges.", direction=("up", "down")
         )
@@ -74,7 +72,7 @@ class Metrics:
 
     def _observe_requests(self) -> None:
         self.requests = self._counter(
-            "fedcore_requests", "Requests, by the class of their answer.", status=_STATUS_CLASSES
+            "fedcore_requests", "Requests, by class of response; none: the peer left first.", status=_STATUS_CLASSES
         )
         self.storage_errors = self._counter(
             "fedcore_storage_errors", "Failures of disk and database.", kind=(*_STORAGE_ERRORS.values(), _OTHER)
@@ -82,12 +80,14 @@ class Metrics:
         self.fold_seconds = self._histogram("fedcore_fold_seconds", "Adding one update to the sum.", _FOLD_BUCKETS)
 
     def _observe_state(self) -> None:
-        self.waiting_runs = self._gauge("fedcore_runs_waiting", "Runs in the queue, the one that is led left out.")
+        self.waiting_runs = self._gauge("fedcore_runs_waiting", "Runs in the queue, without the one being led.")
         self.led_runs = self._gauge("fedcore_runs_led", "Runs that are led now: 0 or 1.")
-        self.streams = self._gauge("fedcore_streams_open", "Live streams to browsers, by who follows them.", "role")
-        self.clients = self._gauge("fedcore_clients_connected", "Clients that gave a sign of life of late.")
+        self.streams = self._gauge(
+            "fedcore_streams_open", "Live streams to browsers, by role: operator or viewer.", "role"
+        )
+        self.clients = self._gauge("fedcore_clients_connected", "Clients that gave a sign of life in the last 30 s.")
         self.certificate = self._gauge("fedcore_certificate_days_left", "Days until the server's certificate ends.")
-        self.leader = self._gauge("fedcore_leader", "1 where this server leads, 0 where it stands by.")
+        self.leader = self._gauge("fedcore_leader", "1 if this server leads, 0 if it stands by.")
 
     def observe(self, event: RunEvent) -> None:
         """An event of a run."""

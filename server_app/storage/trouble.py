@@ -14,7 +14,7 @@ from fedcore.errors import FedcoreError, StorageDamaged, StorageFull, StorageUna
 _FULL: Final = "the disk that holds the server's database is full; nothing was taken over"
 _DAMAGED: Final = (
     "the server's database is damaged: stop the server, keep the database's files, and put back the last backup "
-    "(docs/operating.md, Database and object store)"
+    "(docs/howto/troubleshooting.md)"
 )
 _DISK_FULL: Final = "the server's disk is full; try again once there is room"
 _AWAY: Final = "the server's database does not answer for now; nothing was taken over, ask again"

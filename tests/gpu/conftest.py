@@ -1,6 +1,6 @@
 """Tests of what trains, on each device: the processor always, a GPU where there is one.
 
-A test that needs both compares them. `make gpu` runs all of this and measures as well (docs/operating.md).
+A test that needs both compares them. `make gpu` runs all of this and measures as well (docs/howto/gpus.md).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,13 +71,13 @@ def runs(block: Block) -> bool:
     return "not run" not in block.marks and (block.language in ("bash", "python") or "file" in block.marks)
 
 
-def script(page: Path, port: int, forked: str = "", most: int | None = None) -> str:
-    """The page as a program for bash, to be run in an empty folder; empty where nothing on it is run.
+def script(pages: Sequence[Path], port: int, forked: str = "", most: int | None = None) -> str:
+    """The pages, one after the other, as a program for bash, to be run in an empty folder; empty if nothing is run.
 
     forked: words that take the place of `fedcore`. A simulation is then in one process, since a pool would import all
-    again; the first pages use one. most: so many of its first blocks, and no others.
+    again; the first pages use one. most: so many of their first blocks, and no others.
     """
-    parts = [_part(block) for block in blocks(page) if runs(block)][:most]
+    parts = [_part(block, number) for number, page in enumerate(pages) for block in blocks(page) if runs(block)][:most]
     return "\n".join([_head(port, forked), *parts]) if parts else ""
 
 
@@ -104,7 +105,8 @@ says() {{  # a process, its log, and what the log has to say
 """
 
 
-def _part(block: Block) -> str:
+def _part(block: Block, page: int) -> str:
+    """page: its number, for the names of its terminals."""
     text = block.text
     if change := block.marks.get("in the test"):
         text = _changed(change, text)
@@ -120,7 +122,8 @@ def _part(block: Block) -> str:
     if block.language == "python":
         return f"{say}\n{_here(f'{shlex.quote(sys.executable)} -', text)}"
     if said := block.marks.get("stays"):
-        started = [_staying(command, f"{block.line}-{number}", said) for number, command in enumerate(_commands(text))]
+        begins = enumerate(_commands(text))
+        started = [_staying(command, f"{page}-{block.line}-{number}", said) for number, command in begins]
         return "\n".join([say, *(start for start, _ in started), *(wait for _, wait in started)])
     if status := block.marks.get("status"):
         check = f"[ $ended -eq {status} ] || {{ echo status $ended; exit 1; }}"

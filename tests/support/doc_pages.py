@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.deployment import PATIENCE
@@ -17,8 +18,8 @@ from support.ports import reserved_port
 FIRST = ("README.md", "docs/tutorial/ten-minutes.md")
 """What a stranger reads first; each starts a federation."""
 
-OPERATING = ("docs/operating.md",)
-"""The longest page."""
+OPERATING = tuple(f"docs/howto/{name}.md" for name in ("server", "client", "runs", "verify", "backup", "proxy"))
+"""How a federation is run: each page goes on with what those before it started."""
 
 
 def name_of(page: Path) -> str:
@@ -31,8 +32,10 @@ def others() -> list[str]:
     return [name_of(page) for page in PAGES if name_of(page) not in mine and any(map(runs, blocks(page)))]
 
 
-def do_page(name: str, folder: Path) -> None:
-    """Run all that the page tells its reader to type, in an empty folder; fails with what it printed last.
+def do_pages(names: Sequence[str], folder: Path) -> None:
+    """Run all that the pages, one after the other, tell their reader to type, in an empty folder.
+
+    Fails with what was printed last.
 
     A stranger's first pages start each command as he does; those of the others are forked, which spares their imports.
     """
@@ -46,10 +49,10 @@ def do_page(name: str, folder: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
     }
     log = folder / "page.log"
-    started = contextlib.nullcontext("") if name in FIRST else commands()
+    started = commands() if set(FIRST).isdisjoint(names) else contextlib.nullcontext("")
     with log.open("w") as out, reserved_port() as port, started as forked:
         process = subprocess.Popen(
-            ["bash", "-c", script(ROOT / name, port, forked)],
+            ["bash", "-c", script([ROOT / name for name in names], port, forked)],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The commands of "Backup, restore, upgrade" in docs/operating.md, as they stand there."""
+"""The commands of docs/howto/backup.md, as they are written there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.deployment import Deployment, fedcore, wait_until
 
 from fedcore.state import ModelState
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "operating.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "howto" / "backup.md"
 
 
 def commands() -> str:
-    section = DOCUMENT.read_text(encoding="utf-8").split("## Backup, restore, upgrade\n")[1].split("\n## ")[0]
-    [block, _] = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)  # the second is for PostgreSQL
+    page = DOCUMENT.read_text(encoding="utf-8")
+    [block, _] = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)  # the second is for PostgreSQL
     return block
 
 

@@ -1,4 +1,4 @@
-"""The capacity that docs/operating.md promises is what the code does."""
+"""The capacity that docs/howto/limits.md promises is what the code does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 
-PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
-FOR_IT = PAGE.parent / "howto" / "for-it.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "limits.md"
+FOR_IT = PAGE.parent / "for-it.md"
 PARAMETERS = 10**7
 LAYOUT = Layout(specs=(TensorSpec(name="weight", dtype="F32", shape=(PARAMETERS,)),))
 SEED = rotation_seed("0" * 64)

@@ -164,11 +164,3 @@ def test_the_dashboard_shows_every_metric_and_no_other() -> None:
     assert shown <= samples.keys()
     missing = {name for name in families if name.startswith("fedcore_")} - {samples[name] for name in shown}
     assert missing == {"fedcore_runs_led"}
-
-
-def test_every_metric_is_documented() -> None:
-    text = (ROOT / "docs" / "operating.md").read_text()
-    for family in Metrics().registry.collect():
-        if family.name.startswith("fedcore_"):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            assert f"| `{name}` |" in text, name
