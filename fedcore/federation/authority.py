@@ -91,10 +91,13 @@ class Authority:
         if member is not None and member.public_key not in (request.public_key, request.replaces):
             raise KitError(
                 f"{request.name} is a member with another key; its owner has to ask with that one: "
-                "fedcore client enroll KIT --rotate"
+                "fedcore client enroll KIT --rotate",
+                check="other-key",
             )
         if member is None and request.name in self.roster.names.values():
-            raise KitError(f"{request.name} was revoked, and a name is never given twice; enrol under another one")
+            raise KitError(
+                f"{request.name} was revoked, and a name is never given twice; enrol under another one", check="revoked"
+            )
         if member is None and request.replaces:
             raise KitError(f"{request.name} is no member whose key could be replaced")
         return member
@@ -120,7 +123,7 @@ class Authority:
         """Sign the roster without these members, and keep it; KitError for a name that no member has."""
         known = {member.name: member for member in self.roster.members}
         if unknown := [name for name in names if name not in known]:
-            raise KitError(f"there is no member {unknown[0]}; members: {', '.join(known) or 'none'}")
+            raise KitError(f"there is no member {unknown[0]}; members: {', '.join(known) or 'none'}", check="no-member")
         leaving = {known[name] for name in names}
         left = [member for member in self.roster.members if member not in leaving]
         return self._keep(self.roster.followed_by(left, {*self.roster.revoked, *leaving}, self._key()))
@@ -146,7 +149,12 @@ class Authority:
         except (InvalidSignature, TypeError, ValueError):
             key = None
         if not isinstance(key, EllipticCurvePublicKey):
-            raise broken(certificate, "not a certificate of this federation", "name the server's own certificate")
+            raise broken(
+                certificate,
+                "not a certificate of this federation",
+                "name the server's own certificate",
+                check="other-certificate",
+            )
         made = tls.make_server_certificate(
             hosts or tls.hosts_of(old),
             key,
@@ -182,7 +190,9 @@ class Authority:
             try:
                 chain[-1].check_successor(roster)
             except ProtocolViolation as error:
-                raise KitError(f"another roster was signed meanwhile ({error}); try again") from None
+                raise KitError(
+                    f"another roster was signed meanwhile ({error}); try again", check="superseded"
+                ) from None
             replace_file(self.folder / ROSTERS_FILE, chain_text((*chain, roster)))
         return replace(self, rosters=(*chain, roster))
 

@@ -120,7 +120,7 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         # A name whose last label is a number would be read as an address by some resolvers.
         if not _HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
-            raise KitError(f"{host!r} is neither an IP address nor a host name") from None
+            raise KitError(f"{host!r} is neither an IP address nor a host name", check="host") from None
         return x509.DNSName(host)
 
 

@@ -33,9 +33,9 @@ class Hours:
         hour, minute, end_hour, end_minute = map(int, match.groups()) if match else (99, 99, 99, 99)
         start, end = 60 * hour + minute, 60 * end_hour + end_minute
         if max(minute, end_minute) >= 60 or start >= MINUTES_A_DAY or end > MINUTES_A_DAY:
-            raise KitError(f'train-hours must look like "22:00-06:00", not {text!r}')
+            raise KitError(f'train-hours must look like "22:00-06:00", not {text!r}', check="hours")
         if start == end:
-            raise KitError(f'train-hours {text!r} hold no minute; "00:00-24:00" is the whole day')
+            raise KitError(f'train-hours {text!r} hold no minute; "00:00-24:00" is the whole day', check="empty-hours")
         return cls(start=start, end=end)
 
     def __contains__(self, minute: int) -> bool:

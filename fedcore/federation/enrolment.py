@@ -46,14 +46,20 @@ def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> Cl
     """
     folder = folder.absolute()
     if not (folder / IDENTITY_FILE).exists():
-        raise KitError(f"{folder} has no {IDENTITY_FILE}; make one with `fedcore client enroll {folder} --name NAME`")
+        raise KitError(
+            f"{folder} has no {IDENTITY_FILE}; make one with `fedcore client enroll {folder} --name NAME`",
+            check="no-identity",
+        )
     if (folder / CLIENT_FILE).exists():
-        raise KitError(f"{folder} is the complete kit of a client already; nothing was changed")
+        raise KitError(f"{folder} is the complete kit of a client already; nothing was changed", check="kit-complete")
     admission = Admission.load(admission_file)
     check_fingerprint(admission.authority, [authority_fingerprint], "the authority of this admission")
     roster = admission.roster
     if roster.keys.get(admission.client_id) != public_bytes(open_identity(folder)):
-        raise KitError(f"{admission_file} admits another key than the one in {folder}; enrol with the folder it is for")
+        raise KitError(
+            f"{admission_file} admits another key than the one in {folder}; enrol with the folder it is for",
+            check="other-key",
+        )
     files: dict[str, bytes | str] = {
         AUTHORITY_FILE: public_pem(Ed25519PublicKey.from_public_bytes(admission.authority)),
         CA_FILE: admission.ca,

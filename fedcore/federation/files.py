@@ -30,9 +30,9 @@ PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644
 
 
-def broken(path: Path, reason: str, remedy: str = REMEDY) -> KitError:
+def broken(path: Path, reason: str, remedy: str = REMEDY, *, check: str = "") -> KitError:
     """A KitError that names the file, what is wrong with it, and what to do."""
-    return KitError(f"{path}: {reason}; {remedy}")
+    return KitError(f"{path}: {reason}; {remedy}", check=check)
 
 
 def read_public(path: Path) -> bytes:
@@ -75,17 +75,17 @@ def read_toml(path: Path, types: Mapping[str, type], *, optional: Collection[str
     try:
         values = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise broken(path, f"not valid TOML ({error})", "mend the line") from None
+        raise broken(path, f"not valid TOML ({error})", "mend the line", check="toml") from None
     for key, value in values.items():
         if key not in types:
             raise UnknownKey(key, types, str(path))
         if types[key] is float and type(value) is int:
             values[key] = float(value)
         elif type(value) is not types[key]:  # `type`, because True would pass as an int
-            raise broken(path, f"{key} must be a {types[key].__name__}", f"mend the line of {key}")
+            raise broken(path, f"{key} must be a {types[key].__name__}", f"mend the line of {key}", check="type")
     missing = types.keys() - values.keys() - set(optional)
     if missing:
-        raise broken(path, f"the key {min(missing)} is missing", "add it")
+        raise broken(path, f"the key {min(missing)} is missing", "add it", check="missing-key")
     return values
 
 
@@ -93,7 +93,7 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
     """An Ed25519 private key from a PKCS #8 PEM file that only its owner may read."""
     key = read_private_key(path)
     if not isinstance(key, Ed25519PrivateKey):
-        raise broken(path, "not an Ed25519 key")
+        raise broken(path, "not an Ed25519 key", check="key-kind")
     return key
 
 
@@ -120,7 +120,7 @@ def read_authority(path: Path) -> bytes:
     except ValueError:
         raise broken(path, "not a public key in PEM form") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise broken(path, "not an Ed25519 key")
+        raise broken(path, "not an Ed25519 key", check="key-kind")
     return key.public_bytes_raw()
 
 
@@ -194,7 +194,9 @@ def _refuse_occupied(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
-        raise KitError(f"{target} exists and is not an empty folder; choose another one, nothing was changed")
+        raise KitError(
+            f"{target} exists and is not an empty folder; choose another one, nothing was changed", check="not-empty"
+        )
 
 
 def _cannot_write(target: Path, error: OSError) -> NoReturn:

@@ -47,7 +47,7 @@ def open_identity(folder: Path, public_key: bytes | None = None) -> Signer:
     following = next_identity(folder)
     if following is not None and public_bytes(following) == public_key:
         return following
-    raise broken(folder / IDENTITY_FILE, "not the key that the roster has for this client")
+    raise broken(folder / IDENTITY_FILE, "not the key that the roster has for this client", check="other-key")
 
 
 def next_identity(folder: Path) -> Signer | None:

@@ -265,8 +265,11 @@ def kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     for candidate in (folder, folder / below) if below else (folder,):
         if (candidate / file).exists():
             return candidate
-    reason = "there is no such folder" if not folder.is_dir() else f"there is no {file} in this folder"
-    raise broken(folder, reason, f"name the folder that holds {file}, or {REMEDY}")
+    known = folder.is_dir()
+    reason = f"there is no {file} in this folder" if known else "there is no such folder"
+    raise broken(
+        folder, reason, f"name the folder that holds {file}, or {REMEDY}", check="no-kit" if known else "no-folder"
+    )
 
 
 def _approved_apps(path: Path, values: Mapping[str, Any]) -> ApprovedApps | None:
@@ -329,17 +332,24 @@ def _listen(path: Path, address: str) -> str:
 
 def _check_federation(path: Path, roster: Roster, federation: str) -> None:
     if roster.federation != federation:
-        raise broken(path, f"the roster is for the federation {roster.federation!r}, not {federation!r}")
+        raise broken(
+            path,
+            f"the roster is for the federation {roster.federation!r}, not {federation!r}",
+            check="other-federation",
+        )
 
 
 def _check_membership(path: Path, roster: Roster, client_id: int, name: str) -> None:
     if client_id not in roster.names:
-        raise broken(path, f"client {client_id} is not on the roster")
+        raise broken(path, f"client {client_id} is not on the roster", check="not-on-roster")
     if name != roster.names[client_id]:
-        raise broken(path, f"the roster has another name for client {client_id}")
+        raise broken(path, f"the roster has another name for client {client_id}", check="other-name")
     if client_id not in roster.keys:
         raise broken(
-            path, f"roster {roster.version} revokes this client", "ask the authority; a new kit needs a new name"
+            path,
+            f"roster {roster.version} revokes this client",
+            "ask the authority; a new kit needs a new name",
+            check="revoked",
         )
 
 
@@ -349,7 +359,10 @@ def _servers(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
     servers = tuple(dict.fromkeys(_server_url(path, url) for url in (*named, *values.get("servers", ()))))
     if not servers:
         raise broken(
-            path, "it names no server", 'write server-url = "https://host:port", or servers = [...] for several'
+            path,
+            "it names no server",
+            'write server-url = "https://host:port", or servers = [...] for several',
+            check="no-server",
         )
     return servers
 
@@ -389,7 +402,7 @@ def _trusted(folder: Path, values: Mapping[str, Any]) -> Path | None:
 
 def _check_tls(certificate: Path, key: Path) -> None:
     if read_certificate(certificate).public_key() != read_private_key(key).public_key():
-        raise broken(key, f"not the key of the certificate {certificate.name}")
+        raise broken(key, f"not the key of the certificate {certificate.name}", check="other-key")
 
 
 def _token_hash(path: Path) -> bytes:

@@ -192,7 +192,7 @@ class Policy:
         try:
             return cls(**{**given, "app_sha256": given.get("app_sha256") or None, "eligibility": _eligibility(rules)})
         except KitError as error:
-            raise broken(path, str(error), "mend the line") from None
+            raise broken(path, str(error), "mend the line", check=error.check) from None
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

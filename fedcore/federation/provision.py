@@ -115,7 +115,7 @@ def provision(
     stays as it is; StorageFull or EnvironmentFailure when it cannot be written.
     """
     if not 1 <= clients <= MAX_CLIENTS:
-        raise KitError(f"a federation with ready kits has 1 to {MAX_CLIENTS} clients, not {clients}")
+        raise KitError(f"a federation with ready kits has 1 to {MAX_CLIENTS} clients, not {clients}", check="clients")
     _check(name, hosts, port, bind)
     made = policy or Policy.default(clients)
     material = _make_material(name, clients, now, tuple(hosts), port, bind, made, randomness)
@@ -164,9 +164,9 @@ def _write(folder: Path, material: _Material) -> FederationFolder:
 def _check(name: str, hosts: Sequence[str], port: int, bind: str | None) -> None:
     check_name(name, "the federation's name")
     if not 1 <= port <= 65535:
-        raise KitError(f"the port must be between 1 and 65535, not {port}")
+        raise KitError(f"the port must be between 1 and 65535, not {port}", check="port")
     if not hosts:
-        raise KitError("name at least one host name or address under which clients reach the server")
+        raise KitError("name at least one host name or address under which clients reach the server", check="no-host")
     for host in (*hosts, *([bind] if bind else [])):
         tls.check_host(host)
 

@@ -124,7 +124,7 @@ class Admission:
         admission = _read(TypeAdapter(cls), path, "the admission")
         remedy = "ask the authority for it again"
         if not admission._is_signed():
-            raise broken(path, "not signed by the authority that it names", remedy)
+            raise broken(path, "not signed by the authority that it names", remedy, check="unsigned")
         try:
             admission.roster.verify(admission.authority)
         except ProtocolViolation as error:

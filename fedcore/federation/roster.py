@@ -59,7 +59,8 @@ def check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise KitError(
             f"{what} {name!r} must be 1 to 64 letters, digits, dots, dashes or underscores, "
-            "with a letter or digit at each end"
+            "with a letter or digit at each end",
+            check="name",
         )
     return name
 
@@ -130,12 +131,15 @@ class Roster:
             raise KitError("the first roster, and no other, follows nothing")
         for listed in (self.members, self.revoked):
             if list(listed) != sorted(listed, key=lambda member: member.id):
-                raise KitError("the members of a roster must stand in the order of their ids")
+                raise KitError("the members of a roster must stand in the order of their ids", check="order")
         everybody = (*self.members, *self.revoked)
         for what in ("id", "name", "public_key"):
             values = [getattr(member, what) for member in everybody]
             if len(set(values)) != len(values):
-                raise KitError(f"two members of the roster, past ones included, have the same {what.replace('_', ' ')}")
+                raise KitError(
+                    f"two members of the roster, past ones included, have the same {what.replace('_', ' ')}",
+                    check=f"same-{what.replace('_', '-')}",
+                )
         keys = {member.id: member.public_key for member in self.members}
         object.__setattr__(self, "keys", MappingProxyType(keys))
         object.__setattr__(self, "names", MappingProxyType({member.id: member.name for member in everybody}))
@@ -193,7 +197,7 @@ class Roster:
         except (ValueError, RecursionError):
             raise broken(path, "not a roster in JSON form", _RESTORE) from None
         except (KitError, ProtocolViolation) as error:
-            raise broken(path, str(error), _RESTORE) from None
+            raise broken(path, str(error), _RESTORE, check=error.check) from None
         return roster
 
     @classmethod

@@ -383,7 +383,7 @@ class HonestServer(RuleBasedStateMachine):
             raise self._broken("refusal-left-traces", "a message was refused, but the round is another one")
 
     def _count(self, refusal: Exception) -> None:
-        self.tally.refusals[getattr(refusal, "check", type(refusal).__name__)] += 1
+        self.tally.refusals[getattr(refusal, "check", "") or type(refusal).__name__] += 1
 
     def _close(self) -> None:
         server = self._open

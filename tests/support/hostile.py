@@ -186,7 +186,7 @@ class Game:
         try:
             answer = getattr(player.session, step)(message)
         except REFUSALS as refusal:
-            self.tally.refusals[getattr(refusal, "check", type(refusal).__name__)] += 1
+            self.tally.refusals[getattr(refusal, "check", "") or type(refusal).__name__] += 1
             if self.strict and snapshot(player.session) != before:
                 raise self.broken(
                     "refusal-left-traces", f"{step} was refused, but the session is another one"

@@ -21,6 +21,7 @@ from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import check_fingerprint, fingerprint
 from fedcore.federation.requests import Admission, Request
+from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
 
@@ -67,7 +68,7 @@ def test_ids_and_names_are_never_given_twice(made: FederationFolder, tmp_path: P
         admit(made, tmp_path / name, name)
     Authority.load(made.folder).revoke(["south"])
     assert admit(made, tmp_path / "third", "west").client_id == 3
-    with pytest.raises(KitError, match="south was revoked, and a name is never given twice"):
+    with raises(KitError, check="revoked", match="south"):
         admit(made, tmp_path / "again", "south")
 
 
@@ -83,25 +84,25 @@ def test_several_are_admitted_with_one_roster(made: FederationFolder, tmp_path: 
     roster = Authority.load(made.folder).approve(requests).roster
     assert roster.version == 2
     assert roster.names == {1: "b", 2: "a"}
-    with pytest.raises(KitError, match="the same name"):
+    with raises(KitError, check="same-name"):
         Authority.load(made.folder).approve([ask(tmp_path / f"{n}", "c")[1] for n in range(2)])
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "check"),
     [
-        ("north", "north is a member with another key"),
-        ("gone", "gone was revoked"),
+        ("north", "other-key"),
+        ("gone", "revoked"),
     ],
 )
-def test_a_name_is_not_taken_over(made: FederationFolder, tmp_path: Path, name: str, reason: str) -> None:
+def test_a_name_is_not_taken_over(made: FederationFolder, tmp_path: Path, name: str, check: str) -> None:
     for known in ("north", "gone"):
         admit(made, tmp_path / known, known)
     Authority.load(made.folder).revoke(["gone"])
-    with pytest.raises(KitError, match=reason):
+    with raises(KitError, check=check, match=name):
         Authority.load(made.folder).approve([ask(tmp_path / "other", name)[1]])
     stranger, new = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
-    with pytest.raises(KitError, match=reason):
+    with raises(KitError, check=check, match=name):
         Authority.load(made.folder).approve([Request.make(name, new, stranger)])
 
 
@@ -111,13 +112,13 @@ def test_a_key_is_replaced_by_who_has_the_old_one(made: FederationFolder, tmp_pa
     authority = Authority.load(made.folder).approve([Request.load(path)])
     assert authority.roster.keys == {1: request.public_key}
     assert request.replaces == kit.roster.keys[1]
-    with pytest.raises(KitError, match="north is a member with another key"):
+    with raises(KitError, check="other-key", match="north"):
         authority.approve([Request.make("north", Ed25519PrivateKey.generate(), kit.identity)])
 
 
 def test_nobody_is_revoked_who_is_no_member(made: FederationFolder, tmp_path: Path) -> None:
     admit(made, tmp_path / "north", "north")
-    with pytest.raises(KitError, match="there is no member south; members: north"):
+    with raises(KitError, check="no-member", match="south"):
         Authority.load(made.folder).revoke(["south"])
 
 
@@ -125,7 +126,7 @@ def test_two_rosters_of_one_version_are_never_signed(made: FederationFolder, tmp
     first, second = (ask(tmp_path / name, name)[1] for name in ("a", "b"))
     stale = Authority.load(made.folder)
     stale.approve([first])
-    with pytest.raises(KitError, match="another roster was signed meanwhile"):
+    with raises(KitError, check="superseded"):
         stale.approve([second])
 
 
@@ -165,13 +166,13 @@ def test_an_admission_that_was_altered_is_refused(made: FederationFolder, tmp_pa
         replace(admission, roster=Authority.load(made.folder).rosters[0]),
     ):
         path.write_text(altered.to_json())
-        with pytest.raises(KitError, match="not signed by the authority that it names"):
+        with raises(KitError, check="unsigned"):
             accept(tmp_path / "kit", path, fingerprint(authority.public_key))
     path.write_text(admission.to_json().replace('"ca": "', '"ca": "\\ud800'))  # half a character
-    with pytest.raises(KitError, match="not signed by the authority that it names"):
+    with raises(KitError, check="unsigned"):
         accept(tmp_path / "kit", path, fingerprint(authority.public_key))
     path.write_text(admission.to_json())
-    with pytest.raises(KitError, match="which is not the one that was named"):
+    with raises(KitError, check="other-fingerprint"):
         accept(tmp_path / "kit", path, fingerprint(bytes(32)))
     assert not (tmp_path / "kit" / "client.toml").exists()
 
@@ -182,13 +183,13 @@ def test_an_admission_fits_one_kit_once(made: FederationFolder, tmp_path: Path) 
     path = tmp_path / "admission.json"
     authority = authority.approve([ask(tmp_path / "a", "a")[1], ask(tmp_path / "b", "b")[1]])
     path.write_text(authority.admission(1).to_json())
-    with pytest.raises(KitError, match="admits another key"):
+    with raises(KitError, check="other-key"):
         accept(tmp_path / "b", path, told)
-    with pytest.raises(KitError, match=r"has no identity\.key"):
+    with raises(KitError, check="no-identity"):
         accept(tmp_path / "nowhere", path, told)
     (tmp_path / "a" / "policy.toml").write_text("min-cohort = 4\nmin-threshold = 3\n")
     assert accept(tmp_path / "a", path, told.upper().replace("-", " ")).policy.min_cohort == 4
-    with pytest.raises(KitError, match="complete kit of a client already"):
+    with raises(KitError, check="kit-complete"):
         accept(tmp_path / "a", path, told)
     assert Admission.load(path) == authority.admission(1)
 
@@ -197,7 +198,7 @@ def test_fingerprints_are_compared_as_people_write_them() -> None:
     told = fingerprint(b"k" * 32)
     assert len(told) == 64 + 15
     check_fingerprint(b"k" * 32, ["wrong", told.replace("-", ":").upper()], "it")
-    with pytest.raises(KitError, match="has the fingerprint"):
+    with raises(KitError, check="other-fingerprint"):
         check_fingerprint(b"k" * 32, [told[:-1]], "it")
 
 
@@ -215,5 +216,5 @@ def test_a_certificate_is_renewed_for_the_same_key(made: FederationFolder, tmp_p
     ) == old.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     new.verify_directly_issued_by(read_certificate(made.server / "ca.crt"))
     stranger = provision(tmp_path / "x", name="pilot", clients=2, now=NOW, randomness=fixed_randomness(b"other"))
-    with pytest.raises(KitError, match="not a certificate of this federation"):
+    with raises(KitError, check="other-certificate", match=r"server\.crt"):
         authority.renew(stranger.server / "server.crt", [], now=later)

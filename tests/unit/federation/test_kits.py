@@ -8,6 +8,7 @@ import pytest
 
 from fedcore.errors import KitError, UnknownKey
 from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, provision
+from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
 CLIENT_FILES = (
@@ -75,14 +76,14 @@ def test_a_servers_least_cohort_is_that_of_the_policies_unless_it_says_otherwise
     edit(path, "min-cohort = 2", "")
     assert ServerKit.load(federation).min_cohort == 3
     edit(path, "port = 8443", "port = 8443\nmin-cohort = 1")
-    with pytest.raises(KitError, match="min-cohort must be at least 2"):
+    with pytest.raises(KitError, match="min-cohort"):
         ServerKit.load(federation)
 
 
 def test_files_are_named_to_an_nginx_that_is_named_alone(federation):
     path = federation / "server" / "server.toml"
     edit(path, "port = 8443", 'port = 8443\naccel-location = "/fedcore-files/"')
-    with pytest.raises(KitError, match="accel-location needs trust-proxy"):
+    with pytest.raises(KitError, match=r"accel-location.*trust-proxy"):
         ServerKit.load(federation)
     edit(path, "port = 8443", 'port = 8443\ntrust-proxy = ["10.0.0.2"]')
     assert ServerKit.load(federation).accel_location == "/fedcore-files/"
@@ -135,22 +136,25 @@ def test_a_secret_that_others_can_read_is_refused(federation, kit, folder, name,
         kit.load(federation / folder)
 
 
-@pytest.mark.parametrize("name", ["identity.key", "authority.pub", "roster.json"])
-def test_a_file_of_another_federation_is_refused(client, stranger, name):
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [("identity.key", "other-key"), ("authority.pub", "roster-unsigned"), ("roster.json", "roster-unsigned")],
+)
+def test_a_file_of_another_federation_is_refused(client, stranger, name, check):
     shutil.copy2(stranger / "clients" / "client-2" / name, client / name)
-    with pytest.raises(KitError, match=r"not signed by|not the key that the roster has"):
+    with raises(KitError, check=check):
         ClientKit.load(client)
 
 
 def test_another_clients_key_is_refused(federation, client):
     shutil.copy2(federation / "clients" / "client-1" / "identity.key", client)
-    with pytest.raises(KitError, match="not the key that the roster has for this client"):
+    with raises(KitError, check="other-key"):
         ClientKit.load(client)
 
 
 def test_another_servers_tls_key_is_refused(federation, stranger):
     shutil.copy2(stranger / "server" / "server.key", federation / "server")
-    with pytest.raises(KitError, match=r"not the key of the certificate server\.crt"):
+    with raises(KitError, check="other-key", match=r"server\.crt"):
         ServerKit.load(federation)
 
 
@@ -159,30 +163,30 @@ def test_a_key_of_another_kind_is_refused(federation, client, name):
     source = {"identity.key": "server/server.key", "server.key": "clients/client-2/identity.key"}
     folder = {"identity.key": client, "server.key": federation / "server"}[name]
     shutil.copy2(federation / source[name], folder / name)
-    with pytest.raises(KitError, match=r"not an Ed25519 key|not the key of the certificate"):
+    with raises(KitError, check="key-kind" if name == "identity.key" else "other-key"):
         (ClientKit if name == "identity.key" else ServerKit).load(folder)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("old", "new", "expected"),
     [
-        ('federation = "pilot"', 'federation = "other"', "the roster is for the federation"),
-        ("client-id = 2", "client-id = 9", "client 9 is not on the roster"),
-        ("client-id = 2", "client-id = true", "client-id must be a int"),
-        ("client-id = 2", 'client-id = "2"', "client-id must be a int"),
-        ("client-id = 2\n", "", "the key client-id is missing"),
-        ('name = "client-2"', 'name = "client-1"', "another name"),
-        ("https://", "http://", "server-url must look like"),
-        ("https://localhost:8443", "https://:8443", "server-url must look like"),
-        ("https://localhost:8443", "https://localhost:x", "server-url must look like"),
-        ("https://localhost:8443", "https://localhost:8443/?a=1", "server-url must look like"),
-        ("partition-id = 1", "partition-id = []", "node-config.partition-id must be"),
-        ("[node-config]", "[node-config", "not valid TOML"),
+        ('federation = "pilot"', 'federation = "other"', {"check": "other-federation"}),
+        ("client-id = 2", "client-id = 9", {"check": "not-on-roster"}),
+        ("client-id = 2", "client-id = true", {"check": "type", "match": "client-id"}),
+        ("client-id = 2", 'client-id = "2"', {"check": "type", "match": "client-id"}),
+        ("client-id = 2\n", "", {"check": "missing-key", "match": "client-id"}),
+        ('name = "client-2"', 'name = "client-1"', {"check": "other-name"}),
+        ("https://", "http://", {"match": "server-url"}),
+        ("https://localhost:8443", "https://:8443", {"match": "server-url"}),
+        ("https://localhost:8443", "https://localhost:x", {"match": "server-url"}),
+        ("https://localhost:8443", "https://localhost:8443/?a=1", {"match": "server-url"}),
+        ("partition-id = 1", "partition-id = []", {"match": "node-config.partition-id"}),
+        ("[node-config]", "[node-config", {"check": "toml"}),
     ],
 )
-def test_client_settings_are_checked(client, old, new, reason):
+def test_client_settings_are_checked(client, old, new, expected):
     edit(client / "client.toml", old, new)
-    with pytest.raises(KitError, match=reason):
+    with raises(KitError, **expected):
         ClientKit.load(client)
 
 
@@ -193,7 +197,7 @@ def test_a_federation_may_have_several_servers(client):
     edit(client / "client.toml", 'server-url = "https://localhost:8443"', "")
     assert ClientKit.load(client).servers == ("https://b:8443", "https://localhost:8443")
     edit(client / "client.toml", more, "")
-    with pytest.raises(KitError, match="it names no server"):
+    with raises(KitError, check="no-server"):
         ClientKit.load(client)
 
 
@@ -221,34 +225,34 @@ def test_an_owner_may_add_to_the_node_config(client):
 def test_an_unknown_key_names_the_nearest(federation, kit, file, near):
     path = federation / file
     path.write_text(f'{near}s = "x"\n' + path.read_text())
-    with pytest.raises(UnknownKey, match=f"'{near}s' in {path}; did you mean '{near}'"):
+    with raises(UnknownKey, key=f"{near}s", match=rf"{path}.*'{near}'"):
         kit.load(path.parent)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536"])
 def test_the_servers_port_is_checked(federation, port):
     edit(federation / "server" / "server.toml", "port = 8443", f"port = {port}")
-    with pytest.raises(KitError, match="port must be between"):
+    with pytest.raises(KitError, match="port"):
         ServerKit.load(federation)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "é"])
 def test_the_operators_token_is_checked(federation, token):
     (federation / "operator" / "token").write_text(token)
-    with pytest.raises(KitError, match="not a bearer token"):
+    with pytest.raises(KitError, match="operator/token"):
         OperatorKit.load(federation)
 
 
 @pytest.mark.parametrize("kit", [ClientKit, ServerKit, OperatorKit])
 def test_a_folder_without_a_kit_is_refused(tmp_path, kit):
-    with pytest.raises(KitError, match=r"there is no \w+\.toml in this folder"):
+    with raises(KitError, check="no-kit", match=r"\w+\.toml"):
         kit.load(tmp_path)
-    with pytest.raises(KitError, match="there is no such folder"):
+    with raises(KitError, check="no-folder"):
         kit.load(tmp_path / "absent")
 
 
 def test_a_federation_is_not_a_client_kit(federation):
-    with pytest.raises(KitError, match=r"there is no client\.toml"):
+    with raises(KitError, check="no-kit", match=r"client\.toml"):
         ClientKit.load(federation)
 
 
@@ -277,33 +281,33 @@ def test_a_policy_demands_differential_privacy(client):
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "keys"),
     [
-        ({"max_epsilon": -1.0}, "not negative"),
-        ({"max_epsilon": float("inf")}, "not negative"),
-        ({"max_epsilon": float("nan")}, "not negative"),
-        ({"delta": 0.0}, "delta must be"),
-        ({"delta": 1.0}, "delta must be"),
-        ({"max_epsilon": 8.0, "allow_plain": True}, "contradict"),
+        ({"max_epsilon": -1.0}, "max-epsilon"),
+        ({"max_epsilon": float("inf")}, "max-epsilon"),
+        ({"max_epsilon": float("nan")}, "max-epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"max_epsilon": 8.0, "allow_plain": True}, "allow-plain.*max-epsilon"),
     ],
 )
-def test_a_privacy_demand_that_cannot_be_met(values, message):
-    with pytest.raises(KitError, match=message):
+def test_a_privacy_demand_that_cannot_be_met(values, keys):
+    with pytest.raises(KitError, match=keys):
         Policy(min_cohort=3, min_threshold=3, **values)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "expected"),
     [
-        ("train-hours = []", 'train-hours = ["22-06"]', 'must look like "22:00-06:00"'),
-        ("train-hours = []", "train-hours = [22]", "must be a list of texts"),
-        ("train-hours = []", 'train-hours = "22:00-06:00"', "train-hours must be a list"),
-        ("idle-load = 0.25", "idle-load = 25", "idle-load must be greater than 0 and at most 1"),
+        ("train-hours = []", 'train-hours = ["22-06"]', {"check": "hours"}),
+        ("train-hours = []", "train-hours = [22]", {"match": "train-hours"}),
+        ("train-hours = []", 'train-hours = "22:00-06:00"', {"check": "type", "match": "train-hours"}),
+        ("idle-load = 0.25", "idle-load = 25", {"match": "idle-load"}),
     ],
 )
-def test_eligibility_rules_that_mean_nothing(client, old, new, message):
+def test_eligibility_rules_that_mean_nothing(client, old, new, expected):
     edit(client / "policy.toml", old, new)
-    with pytest.raises(KitError, match=message) as refused:
+    with raises(KitError, **expected) as refused:
         ClientKit.load(client)
     assert str(client / "policy.toml") in str(refused.value)
 
@@ -312,26 +316,26 @@ _ROUNDS = "allow-config.num-server-rounds = [1, 10000]"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "expected"),
     [
-        (_ROUNDS, "allow-config.lr = [1, 0]", "allow-config.lr must be true"),
-        (_ROUNDS, "allow-config.lr = [1]", "allow-config.lr must be true"),
-        (_ROUNDS, "allow-config.lr = [1, inf]", "allow-config.lr must be true"),
-        (_ROUNDS, "allow-config.lr = false", "allow-config.lr must be true"),
-        (_ROUNDS, "allow-config.fedcore.w-max = []", "allow-config.fedcore.w-max must be true"),
-        (_ROUNDS, 'allow-config.lr = [1, "a"]', "allow-config.lr must be true"),
-        (_ROUNDS, "allow-config = true", "allow-config must be a dict"),
-        ("max-model-bytes = 8000000000", "max-model-bytes = 0", "max-model-bytes must be at least 1"),
-        ("max-model-bytes = 8000000000", "max-model-bytes = 8e9", "max-model-bytes must be a int"),
-        ("max-seconds = 86400.0", "max-seconds = inf", "max-seconds must be a number greater than 0"),
-        ("pad-seconds = 0.0", "pad-seconds = -1", "pad-seconds must be at least 0"),
-        ("max-releases = 10", "max-releases = 0", "max-releases must be at least 1"),
-        ("max-tensors = 10000", "max-tensors = 0", "max-tensors must be at least 1"),
+        (_ROUNDS, "allow-config.lr = [1, 0]", {"match": "allow-config.lr"}),
+        (_ROUNDS, "allow-config.lr = [1]", {"match": "allow-config.lr"}),
+        (_ROUNDS, "allow-config.lr = [1, inf]", {"match": "allow-config.lr"}),
+        (_ROUNDS, "allow-config.lr = false", {"match": "allow-config.lr"}),
+        (_ROUNDS, "allow-config.fedcore.w-max = []", {"match": "allow-config.fedcore.w-max"}),
+        (_ROUNDS, 'allow-config.lr = [1, "a"]', {"match": "allow-config.lr"}),
+        (_ROUNDS, "allow-config = true", {"check": "type", "match": "allow-config"}),
+        ("max-model-bytes = 8000000000", "max-model-bytes = 0", {"match": "max-model-bytes"}),
+        ("max-model-bytes = 8000000000", "max-model-bytes = 8e9", {"check": "type", "match": "max-model-bytes"}),
+        ("max-seconds = 86400.0", "max-seconds = inf", {"match": "max-seconds"}),
+        ("pad-seconds = 0.0", "pad-seconds = -1", {"match": "pad-seconds"}),
+        ("max-releases = 10", "max-releases = 0", {"match": "max-releases"}),
+        ("max-tensors = 10000", "max-tensors = 0", {"match": "max-tensors"}),
     ],
 )
-def test_a_bound_that_means_nothing(client, old, new, message):
+def test_a_bound_that_means_nothing(client, old, new, expected):
     edit(client / "policy.toml", old, new)
-    with pytest.raises(KitError, match=message) as refused:
+    with raises(KitError, **expected) as refused:
         ClientKit.load(client)
     assert str(client / "policy.toml") in str(refused.value)
 
@@ -369,5 +373,5 @@ def test_a_policy_that_protects_nothing_is_refused(client, old, new):
 
 
 def test_a_cohort_of_one_is_explained():
-    with pytest.raises(KitError, match="a sum over one client is that client's update"):
+    with pytest.raises(KitError, match="min-cohort"):
         Policy(min_cohort=1, min_threshold=2)

@@ -22,6 +22,7 @@ from fedcore.errors import EnvironmentFailure, KitError, StorageFull
 from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files, provision
 from fedcore.federation.certificates import make_key
 from fedcore.federation.eligibility import EligibilityRules, Hours
+from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
 SECRETS = {"authority.key", "ca.key", "server.key", "token", "identity.key"}
@@ -89,10 +90,10 @@ def test_the_same_randomness_gives_the_same_files(tmp_path):
 def test_an_occupied_folder_is_left_alone(tmp_path):
     (tmp_path / "pilot").mkdir()
     (tmp_path / "pilot" / "notes.txt").write_text("mine")
-    with pytest.raises(KitError, match="not an empty folder"):
+    with raises(KitError, check="not-empty"):
         make(tmp_path / "pilot")
     assert tree(tmp_path) == {"pilot/notes.txt": b"mine"}
-    with pytest.raises(KitError, match="not an empty folder"):
+    with raises(KitError, check="not-empty"):
         make(tmp_path / "pilot" / "notes.txt")
 
 
@@ -103,7 +104,7 @@ def test_an_empty_folder_is_used(tmp_path):
 
 def test_a_folder_that_appears_meanwhile_is_left_alone(tmp_path):
     target = tmp_path / "pilot"
-    with pytest.raises(KitError, match="not an empty folder"), files.new_folder(target) as staging:  # noqa: PT012
+    with raises(KitError, check="not-empty"), files.new_folder(target) as staging:
         (staging / "ours").write_text("ours")
         target.mkdir()
         (target / "theirs").write_text("theirs")
@@ -123,7 +124,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize(("number", "expected"), [(errno.ENOSPC, StorageFull), (errno.EROFS, EnvironmentFailure)])
 def test_a_full_disk_leaves_nothing_behind(tmp_path, number, expected):
     with (  # noqa: PT012
-        pytest.raises(expected, match="nothing was left behind"),
+        pytest.raises(expected, match="pilot"),
         files.new_folder(tmp_path / "pilot") as staging,
     ):
         (staging / "half").write_text("half")
@@ -133,30 +134,30 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, number, expected):
 
 def test_a_parent_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFailure, match="cannot write"):
+    with pytest.raises(EnvironmentFailure, match=r"file.pilot"):
         make(tmp_path / "file" / "pilot")
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "check"),
     [
-        ({"name": ""}, "the federation's name"),
-        ({"name": 'a"\nb'}, "the federation's name"),
-        ({"name": "../up"}, "the federation's name"),
-        ({"name": "x" * 65}, "the federation's name"),
-        ({"clients": 0}, "1 to 10000 clients"),
-        ({"clients": 10_001}, "1 to 10000 clients"),
-        ({"port": 0}, "port must be"),
-        ({"port": 65_536}, "port must be"),
-        ({"hosts": ()}, "at least one host"),
-        ({"hosts": ("bad host",)}, "neither an IP address nor a host name"),
-        ({"hosts": ("1.2.3",)}, "neither an IP address nor a host name"),
-        ({"hosts": ('a"',)}, "neither an IP address nor a host name"),
-        ({"bind": "x y"}, "neither an IP address nor a host name"),
+        ({"name": ""}, "name"),
+        ({"name": 'a"\nb'}, "name"),
+        ({"name": "../up"}, "name"),
+        ({"name": "x" * 65}, "name"),
+        ({"clients": 0}, "clients"),
+        ({"clients": 10_001}, "clients"),
+        ({"port": 0}, "port"),
+        ({"port": 65_536}, "port"),
+        ({"hosts": ()}, "no-host"),
+        ({"hosts": ("bad host",)}, "host"),
+        ({"hosts": ("1.2.3",)}, "host"),
+        ({"hosts": ('a"',)}, "host"),
+        ({"bind": "x y"}, "host"),
     ],
 )
-def test_bad_arguments_are_refused(tmp_path, changes, reason):
-    with pytest.raises(KitError, match=reason):
+def test_bad_arguments_are_refused(tmp_path, changes, check):
+    with raises(KitError, check=check):
         make(tmp_path / "pilot", **changes)
     assert list(tmp_path.iterdir()) == []
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation import Member, Roster
+from tests.support.raising import raises
 
 AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = AUTHORITY.public_key().public_bytes_raw()
@@ -103,13 +104,14 @@ def test_other_content_has_another_hash(data):
 )
 def test_any_change_breaks_the_signature(path, change):
     rewrite(path, change)
-    with pytest.raises(KitError, match=r"roster\.json.*(not signed|must stand in the order)"):
+    with pytest.raises(KitError, match=r"roster\.json") as refused:
         Roster.load(path, PUBLIC)
+    assert refused.value.check in {"roster-unsigned", "order"}
 
 
 def test_another_authority_is_refused(path):
     other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
-    with pytest.raises(KitError, match="not signed by this federation's authority"):
+    with raises(KitError, check="roster-unsigned"):
         Roster.load(path, other)
 
 
@@ -138,7 +140,7 @@ def test_another_authority_is_refused(path):
 )
 def test_malformed_documents_are_refused_with_the_file_and_a_remedy(path, change):
     rewrite(path, change)
-    with pytest.raises(KitError, match=r"roster\.json: .*; take the roster "):
+    with pytest.raises(KitError, match=r"roster\.json: "):
         Roster.load(path, PUBLIC)
 
 
@@ -151,12 +153,12 @@ def test_text_that_is_no_roster_is_refused(path, text):
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_key_has_32_bytes(size):
-    with pytest.raises(KitError, match=f"has {size} bytes, not 32"):
+    with pytest.raises(KitError, match=rf"\b{size}\b"):
         Member(id=1, name="site", public_key=bytes(size))
 
 
 def test_members_stand_in_the_order_of_their_ids(roster):
-    with pytest.raises(KitError, match="in the order of their ids"):
+    with raises(KitError, check="order"):
         replace(roster, members=roster.members[::-1])
 
 
@@ -165,11 +167,11 @@ def test_members_stand_in_the_order_of_their_ids(roster):
     [
         (member(1, name="other", key=b"k" * 32), "id"),
         (member(3, name="site-1"), "name"),
-        (member(3, key=member(1).public_key), "public key"),
+        (member(3, key=member(1).public_key), "public-key"),
     ],
 )
 def test_nobody_is_on_the_roster_twice(other, what):
-    with pytest.raises(KitError, match=f"the same {what}"):
+    with raises(KitError, check=f"same-{what}"):
         Roster.sign("pilot", [member(1), other], AUTHORITY)
 
 

@@ -18,6 +18,7 @@ from fedcore.federation.enrolment import rotate
 from fedcore.federation.identity import NEXT_IDENTITY_FILE, public_bytes
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import Request
+from tests.support.raising import raises
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -92,8 +93,9 @@ def test_another_federation_is_no_successor() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, json.dumps({**FIRST.to_plain(), "version": "secret"})])
 def test_what_is_no_roster_is_refused_without_a_word_of_it(text: str) -> None:
-    with pytest.raises(ProtocolViolation, match=r"roster-malformed: what was sent is no roster$"):
+    with raises(ProtocolViolation, check="roster-malformed") as refused:
         successors(FIRST, [text], PUBLIC)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_stranger_signs_no_successor() -> None:
@@ -152,10 +154,10 @@ def test_a_client_follows_and_never_goes_back(client: Path, authority: Authority
 def test_a_revoked_client_is_told_so_by_its_own_kit(client: Path, authority: Authority) -> None:
     kit = ClientKit.load(client)
     revoked = texts(authority.revoke([kit.name]))
-    with pytest.raises(ProtocolViolation, match="revoked: roster 2 revokes this client, client-2"):
+    with raises(ProtocolViolation, check="revoked", match="client-2"):
         follow(kit, revoked)
     (client / "roster.json").write_text(revoked[0])
-    with pytest.raises(KitError, match="roster 2 revokes this client"):
+    with raises(KitError, check="revoked"):
         ClientKit.load(client)
 
 
