@@ -63,6 +63,7 @@ CASES = {
     "attacks": Case("server_growth"),
     "baselines": Case("allreduce_over_bare"),
     "batched": Case("logistic_at_once_over_one_by_one"),
+    "bits": Case("differing"),
     "bytes": Case("accuracy_lost_at_quarter", data=True),
     "chaos": Case("other_bits_sqlite", ("--app-share", "0")),
     "chaos_everything": Case("other_models"),
