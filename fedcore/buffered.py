@@ -178,7 +178,8 @@ def buffer_size(settings: JobSettings, members: int, min_cohort: int) -> int:
     if size > members:
         raise ConfigurationError(
             f"buffer-size is {size}, the federation has {members} clients, each with one update at a time: no buffer "
-            "would ever be full"
+            "would ever be full",
+            check="buffer-above-clients",
         )
     if quorum_for(settings, size, min_cohort, members) > size:
         raise ConfigurationError(

@@ -122,7 +122,8 @@ class EncodingPlan:
         if self.privacy is not None:
             raise ConfigurationError(
                 "a run with differential privacy of each client (dp-epsilon, dp-noise-multiplier) cannot answer a "
-                "query, whose sum would have no noise; ask in a run of its own, without these settings"
+                "query, whose sum would have no noise; ask in a run of its own, without these settings",
+                check="query-without-noise",
             )
         if n * math.ceil(codec.metric_max) >= MOST_IN_SUM:
             raise ConfigurationError(

@@ -129,7 +129,8 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
             raise ConfigurationError(
                 f"{name} is {value}, but it must be at least {fewest} with secure aggregation: every client would "
                 f"refuse a sum with fewer than {min_cohort} clients (min-cohort in its policy.toml) beside the "
-                f"{corrupt} of the federation that may collude (max-corrupt). Leave it at 0 to follow the policies"
+                f"{corrupt} of the federation that may collude (max-corrupt). Leave it at 0 to follow the policies",
+                check="quorum",
             )
     if 0 < 2 * settings.quorum <= clients + corrupt:
         raise ConfigurationError(
@@ -142,7 +143,8 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
             f"groups = {settings.groups} needs {settings.groups * group} clients, the federation "
             f"has {members}: each group is a sum of its own, of at least {group} clients "
             f"(min-cohort {min_cohort} of their policies, {corrupt} that may collude, or the run's quorum). Of "
-            f"{members} clients at most {members // group} groups can be made"
+            f"{members} clients at most {members // group} groups can be made",
+            check="too-few-for-groups",
         )
     # Worst cases are computed now, not when the first clients have trained.
     plan = EncodingPlan(settings, min_cohort)

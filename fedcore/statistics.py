@@ -129,7 +129,8 @@ class Question:
         for name in names:
             if name not in columns:
                 raise AppError(
-                    f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}"
+                    f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
+                    check="no-such-column",
                 )
         counted = [_counted(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
         if not self.epsilon:

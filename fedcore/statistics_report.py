@@ -38,7 +38,8 @@ def bounds_from(texts: Iterable[str], table: Mapping[str, Any]) -> Bounds:
         "nobody says within which bounds the columns are to be counted; give them for each column "
         "(--bounds 'age=0:120 dose=0:5'), for all columns alike (--bounds 0:1), or in the app's pyproject.toml: "
         "[tool.fedcore.statistics.bounds] with lines such as age = [0, 120], or [tool.fedcore.statistics] with "
-        'schema = "schema.toml" where the app has a schema of its table'
+        'schema = "schema.toml" where the app has a schema of its table',
+        check="no-bounds",
     )
 
 

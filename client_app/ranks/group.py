@@ -300,10 +300,10 @@ def take_new_model(made: Path, out: Path) -> None:
         try:
             shutil.move(made, out)  # renames it where that can be; a link stays a link
         except FileNotFoundError:
-            raise AppError("rank 0 left no new model") from None
+            raise AppError("rank 0 left no new model", check="model-file") from None
     if not stat.S_ISREG(out.lstat().st_mode):
         remove_tree(out)
-        raise AppError("the new model that rank 0 left is not a file of its own")
+        raise AppError("the new model that rank 0 left is not a file of its own", check="model-file")
 
 
 async def relay(output: Output, stream: asyncio.StreamReader) -> None:

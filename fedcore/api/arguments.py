@@ -34,9 +34,13 @@ def chosen_config(
         if value is None:
             continue
         if key in changes and changes[key] != value:
-            raise ConfigurationError(f"{name}={value} and run_config[{key!r}]={changes[key]!r} contradict each other")
+            raise ConfigurationError(
+                f"{name}={value} and run_config[{key!r}]={changes[key]!r} contradict each other", check="contradiction"
+            )
         if key not in app.run_config:
-            raise ConfigurationError(f"{name}={value} needs the key {key!r} in the run config of {app.name}")
+            raise ConfigurationError(
+                f"{name}={value} needs the key {key!r} in the run config of {app.name}", check="key-needed"
+            )
         changes[key] = value
     return override(app.run_config, changes, "run_config")
 

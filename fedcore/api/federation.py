@@ -71,7 +71,7 @@ class Federation:
         from fedcore.flower.memory_app import folder_of
 
         if clients < 2:
-            raise ConfigurationError("a federation needs at least 2 clients")
+            raise ConfigurationError("a federation needs at least 2 clients", check="too-few-clients")
         data = None if data_dir is None else Path(data_dir).expanduser().absolute()
         return cls(None, local=_Local(folder_of(app, "a federation"), clients, plain=plain, data_dir=data))
 
@@ -264,7 +264,8 @@ class _Local:
             raise ConfigurationError(
                 f"the clients of this federation have installed {self.app.name} as it was when they started, and "
                 f"{app.folder} is another app, or was changed since; start a federation of it: "
-                "fedcore.Federation.local(app)"
+                "fedcore.Federation.local(app)",
+                check="other-app",
             )
         return app
 

@@ -109,7 +109,9 @@ class Run:
         """
         target = Path(folder).expanduser().absolute()
         if target.exists() and not force:
-            raise ConfigurationError(f"{target} exists already; name another folder, or replace it with force=True")
+            raise ConfigurationError(
+                f"{target} exists already; name another folder, or replace it with force=True", check="exists"
+            )
         if target.exists():
             remove_tree(target)
         target.mkdir(parents=True)

@@ -76,7 +76,9 @@ def metrics_to_plot(frame: pandas.DataFrame, asked: Sequence[str], facts: Sequen
         return list(asked)
     metrics = [name for name in numeric if name not in facts and "round" not in name]
     if not metrics:
-        raise ConfigurationError("there is nothing to plot: no round reported a metric that is a number")
+        raise ConfigurationError(
+            "there is nothing to plot: no round reported a metric that is a number", check="nothing-to-plot"
+        )
     for word in ("acc", "loss"):
         tested = [name for name in metrics if word in name.lower() and "train" not in name]
         if tested:

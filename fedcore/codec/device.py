@@ -162,7 +162,7 @@ class DeviceVector:
         import torch
 
         if not 0 <= offset <= offset + words.size <= self._words.numel() or threads < 1:
-            raise UsageError("these are no words of the vector on the device")
+            raise UsageError("these are no words of the vector on the device", check="foreign-words")
         self.add_masks(terms, offset, offset + words.size)
         torch.from_numpy(words.view(np.int64)).copy_(self._words[offset : offset + words.size])
 

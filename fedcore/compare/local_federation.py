@@ -76,7 +76,8 @@ class ProcessGroup:
             if child is not but and child.poll():
                 raise EnvironmentFailure(
                     f"{name} ended with exit status {child.returncode}; "
-                    f"the end of {self.logs / name}.log:\n{self.tail(name)}"
+                    f"the end of {self.logs / name}.log:\n{self.tail(name)}",
+                    check="child-ended",
                 )
 
     def tail(self, name: str, lines: int = 8) -> str:

@@ -60,19 +60,22 @@ class AlgorithmStrategy(FedAvg):
             raise ConfigurationError(
                 f"strategy {self.strategy} reads {self.needs} of the training, and the metrics of a training have no "
                 "noise, so differential privacy leaves them out of the sum: unset dp-epsilon, or take a strategy that "
-                "reads the model alone (fedavg, fedavgm, fedprox, diloco, scaffold, ...)"
+                "reads the model alone (fedavg, fedavgm, fedprox, diloco, scaffold, ...)",
+                check="reads-metrics",
             )
         if self.adds_up and isinstance(grid, ExchangeGrid) and grid.compressed:
             raise ConfigurationError(
                 f"strategy {self.strategy} adds up {self.adds_up} over all rounds, and what compression does to a mean "
                 "adds up with them: unset upload-fraction, and field-bits below 16, or take a strategy that reads the "
-                "mean of a round alone (fedavg, fedavgm, fedprox, fedadam, diloco, ...)"
+                "mean of a round alone (fedavg, fedavgm, fedprox, fedadam, diloco, ...)",
+                check="adds-up-means",
             )
         if self.tells_clients and isinstance(grid, ExchangeGrid) and grid.buffered:
             raise ConfigurationError(
                 f"strategy {self.strategy} relates what clients make in one round, and in a run with asynchrony = "
                 '"buffered" a sum holds updates of several: take fedbuff, or a strategy that reads the mean alone '
-                "(fedavg, fedavgm, fedadam, diloco, ...)"
+                "(fedavg, fedavgm, fedadam, diloco, ...)",
+                check="one-round",
             )
         self.model = arrays
         if self.tells_clients:
@@ -160,7 +163,8 @@ class Scaffold(AlgorithmStrategy):
         if trained is None:
             raise ConfigurationError(
                 "strategy scaffold has to know which tensors are trained: make_strategy(config, "
-                "trained=client.trained(config)), as averaging_server does"
+                "trained=client.trained(config)), as averaging_server does",
+                check="trained-tensors",
             )
         super().__init__(trained=trained, **options)
         self.server_rate = server_rate

@@ -59,7 +59,9 @@ class FlowerApp:
         tool = document.get("tool", {})
         flower = tool.get("flwr", {}).get("app")
         if not isinstance(flower, dict):
-            raise AppError(f"{folder} is not a Flower app: its pyproject.toml has no [tool.flwr.app] table")
+            raise AppError(
+                f"{folder} is not a Flower app: its pyproject.toml has no [tool.flwr.app] table", check="not-an-app"
+            )
         components = flower.get("components", {})
         settings = dict(tool.get("fedcore", {}))
         statistics = _statistics(settings.pop("statistics", {}), folder)
@@ -90,9 +92,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AppError(f"{path.parent} is not a Flower app: it has no pyproject.toml") from None
+        raise AppError(f"{path.parent} is not a Flower app: it has no pyproject.toml", check="not-an-app") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AppError(f"{path} cannot be read as TOML: {error}") from None
+        raise AppError(f"{path} cannot be read as TOML: {error}", check="not-toml") from None
 
 
 def _reference(components: Mapping[str, Any], key: str, folder: Path) -> str:
@@ -168,7 +170,7 @@ class AppBundle:
         Raises AppError for a folder that is no app, a symbolic link, a compiled file, and more than MAX_BYTES.
         """
         if not (folder / "pyproject.toml").is_file():
-            raise AppError(f"{folder} is not a Flower app: it has no pyproject.toml")
+            raise AppError(f"{folder} is not a Flower app: it has no pyproject.toml", check="not-an-app")
         return cls(_read_files(folder, _is_left_out))
 
     @classmethod
@@ -227,18 +229,21 @@ def _read_files(folder: Path, left_out: Callable[[str], bool]) -> dict[str, byte
         if path.is_symlink() or not path.is_file():
             raise AppError(
                 f"{path} is a link or a special file, which the app's hash cannot cover; put a copy of the file there, "
-                "or move it out of the app's folder"
+                "or move it out of the app's folder",
+                check="link-in-app",
             )
         if path.suffix in _COMPILED:
             raise AppError(
                 f"{path} is compiled code, which nobody can read before agreeing to it; move it out of the app's "
-                "folder, and install it as a package beside fedcore if the app needs it"
+                "folder, and install it as a package beside fedcore if the app needs it",
+                check="compiled-code",
             )
         size += path.stat().st_size
         if size > MAX_BYTES:
             raise AppError(
                 f"{path} takes the app's folder over {MAX_BYTES >> 20} MiB; keep data out of it, and name their folder "
-                "with --data-dir"
+                "with --data-dir",
+                check="app-too-large",
             )
         files[path.relative_to(folder).as_posix()] = path.read_bytes()
     return files
@@ -264,4 +269,4 @@ def _check_path(path: str) -> None:
     unsafe = not parts or path.startswith("/") or "\\" in path or "\0" in path or not path.isprintable()
     hidden = any(_is_left_out(part) for part in parts)  # ".." among them
     if unsafe or hidden or PurePosixPath(path).as_posix() != path or PurePosixPath(path).suffix in _COMPILED:
-        raise AppError(f"the app holds a file with a path that is not allowed: {path!r}")
+        raise AppError(f"the app holds a file with a path that is not allowed: {path!r}", check="app-path")

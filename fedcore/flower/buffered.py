@@ -30,6 +30,7 @@ class FedBuff(FedAvgM):
         if isinstance(grid, ExchangeGrid) and not grid.buffered:
             raise ConfigurationError(
                 'strategy fedbuff is for runs with asynchrony = "buffered" (--set asynchrony=buffered); in others it '
-                "would be fedavgm"
+                "would be fedavgm",
+                check="only-buffered",
             )
         return super().configure_train(server_round, arrays, config, grid)

@@ -50,12 +50,15 @@ class Frozen:
             if not any(fnmatchcase(name, pattern) for name in parameters):
                 raise ConfigurationError(
                     f"{FREEZE_KEY}: no parameter of the model fits {pattern!r}; there are "
-                    f"{', '.join(list(parameters)[:3])}, ..."
+                    f"{', '.join(list(parameters)[:3])}, ...",
+                    check="freeze-pattern",
                 )
         for name in self._names(parameters):
             parameters[name].requires_grad_(False)
         if self.patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-            raise ConfigurationError(f"{FREEZE_KEY} leaves no parameter of the model to train; leave some out")
+            raise ConfigurationError(
+                f"{FREEZE_KEY} leaves no parameter of the model to train; leave some out", check="nothing-to-train"
+            )
         return model
 
     def names(self, model: nn.Module) -> frozenset[str]:
@@ -74,7 +77,8 @@ class Frozen:
             if not torch.equal(one[name], two[name]):
                 raise ConfigurationError(
                     f"{FREEZE_KEY}: what is frozen stays as the app makes it on every client, and its model makes "
-                    f"{name!r} differently each time; let it draw by a seed (fedcore.training.seeded), or read a file"
+                    f"{name!r} differently each time; let it draw by a seed (fedcore.training.seeded), or read a file",
+                    check="model-not-fixed",
                 )
 
     def _names(self, names: Collection[str]) -> list[str]:

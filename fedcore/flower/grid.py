@@ -213,7 +213,8 @@ class ExchangeGrid(Grid):
                 f"the strategy waits for {waits.nodes} nodes{setting}, and there are {most} (members of the "
                 "federation; --clients of a simulation): it would wait for ever. Let it wait for fewer "
                 "(min_available_nodes, min_train_nodes, min_evaluate_nodes; of the legacy API min_available_clients, "
-                "min_fit_clients, min_evaluate_clients), or let there be more"
+                "min_fit_clients, min_evaluate_clients), or let there be more",
+                check="too-few-nodes",
             )
 
     def _look_ahead(self) -> None:
@@ -237,7 +238,8 @@ class ExchangeGrid(Grid):
             raise RunFailed(f"no training of the run gave a reply; the first failed: {reason}")
         if self._failures and not self._replied:
             raise RunFailed(
-                f"no exchange of the run gave a reply; the first failed: {next(iter(self._failures.values()))}"
+                f"no exchange of the run gave a reply; the first failed: {next(iter(self._failures.values()))}",
+                check="no-reply",
             )
         self._check_started()
 

@@ -137,7 +137,7 @@ def check_handover(message_type: str, groups: Groups | None = None) -> None:
     if frames and isinstance(server := _first_argument(frames[0]), legacy.Server) and wants != "sum":
         check_server(server, groups)
     elif not any(_declared_frame(frame, wants) for frame in frames):
-        raise AppError(_own_loop(frames, wants))
+        raise AppError(_own_loop(frames, wants), check="undeclared-loop")
 
 
 def check_callers(groups: Groups | None = None) -> None:
@@ -165,7 +165,8 @@ def check_strategy(strategy: object, groups: Groups | None = None) -> None:
         if getattr(strategy, "accept_failures", True) is False:
             raise AppError(
                 f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a "
-                "sum shows none. Leave it out; the settings min-clients and quorum decide how many may be missing"
+                "sum shows none. Leave it out; the settings min-clients and quorum decide how many may be missing",
+                check="every-failure",
             )
         return
     _check(strategy, _AGGREGATE[groups is not None :], name, _STRATEGY_REMEDY)
@@ -199,15 +200,17 @@ def _check(holder: object, names: tuple[str, ...], title: str, remedy: str, want
             continue
         flower = of_flower(code_of(value))
         if flower:
-            raise AppError(_flowers_own(title, type(holder)))
+            raise AppError(_flowers_own(title, type(holder)), check="secure-aggregation")
         if wants == "groups":
             raise AppError(
                 f"{title} cannot run with groups: its {name}{_where(value)} would get the weighted mean of each group "
-                f"in place of one reply for each client, and go on as if that were all. {remedy}"
+                f"in place of one reply for each client, and go on as if that were all. {remedy}",
+                check="undeclared",
             )
         raise AppError(
             f"{title} cannot run with secure aggregation: its {name}{_where(value)} would get one reply, the clients' "
-            f"weighted mean, in place of one reply for each client, and go on as if that were all. {remedy}"
+            f"weighted mean, in place of one reply for each client, and go on as if that were all. {remedy}",
+            check="undeclared",
         )
 
 

@@ -85,7 +85,9 @@ def _in_place_of(own: ArrayRecord, model: ModelState) -> ArrayRecord:
     names, given = ({spec.name for spec in layout.specs} for layout in (ours, theirs))
     for missing, what in ((names - given, "lacks the tensor"), (given - names, "has a tensor that the app lacks:")):
         if missing:
-            raise ConfigurationError(f"the initial model {what} {min(missing)!r}; is it a model of this app?")
+            raise ConfigurationError(
+                f"the initial model {what} {min(missing)!r}; is it a model of this app?", check="tensors-differ"
+            )
     ordered = model.renamed({spec.name: spec.name for spec in ours.specs})
     try:
         ours.check_same(ordered.layout, what="the initial model")

@@ -94,7 +94,8 @@ def folder_of(given: AppLike, purpose: str) -> FlowerApp:
     raise AppError(
         f"{purpose} runs the app in processes of their own, and a {type(given).__name__} of this process cannot be "
         "handed to them. Write the app into a folder, and name that: `fedcore new NAME` makes one, and in a notebook "
-        "`%%writefile` fills its files"
+        "`%%writefile` fills its files",
+        check="app-in-memory",
     )
 
 
@@ -113,10 +114,14 @@ def _parts(given: object) -> tuple[str, ClientApp, ServerApp | None]:
     if isinstance(given, LocalApp):
         return name, given, None
     if isinstance(given, ClientApp):
-        raise AppError("a ClientApp alone says nothing of the strategy; give the pair (client_app, server_app)")
+        raise AppError(
+            "a ClientApp alone says nothing of the strategy; give the pair (client_app, server_app)",
+            check="server-app-needed",
+        )
     raise AppError(
         f"an app is the path of its folder, what supervised_app or local_app returns, or a pair (ClientApp, "
-        f"ServerApp), or a function that makes one of these; not a {type(given).__name__}"
+        f"ServerApp), or a function that makes one of these; not a {type(given).__name__}",
+        check="not-an-app",
     )
 
 

@@ -74,7 +74,10 @@ def ratio(name: str, numerator: str, denominator: str) -> MetricAggregation:
     def step(means: Mapping[str, Value], weight: float) -> dict[str, Value | None]:
         above, below = _values(means, numerator), _values(means, denominator)
         if len(above) != len(below):
-            raise AppError(f"metric {numerator!r} has {len(above)} values, and {denominator!r} has {len(below)}")
+            raise AppError(
+                f"metric {numerator!r} has {len(above)} values, and {denominator!r} has {len(below)}",
+                check="value-count",
+            )
         ratios = [a / b if b else math.nan for a, b in zip(above, below, strict=True)]
         single = not isinstance(means[numerator], list)
         return {numerator: None, denominator: None, name: ratios[0] if single else ratios}
@@ -107,7 +110,10 @@ def maximum(name: str, grid: Sequence[float]) -> MetricAggregation:
     def step(means: Mapping[str, Value], weight: float) -> dict[str, Value | None]:
         counts = _values(means, name)
         if len(counts) != len(grid):
-            raise AppError(f"metric {name!r} has {len(counts)} values for a grid of {len(grid)}; report grid_counts()")
+            raise AppError(
+                f"metric {name!r} has {len(counts)} values for a grid of {len(grid)}; report grid_counts()",
+                check="value-count",
+            )
         filled = [value for value, count in zip(grid, counts, strict=True) if count > 0]
         return {name: float(filled[-1]) if filled else math.nan}
 
@@ -122,7 +128,8 @@ def grid_counts(value: float, grid: Sequence[float]) -> list[float]:
     _check_grid(grid)
     if math.isnan(value) or value > grid[-1]:
         raise AppError(
-            f"{value} is above the grid, which ends at {grid[-1]}; a larger one, or math.inf as its end, has it"
+            f"{value} is above the grid, which ends at {grid[-1]}; a larger one, or math.inf as its end, has it",
+            check="above-grid",
         )
     cell = bisect.bisect_left(grid, value)
     return [float(index == cell) for index in range(len(grid))]
@@ -145,7 +152,7 @@ def finish(metrics: Sequence[Metric]) -> MetricAggregation:
                 continue
             sums = torch.tensor(_values(means, name), dtype=torch.float64) * weight
             if len(sums) != metric.length:
-                raise AppError(f"metric {name!r} has {len(sums)} values, not {metric.length}")
+                raise AppError(f"metric {name!r} has {len(sums)} values, not {metric.length}", check="value-count")
             found |= {name: None, prefix + metric.name: metric.value(sums)}
         return found
 
@@ -154,11 +161,14 @@ def finish(metrics: Sequence[Metric]) -> MetricAggregation:
 
 def _values(means: Mapping[str, Value], name: str) -> list[float]:
     if name not in means:
-        raise AppError(f"the clients report no metric {name!r}; they report {', '.join(sorted(means)) or 'none'}")
+        raise AppError(
+            f"the clients report no metric {name!r}; they report {', '.join(sorted(means)) or 'none'}",
+            check="no-such-metric",
+        )
     value = means[name]
     return list(value) if isinstance(value, list) else [value]
 
 
 def _check_grid(grid: Sequence[float]) -> None:
     if not grid or not all(low < high for low, high in itertools.pairwise(grid)):
-        raise AppError("a grid has at least one value, in ascending order, each once")
+        raise AppError("a grid has at least one value, in ascending order, each once", check="grid-order")

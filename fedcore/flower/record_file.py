@@ -190,7 +190,8 @@ class _Header:
         if len(self._text) > MOST_HEADER_BYTES:
             raise AppError(
                 f"the values of the message's MetricRecords and ConfigRecords take {len(self._text)} characters, more "
-                f"than {MOST_HEADER_BYTES}; send them as an array, or as bytes"
+                f"than {MOST_HEADER_BYTES}; send them as an array, or as bytes",
+                check="long-values",
             )
 
     def metadata(self) -> dict[str, str]:
@@ -325,4 +326,4 @@ class _Reader:
 
 
 def _unsound(name: str, reason: str) -> PeerError:
-    return PeerError(f"{name} is not a sound record file: {reason}")
+    return PeerError(f"{name} is not a sound record file: {reason}", check="record-file")

@@ -138,7 +138,7 @@ def _ndarray(name: str, array: Array) -> NDArray[Any]:
         shaped: NDArray[Any] = flat.reshape(shape, order="F" if fortran else "C")
         return shaped
     except ValueError as error:
-        raise AppError(f"array {name!r} is not a valid NumPy array: {error}") from None
+        raise AppError(f"array {name!r} is not a valid NumPy array: {error}", check="not-an-array") from None
 
 
 def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
@@ -150,7 +150,9 @@ def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     with np.errstate(invalid="ignore"):
         whole: NDArray[Any] = rounded.astype(spec.storage)
     if not np.array_equal(whole, rounded):
-        raise EncodingError(f"tensor {spec.name!r} holds values that its dtype {spec.dtype} cannot")
+        raise EncodingError(
+            f"tensor {spec.name!r} holds values that its dtype {spec.dtype} cannot", check="dtype-overflow"
+        )
     return whole
 
 

@@ -63,7 +63,8 @@ def check_robust(strategy: object, groups: Groups) -> None:
             raise AppError(
                 f"{type(strategy).__name__} needs the means of {least} groups ({why}), and {groups.least} of "
                 f"{groups.count} are sure to give one: set min-groups = {least}"
-                + ("" if groups.count >= least else f" and groups = {least} or more")
+                + ("" if groups.count >= least else f" and groups = {least} or more"),
+                check="group-count",
             )
     rule = getattr(strategy, _SELECTION_RULE, None)
     if "Bulyan" in names and rule is not None:
@@ -71,7 +72,8 @@ def check_robust(strategy: object, groups: Groups) -> None:
         if not is_robust(code) and not (code is not None and declared_code(code, "groups")):
             raise AppError(
                 "Bulyan's selection_rule is the app's own: declare that it may have the means of groups in place of "
-                "single updates (@fedcore.group_means), or leave it out"
+                "single updates (@fedcore.group_means), or leave it out",
+                check="undeclared",
             )
 
 
@@ -83,7 +85,10 @@ def _median(strategy: object) -> tuple[int, str]:
 def _trimmed(strategy: object) -> tuple[int, str]:
     beta = float(getattr(strategy, "beta", 0.0))
     if beta <= 0:
-        raise AppError("FedTrimmedAvg with beta = 0 cuts nothing off: that is the mean. Set beta, below 0.5")
+        raise AppError(
+            "FedTrimmedAvg with beta = 0 cuts nothing off: that is the mean. Set beta, below 0.5",
+            check="nothing-trimmed",
+        )
     least = next(count for count in range(1, int(1 / beta) + 2) if int(beta * count))
     return least, f"of fewer, beta = {beta:g} cuts nothing off"
 

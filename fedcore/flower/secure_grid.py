@@ -78,7 +78,7 @@ class SecureGrid(ExchangeGrid):
         with self._refusing():
             check_handover(messages[0].metadata.message_type, self.groups)
         if not all(same_content(messages[0], message) for message in messages[1:]):
-            self.on_refusal(AppError(_DIFFERENT_MESSAGES))
+            self.on_refusal(AppError(_DIFFERENT_MESSAGES, check="different-messages"))
         return self._exchange(messages, timeout)
 
     @contextmanager

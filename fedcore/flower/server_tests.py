@@ -42,16 +42,21 @@ def server_test(
     """
     most = int(config.get(KEY, 0))
     if most < 0:
-        raise ConfigurationError(f"{KEY} is a number of examples, not {most}; 0 for no test at the server")
+        raise ConfigurationError(
+            f"{KEY} is a number of examples, not {most}; 0 for no test at the server", check="test-examples"
+        )
     if most == 0:
         return None
     if test_set is None:
-        raise ConfigurationError(f"{KEY} = {most}, but the app names no test set: averaging_server(client, test=...)")
+        raise ConfigurationError(
+            f"{KEY} = {most}, but the app names no test set: averaging_server(client, test=...)", check="no-test-set"
+        )
     warm = client.definition.warm(config, EngineConfig(), World(device=World.current().device))
     engine, work = warm.engine, warm.personalization
     if work.own:
         raise ConfigurationError(
-            f"{KEY} = {most}, but the server has no whole model to test: {min(work.own)!r} stays on the clients"
+            f"{KEY} = {most}, but the server has no whole model to test: {min(work.own)!r} stays on the clients",
+            check="partial-model",
         )
     know_statistics(engine.model, statistics)
     examples, layout = _drawn(test_set(config), most, int(config.get("seed", 0))), work.layout()

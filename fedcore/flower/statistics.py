@@ -107,7 +107,9 @@ def app_bounds(folder: Path) -> dict[str, tuple[float, float]]:
     """
     bounds = bounds_from((), FlowerApp.load(folder).statistics)
     if not isinstance(bounds, Mapping):
-        raise ConfigurationError("[tool.fedcore.statistics] has bounds for all columns alike, not one line for each")
+        raise ConfigurationError(
+            "[tool.fedcore.statistics] has bounds for all columns alike, not one line for each", check="bounds-form"
+        )
     return dict(bounds)
 
 

@@ -118,7 +118,9 @@ def _ordered(state: ModelState, layout: Layout, path: Path) -> ModelState:
     given, names = _names(state.layout), _names(layout)
     for lacking, what in ((names - given, "lacks the tensor"), (given - names, "has a tensor that the app's lacks:")):
         if lacking:
-            raise ConfigurationError(f"{path}: the model {what} {min(lacking)!r}; is it a model of this app?")
+            raise ConfigurationError(
+                f"{path}: the model {what} {min(lacking)!r}; is it a model of this app?", check="tensors-differ"
+            )
     ordered = state.renamed({spec.name: spec.name for spec in layout.specs})
     try:
         layout.check_same(ordered.layout, what=str(path))
@@ -131,7 +133,8 @@ def _refuse_without_own(work: Personalization, path: Path) -> None:
     if work.own:
         raise ConfigurationError(
             f"{path} holds the shared part of the model alone: {min(work.own)!r} and {len(work.own) - 1} more tensors "
-            "stay on the clients. A client's whole model comes from: fedcore client export"
+            "stay on the clients. A client's whole model comes from: fedcore client export",
+            check="partial-model",
         )
 
 
@@ -149,7 +152,8 @@ def _function(app: FlowerApp, reference: str, key: str, form: str) -> Callable[.
     if not reference:
         raise AppError(
             f"{app.name} has no {key}: write {form}, and name it in the app's pyproject.toml as "
-            f'{key} = "module:function" under [tool.fedcore]'
+            f'{key} = "module:function" under [tool.fedcore]',
+            check="no-predictor",
         )
     found: object = load_object(app.folder, reference, object)
     if not callable(found):

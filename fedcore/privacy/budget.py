@@ -63,12 +63,14 @@ class PrivacyPlan:
         if math.isinf(cost):
             raise ConfigurationError(
                 f"dp-noise-multiplier {self.noise_multiplier:g} protects nobody: one exchange costs more epsilon than "
-                "can be stated; raise it"
+                "can be stated; raise it",
+                check="noise-protects-nobody",
             )
         if cost > self.epsilon:
             raise ConfigurationError(
                 f"one exchange with dp-noise-multiplier {self.noise_multiplier:g} costs epsilon {cost:.3g} at delta "
-                f"{self.delta:g}, more than dp-epsilon {self.epsilon:g}; raise either, or set dp-rounds instead"
+                f"{self.delta:g}, more than dp-epsilon {self.epsilon:g}; raise either, or set dp-rounds instead",
+                check="noise-costs-more",
             )
 
 

@@ -76,7 +76,8 @@ def noise_bound(mechanism: Mechanism, variance: float) -> int:
     if bound > MAX_BOUND:
         raise EncodingError(
             f"noise with a standard deviation of {math.sqrt(variance):.3g} steps needs too large a table; "
-            "lower the noise multiplier"
+            "lower the noise multiplier",
+            check="noise-table",
         )
     return bound
 

@@ -149,7 +149,8 @@ class Floor:
                 raise RunFailed(
                     f"{len(self.book.ready)} of the {self.book.size} updates of a buffer were there after "
                     f"{wait:g} s (train-seconds and join-seconds), {self.book.training} clients "
-                    "train. Lower buffer-size, let more clients train at once (concurrency), or wait longer"
+                    "train. Lower buffer-size, let more clients train at once (concurrency), or wait longer",
+                    check="buffer-not-full",
                 )
             self._step()
             self._hand_out(clients)

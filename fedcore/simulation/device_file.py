@@ -60,7 +60,9 @@ class TracedDevices:
             if name not in COLUMNS:
                 raise UnknownKey(name, COLUMNS, f"the columns of {file}")
         if "client" not in (rows.fieldnames or ()):
-            raise ConfigurationError(f"{file}: the first line has to name the columns, {', '.join(COLUMNS)}")
+            raise ConfigurationError(
+                f"{file}: the first line has to name the columns, {', '.join(COLUMNS)}", check="columns"
+            )
         found: dict[str, _Found] = {}
         for row in rows:
             _take(found, file, rows.line_num, row)
@@ -75,7 +77,9 @@ class TracedDevices:
         """Every client has a device; raises ConfigurationError."""
         missing = [client for client in range(1, clients + 1) if client not in self.own]
         if missing and not self.kinds:
-            raise ConfigurationError(f"{self.file} has no row for client {missing[0]}, and none for any")
+            raise ConfigurationError(
+                f"{self.file} has no row for client {missing[0]}, and none for any", check="no-row"
+            )
 
     def device(self, client: int, network: Network, seed: int) -> Device:
         """As `Profiles`."""
@@ -92,7 +96,7 @@ class TracedDevices:
 
 def _take(found: dict[str, _Found], file: Path, line: int, row: Mapping[str | None, str | None]) -> None:
     if None in row or None in row.values():
-        _wrong(file, line, "it does not have as many values as the first line has columns")
+        _wrong(file, line, "it does not have as many values as the first line has columns", check="value-count")
     values = {str(key): (value or "").strip() for key, value in row.items()}
     name = re.sub(r"^client-(?=[0-9])", "", values.pop("client"))
     if not re.fullmatch(r"0*[1-9][0-9]*|any(-[\w.-]+)?", name):
@@ -121,7 +125,7 @@ def _span(file: Path, line: int, span: tuple[str, str], one: _Found) -> tuple[fl
     if end <= start:
         _wrong(file, line, f"to = {end:g} is not after from = {start:g}")
     if one.spans and start < one.spans[-1][1]:
-        _wrong(file, line, "its interval begins before the one of the row above it ends")
+        _wrong(file, line, "its interval begins before the one of the row above it ends", check="intervals-overlap")
     if one.fixed["repeat"] and end > one.fixed["repeat"]:
         _wrong(file, line, f"its interval ends after the {one.fixed['repeat']:g} s after which all repeats")
     return start, end
@@ -152,5 +156,5 @@ def _positive(file: Path, line: int, key: str, text: str, *, zero: bool = False)
     return _wrong(file, line, f"{key} = {text} has to be greater than 0")
 
 
-def _wrong(file: Path, line: int, why: str) -> NoReturn:
-    raise ConfigurationError(f"{file}, line {line}: {why}")
+def _wrong(file: Path, line: int, why: str, *, check: str = "") -> NoReturn:
+    raise ConfigurationError(f"{file}, line {line}: {why}", check=check)

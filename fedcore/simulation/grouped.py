@@ -34,7 +34,7 @@ def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: KeptResults
     if found:
         sums.learn(request, found)
     if len(found) < sums.settings.least_groups:
-        raise RunFailed(too_few_groups(len(parts), sums.settings.least_groups, failed))
+        raise RunFailed(too_few_groups(len(parts), sums.settings.least_groups, failed), check="min-groups")
     sums.done(request, found, drawn)
     return found
 

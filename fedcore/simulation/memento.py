@@ -58,7 +58,9 @@ def from_json(data: Any) -> Any:
     try:
         return _object(data)
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-        raise ConfigurationError(f"the kept state of a simulation is not sound: {error!r}") from None
+        raise ConfigurationError(
+            f"the kept state of a simulation is not sound: {error!r}", check="unsound-state"
+        ) from None
 
 
 def _object(data: Mapping[str, Any]) -> Any:

@@ -96,7 +96,9 @@ def _secret_of(path: Path, what: Mapping[str, str]) -> bytes:
     file = path / RUN_FILE
     if not file.exists():
         if any(path.iterdir()):
-            raise ConfigurationError(f"--state: {path} holds something else than the state of a simulation")
+            raise ConfigurationError(
+                f"--state: {path} holds something else than the state of a simulation", check="other-content"
+            )
         return _begin(path, what)
     try:
         found = json.loads(file.read_text())
@@ -109,7 +111,8 @@ def _secret_of(path: Path, what: Mapping[str, str]) -> bytes:
         return _begin(path, what)
     raise ConfigurationError(
         f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
-        "run with the options that it began with"
+        "run with the options that it began with",
+        check="other-run",
     )
 
 
@@ -268,7 +271,10 @@ def identity_of(simulation: Simulation) -> dict[str, str]:
     Raises ConfigurationError for a run that cannot be kept.
     """
     if simulation.settings.buffered:
-        raise ConfigurationError("--state: a run without rounds cannot be kept, since clients are always at work in it")
+        raise ConfigurationError(
+            "--state: a run without rounds cannot be kept, since clients are always at work in it",
+            check="without-rounds",
+        )
     devices = simulation.devices
     initial = simulation.initial.sha256() if simulation.initial is not None else ""
     parts = {

@@ -124,7 +124,9 @@ class Simulation:
         if self.clients < 1 or not 0 <= self.drop < 1:
             raise ConfigurationError("a simulation needs at least 1 client and a drop probability in [0, 1)")
         if self.settings.aggregation == "secure" and self.clients < 2:
-            raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
+            raise ConfigurationError(
+                "secure aggregation needs at least 2 clients: the sum of one is its own update", check="too-few-clients"
+            )
         self._home = Path.cwd()
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
         with contextlib.ExitStack() as stack:

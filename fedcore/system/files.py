@@ -53,7 +53,9 @@ def write_file(path: Path, content: bytes | str, *, mode: int = 0o666, durable: 
 def check_replaceable(path: Path, *, force: bool, option: str = "--out") -> None:
     """Refuse a place where something is already, unless forced; raises ConfigurationError that names the option."""
     if path.exists() and not force:
-        raise ConfigurationError(f"{option}: {path} exists already; name another file, or replace it with --force")
+        raise ConfigurationError(
+            f"{option}: {path} exists already; name another file, or replace it with --force", check="exists"
+        )
 
 
 def check_place(path: Path, *, force: bool, option: str = "--out") -> None:

@@ -73,10 +73,10 @@ class Rules:
     def __post_init__(self) -> None:
         for name in self.variables:
             if "=" in name or not name:
-                raise ConfigurationError(f"{name!r} is not the name of an environment variable")
+                raise ConfigurationError(f"{name!r} is not the name of an environment variable", check="variable-name")
         for path in self.read:
             if not path.exists():
-                raise ConfigurationError(f"user code is to read {path}, which is not there")
+                raise ConfigurationError(f"user code is to read {path}, which is not there", check="not-there")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,8 @@ def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rul
             if secret.resolve().is_relative_to(path.resolve()):
                 raise ConfigurationError(
                     f"user code could read {secret}, since it may read {path}: name a folder that holds only what the "
-                    "app needs, or move one of the two elsewhere"
+                    "app needs, or move one of the two elsewhere",
+                    check="secret-readable",
                 )
 
 
@@ -169,7 +170,9 @@ def clean_environment(rules: Rules, home: Path) -> dict[str, str]:
     not set.
     """
     if absent := [name for name in rules.variables if name not in os.environ]:
-        raise ConfigurationError(f"user code is to have the variable {absent[0]}, which is not set")
+        raise ConfigurationError(
+            f"user code is to have the variable {absent[0]}, which is not set", check="variable-not-set"
+        )
     chosen = {name: value for name, value in os.environ.items() if _harmless(name) or name in rules.variables}
     if rules.confined:
         chosen = {name: value for name, value in chosen.items() if name not in _PINNING}

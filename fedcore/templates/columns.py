@@ -62,7 +62,8 @@ def infer_table(
     rows = table[table[target].notna()]
     if len(rows) < LEAST_ROWS:
         raise DataError(
-            f"{path} has {len(rows)} rows with a {target!r}, too few to learn from; at least {LEAST_ROWS} are needed"
+            f"{path} has {len(rows)} rows with a {target!r}, too few to learn from; at least {LEAST_ROWS} are needed",
+            check="too-few-rows",
         )
     notes = []
     if dropped := len(table) - len(rows):
@@ -95,7 +96,7 @@ def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mappin
     names = list(table.columns)
     for name in (target, *given):
         if name not in names:
-            raise ConfigurationError(f"{path} has no column {nearest(name, names)}")
+            raise ConfigurationError(f"{path} has no column {nearest(name, names)}", check="no-such-column")
     for name in names:
         if len(name) > _LONGEST_NAME or not name.isprintable() or (name == "y" != target) or names.count(name) > 1:
             raise ConfigurationError(
@@ -158,7 +159,7 @@ def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float
     """Task, classes, bounds, and what is to be said; raises DataError for a target that nothing can be learned of."""
     name, counts = str(cells.name), cells.value_counts()
     if len(counts) < 2:
-        raise DataError(f"the target {name!r} has one value alone, so there is nothing to learn")
+        raise DataError(f"the target {name!r} has one value alone, so there is nothing to learn", check="one-value")
     values = _numbers(cells)
     whole = values is not None and bool((values == np.round(values)).all())
     if task == "regression" or (not task and values is not None and not (whole and len(counts) <= MOST_CLASSES)):
@@ -167,7 +168,8 @@ def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float
         return "regression", (), coarse_bounds(values), []
     if len(counts) > MOST_CATEGORIES:
         raise DataError(
-            f"the target {name!r} has {len(counts)} classes, more than {MOST_CATEGORIES}; join some, or take another"
+            f"the target {name!r} has {len(counts)} classes, more than {MOST_CATEGORIES}; join some, or take another",
+            check="too-many-classes",
         )
     classes = [str(one) for one in counts.index]
     classes.sort(key=(lambda one: (float(one), one)) if values is not None else str.lower)

@@ -55,7 +55,7 @@ class Sources:
             ModelState.open(model)
             facts = read_facts(model)
         except (OSError, PeerError, EncodingError) as error:
-            raise ConfigurationError(f"{model} is no model that can be read: {error}") from None
+            raise ConfigurationError(f"{model} is no model that can be read: {error}", check="no-model") from None
         return cls(
             model=model,
             facts=facts,
@@ -136,7 +136,8 @@ def read_record(path: Path) -> RunRecord:
         raise ConfigurationError(f"--record: {path} has no events, a JSON object a line: {error}") from None
     if not record.exchanges:
         raise ConfigurationError(
-            f"--record: {path} holds no exchange of a run; fedcore runs logs RUN --json prints them"
+            f"--record: {path} holds no exchange of a run; fedcore runs logs RUN --json prints them",
+            check="no-exchange",
         )
     return record
 

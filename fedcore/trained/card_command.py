@@ -51,7 +51,9 @@ def from_server(sources: Sources, run: str, kit: Path) -> Sources:
     found = remote_operator(kit.expanduser().absolute()).show(run)
     if sources.facts is not None and sources.facts.run != found.run:
         made = f"run {sources.facts.run}" if sources.facts.run else "no run of a federation"
-        raise ConfigurationError(f"--run: {sources.model} was made by {made}, and not by run {found.run}")
+        raise ConfigurationError(
+            f"--run: {sources.model} was made by {made}, and not by run {found.run}", check="other-run"
+        )
     record = RunRecord()
     for item in found.events:
         record.add(item.event, item.seconds)

@@ -81,7 +81,8 @@ class Export:
             if found is not None and not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 worst = float((found - expected).abs().max())
                 raise AppError(
-                    f"the exported program's output differs from the module's by {worst:.3g}; it is not kept"
+                    f"the exported program's output differs from the module's by {worst:.3g}; it is not kept",
+                    check="differs",
                 )
             os.replace(draft, self.out)
         except OSError as error:

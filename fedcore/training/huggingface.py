@@ -58,7 +58,9 @@ def load_pretrained(folder: str) -> Any:
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder!r} is not a folder with a causal language model: {error}") from error
+        raise ConfigurationError(
+            f"{folder!r} is not a folder with a causal language model: {error}", check="no-language-model"
+        ) from error
 
 
 def tiny_llama(vocabulary: int = 256) -> Any:
@@ -79,7 +81,9 @@ def load_tokenizer(folder: str) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder!r} is not a folder with a tokenizer: {error}") from error
+        raise ConfigurationError(
+            f"{folder!r} is not a folder with a tokenizer: {error}", check="no-tokenizer"
+        ) from error
 
 
 def with_lora(transformer: Any, *, rank: int, alpha: float, targets: str | Sequence[str] = "all-linear") -> CausalLM:

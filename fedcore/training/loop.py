@@ -295,5 +295,6 @@ def refuse_missing(result: float, data: TrainingData) -> None:
             shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             raise DataError(
                 f"the {name} have missing values (nan) in {int(missing.any(axis=1).sum())} of {len(data)} examples, in "
-                f"columns {shown}: fill them in, as with the federation's means, or leave these examples out"
+                f"columns {shown}: fill them in, as with the federation's means, or leave these examples out",
+                check="missing-values",
             )

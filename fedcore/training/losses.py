@@ -61,7 +61,7 @@ class Loss:
         found = self.compute(output, targets)
         expected = [] if self.over == "batch" else [len(output)]
         if list(found.shape) != expected:
-            raise ConfigurationError(_wrong_shape(self, list(found.shape), expected))
+            raise ConfigurationError(_wrong_shape(self, list(found.shape), expected), check="loss-shape")
         return found
 
     def sum(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -84,7 +84,8 @@ class Loss:
             reason = f"micro-batches = {config.micro_batches} cuts every batch; leave it out, or set it to 1"
         if reason:
             raise ConfigurationError(
-                f"loss {self.name} is over a whole batch, and would be another one over its parts: {reason}"
+                f"loss {self.name} is over a whole batch, and would be another one over its parts: {reason}",
+                check="batch-loss",
             )
 
 
@@ -93,7 +94,9 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if not callable(loss):
-        raise ConfigurationError(f"a loss is a function of (output, targets) or a Loss, not a {type(loss).__name__}")
+        raise ConfigurationError(
+            f"a loss is a function of (output, targets) or a Loss, not a {type(loss).__name__}", check="not-a-loss"
+        )
     return Loss(getattr(loss, "__name__", type(loss).__name__), loss)
 
 
@@ -135,7 +138,8 @@ def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if flat.shape != wanted.shape or flat.dim() != 2:
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
-            "each target needs one value, [n] or [n, k]"
+            "each target needs one value, [n] or [n, k]",
+            check="targets-do-not-fit",
         )
     return flat, wanted.to(flat.dtype)
 
@@ -164,12 +168,14 @@ def _at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "s
             f"the targets are {str(targets.dtype).removeprefix('torch.')} of shape [{shape}], and cross "
             "entropy needs whole numbers (int64), the classes. Say what they are: loss=squared_error, "
             "metrics=(rmse, r2) for numbers; loss=binary_cross_entropy or multi_label, metrics=(auc(),) for 0 and 1; "
-            "loss=cox, metrics=(c_index,) for times with events (fedcore.training.losses, fedcore.training.metrics)"
+            "loss=cox, metrics=(c_index,) for times with events (fedcore.training.losses, fedcore.training.metrics)",
+            check="targets-not-classes",
         )
     if output.shape[:-1] != targets.shape or output.dim() not in (2, 3):
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
-            "targets have one dimension less, without the classes"
+            "targets have one dimension less, without the classes",
+            check="targets-do-not-fit",
         )
     # A sum over 16-bit losses would lose most of their digits.
     logits = output.float() if output.dtype in _HALF else output
@@ -238,11 +244,14 @@ def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if risk.dim() != 1 or targets.shape != (len(risk), 2):
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
-            "survival needs one log risk for each example, [n] or [n, 1], and targets [n, 2], time and event"
+            "survival needs one log risk for each example, [n] or [n, 1], and targets [n, 2], time and event",
+            check="survival-targets",
         )
     time, event = targets[:, 0], targets[:, 1]
     if not bool(((event == 0) | (event == 1)).all()):
-        raise UsageError("the second column of the targets is the event, 1 or 0; there are other values in it")
+        raise UsageError(
+            "the second column of the targets is the event, 1 or 0; there are other values in it", check="event-targets"
+        )
     return risk, time, event.to(risk.dtype)
 
 

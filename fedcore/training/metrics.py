@@ -101,7 +101,8 @@ def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         found = output.argmax(dim=-1)
     else:
         raise UsageError(
-            f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}"
+            f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}",
+            check="targets-do-not-fit",
         )
     counted = targets != IGNORED
     return found[counted], targets[counted]
@@ -122,7 +123,7 @@ def f1(classes: int = 2) -> Metric:
         found, wanted = _classes(output, targets)
         wanted = wanted.long()
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(torch.maximum(wanted, found).max()) < classes:
-            raise UsageError(f"f1({classes}) met a class that is not among 0 to {classes - 1}")
+            raise UsageError(f"f1({classes}) met a class that is not among 0 to {classes - 1}", check="no-such-class")
         both = torch.bincount(wanted * classes + found, minlength=classes**2).reshape(classes, classes).double()
         right = both.diagonal()
         return torch.cat([right, both.sum(dim=0) - right, both.sum(dim=1) - right])
@@ -172,7 +173,7 @@ def _histograms(output: Tensor, targets: Tensor, cells: int) -> Tensor:
         raise UsageError(f"auc and average_precision are for two classes, not for an output {list(output.shape)}")
     labels = labels.squeeze(1)
     if not bool(((labels == 0) | (labels == 1)).all()):
-        raise UsageError("auc and average_precision need targets that are 0 or 1")
+        raise UsageError("auc and average_precision need targets that are 0 or 1", check="binary-targets")
     scores = torch.sigmoid(logits.squeeze(1).double())
     cell = (scores * cells).long().clamp(0, cells - 1)
     return torch.bincount(cell + cells * labels.long(), minlength=2 * cells).double()

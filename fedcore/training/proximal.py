@@ -32,7 +32,9 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     negative or not finite, UsageError where the two lists do not have the same shapes.
     """
     if not (math.isfinite(mu) and mu >= 0):
-        raise ConfigurationError(f"the proximal mu must be a number that is not negative, not {mu}")
+        raise ConfigurationError(
+            f"the proximal mu must be a number that is not negative, not {mu}", check="proximal-mu"
+        )
     pairs = [(w, w0) for w, w0 in _pairs(parameters, anchor) if w.requires_grad]
     if mu == 0:
         return
@@ -46,7 +48,9 @@ def _pairs(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Iterator[t
         raise UsageError(f"the proximal anchor has {len(anchor)} tensors, the model has {len(parameters)} parameters")
     for index, (w, w0) in enumerate(zip(parameters, anchor, strict=True)):
         if local(w).shape != local(w0).shape:  # a broadcast would go unnoticed
-            raise UsageError(f"tensor {index} of the proximal anchor has another shape than its parameter")
+            raise UsageError(
+                f"tensor {index} of the proximal anchor has another shape than its parameter", check="anchor-shape"
+            )
         yield w, w0
 
 

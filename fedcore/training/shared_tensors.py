@@ -39,7 +39,8 @@ def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[st
     if patterns and len(personal) == len(names):
         raise ConfigurationError(
             f"the personal patterns {', '.join(map(repr, patterns))} match every tensor of the model, so that nothing "
-            "is left to federate; leave some out"
+            "is left to federate; leave some out",
+            check="nothing-shared",
         )
     mine = set(personal)
     return tuple(name for name in names if name not in mine), personal
@@ -54,7 +55,9 @@ def personal_names(model: nn.Module, patterns: Sequence[str] = (), *, batch_norm
     tensors = model.state_dict(keep_vars=True)
     found = batch_norm_names(model) if batch_norm else ()
     if batch_norm and not found:
-        raise ConfigurationError("the model has no batch normalisation layers that could be personal")
+        raise ConfigurationError(
+            "the model has no batch normalisation layers that could be personal", check="no-batch-norm"
+        )
     _, personal = split_names(tensors, [*patterns, *map(glob.escape, found)])
     mine = set(personal)
     homes: dict[int, str] = {}
@@ -85,7 +88,8 @@ def freeze_all_but(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ConfigurationError(
-                f"no parameter fits the pattern {pattern!r}; the names look like {next(iter(parameters), '')!r}"
+                f"no parameter fits the pattern {pattern!r}; the names look like {next(iter(parameters), '')!r}",
+                check="no-such-parameter",
             )
     for name, parameter in parameters.items():
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
@@ -100,7 +104,7 @@ def adapter_names(model: nn.Module) -> tuple[str, ...]:
     parameters = list(model.named_parameters())
     names = tuple(name for name, parameter in parameters if parameter.requires_grad)
     if not names:
-        raise ConfigurationError("the model has no adapter: all of its parameters are frozen")
+        raise ConfigurationError("the model has no adapter: all of its parameters are frozen", check="all-frozen")
     if len(names) == len(parameters):
-        raise ConfigurationError("the model has no adapter: none of its parameters is frozen")
+        raise ConfigurationError("the model has no adapter: none of its parameters is frozen", check="nothing-frozen")
     return names

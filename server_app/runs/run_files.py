@@ -91,7 +91,9 @@ class RunFiles:
             is_file = False
         if not is_file:
             _remove([target])
-            raise WorkerDied("the ServerApp's process named something that is no file of its folder")
+            raise WorkerDied(
+                "the ServerApp's process named something that is no file of its folder", check="foreign-file"
+            )
         return target
 
     async def hand_over(self, path: Path, *, stays: bool = False) -> Path:

@@ -77,7 +77,7 @@ def test_a_round_goes_from_the_median_beginning_to_the_next():
 
 @pytest.mark.parametrize("begins", [[[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0], [1.0, 2.0]], [[], []]])
 def test_a_client_that_missed_a_round_leaves_nothing_measured(begins):
-    with pytest.raises(EnvironmentFailure, match="3 rounds each"):
+    with pytest.raises(EnvironmentFailure, match=r"\b3\b.*\b2\b"):
         measured(JOB, begins, watch())
 
 

@@ -79,9 +79,9 @@ def test_the_next_batch_is_made_before_the_last_is_worked_on(device: torch.devic
 def test_what_making_a_batch_raises_comes_through(device: torch.device) -> None:
     def batches() -> Iterator[Batch]:
         yield Batch(torch.zeros(2, device=device), torch.zeros(2, device=device), 2)
-        raise ValueError("a torn page")
+        raise ValueError("torn")
 
-    with pytest.raises(ValueError, match="a torn page"):
+    with pytest.raises(ValueError, match="torn"):
         list(ahead(batches(), device))
 
 

@@ -64,7 +64,7 @@ def test_a_training_without_memory_leaves_none_behind(device: torch.device) -> N
     assert train(engine, DATA, batch_size=8, seed=1, epochs=1).steps == 8
     engine.optimizer.zero_grad()
     before = held_on(device)
-    with pytest.raises(OutOfMemory, match=rf"batch size 64 on {device.type}.*: lower the batch size.*micro-batches=4"):
+    with pytest.raises(OutOfMemory, match=rf"\b64\b.*{device.type}.*micro-batches=4"):
         train(engine, DATA, batch_size=64, seed=1, epochs=1)
     assert engine.module.held is not None
     assert engine.module.held() is None, "the activations of the step that failed are still there"
@@ -80,13 +80,13 @@ def test_the_engine_s_own_advice_helps(device: torch.device) -> None:
 
 
 def test_a_test_without_memory_says_so_as_well(device: torch.device) -> None:
-    with pytest.raises(OutOfMemory, match="testing 1024 examples at a time"):
+    with pytest.raises(OutOfMemory, match=r"\b1024\b"):
         evaluate(hungry_engine(device), DATA)
 
 
 def test_other_errors_stay_what_they_are(device: torch.device) -> None:
     engine = hungry_engine(device)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(RuntimeError, match=r"\b8x5\b.*\b4x3\b"):
         train(engine, Split(x=np.ones((8, 5), np.float32), y=DATA.y[:8]), batch_size=8, seed=1, epochs=1)
 
 

@@ -48,7 +48,7 @@ def test_two_join_one_is_revoked_and_one_key_is_replaced_while_a_run_goes_on(tmp
                 federation.start_client(name, "--node-config", place)
             run.go_on()
             changed = run.finish()
-            with pytest.raises(Refused, match="roster-rollback: roster 1 is older than roster 5"):
+            with pytest.raises(Refused, match=r"roster-rollback.*\b1\b.*\b5\b"):
                 operator.publish(rosters[:1])
         assert changed.status == 0, changed.stderr
         assert changed.of("exchange-failed") == []

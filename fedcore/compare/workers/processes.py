@@ -170,7 +170,9 @@ class Workers:
             ready = wait(list(by_handle), max(0.0, deadline - time.monotonic()))
             if not ready:
                 names = ", ".join(sorted(self._living))
-                raise EnvironmentFailure(f"nothing heard of {names} for {silence:.0f} s; see {self.folder / 'logs'}")
+                raise EnvironmentFailure(
+                    f"nothing heard of {names} for {silence:.0f} s; see {self.folder / 'logs'}", check="silence"
+                )
             for name in dict.fromkeys(by_handle[handle] for handle in ready):
                 yield from self._take(name)
             deadline = time.monotonic() + silence

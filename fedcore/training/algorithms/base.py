@@ -95,7 +95,8 @@ class LocalAlgorithm(LocalRule):
         if not self.steps:
             raise AppError(
                 f"strategy {self.name} changes the local steps, and the app's training made none with it: pass "
-                "rule=job.rule on to fedcore.training.train, or to every Engine.step"
+                "rule=job.rule on to fedcore.training.train, or to every Engine.step",
+                check="rule-unused",
             )
         return {STEPS: float(self.steps), **self._finish()}
 
@@ -144,6 +145,7 @@ def _rate_and_momentum(optimizer: torch.optim.Optimizer, name: str) -> tuple[flo
         raise ConfigurationError(
             f"strategy {name} counts how far each gradient moves the model, and knows that for SGD with one learning "
             f"rate and momentum, without dampening; the app's optimizer is another {type(optimizer).__name__}. Use "
-            "sgd, or a strategy that leaves the optimizer free (fedavg, fedprox, feddyn, diloco, ...)"
+            "sgd, or a strategy that leaves the optimizer free (fedavg, fedprox, feddyn, diloco, ...)",
+            check="optimizer-unknown",
         )
     return kinds.pop()

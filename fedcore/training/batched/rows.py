@@ -44,7 +44,7 @@ class StackedBatches:
         rows = [_rows(plan) for plan in plans]
         self.steps = [len(own) for own in rows]
         if sorted(self.steps, reverse=True) != self.steps:
-            raise UsageError("clients with more steps come first")
+            raise UsageError("clients with more steps come first", check="steps-order")
         self._padding = padding
         self._x = torch.cat([torch.tensor(split.x, device=device) for split in splits])
         self._y = torch.cat([torch.tensor(split.y, device=device) for split in splits])

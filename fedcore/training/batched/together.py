@@ -45,7 +45,9 @@ def train_stack(
     padding: examples of weight 0 added to every batch, which change nothing but for models that mix examples.
     """
     if len({plan.clip_norm for plan in plans}) > 1:
-        raise ConfigurationError("clients that train at once have one bound on their gradients")
+        raise ConfigurationError(
+            "clients that train at once have one bound on their gradients", check="different-bounds"
+        )
     order = sorted(range(len(plans)), key=lambda i: -plans[i].batches[1])
     batches = StackedBatches([plans[i] for i in order], engine.device, padding=padding)
     stack = Stack(engine, len(plans))

@@ -85,7 +85,7 @@ def steps_of(examples: int, *, batch_size: int, epochs: int, steps: int) -> tupl
     if batch_size < 0:
         raise ConfigurationError(f"batch size cannot be {batch_size}; 0 means one full batch")
     if examples == 0:
-        raise ConfigurationError("this client has no examples to train or test on")
+        raise ConfigurationError("this client has no examples to train or test on", check="no-examples")
     size = min(batch_size or examples, examples)
     return size, steps or epochs * math.ceil(examples / size)
 
@@ -141,7 +141,7 @@ def ordered_rows(
     counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
     """
     if (sum(counts) if counts is not None else examples) == 0:
-        raise ConfigurationError("this client has no examples to train or test on")
+        raise ConfigurationError("this client has no examples to train or test on", check="no-examples")
     own = torch.arange(examples) if counts is not None else torch.tensor_split(torch.arange(examples), ranks)[rank]
     longest = max(counts) if counts is not None else math.ceil(examples / ranks)
     for start in range(0, longest, size):

@@ -45,7 +45,8 @@ class World:
         if self.shared and config.engine not in _SHARING:
             raise ConfigurationError(
                 f"engine {config.engine} needs a GPU for each rank, since NCCL refuses two ranks on one; take fewer "
-                "ranks, engine ddp, or CUDA_VISIBLE_DEVICES= to train on the processor"
+                "ranks, engine ddp, or CUDA_VISIBLE_DEVICES= to train on the processor",
+                check="gpu-for-each-rank",
             )
         if config.memory_share and self.device.type != "cuda":
             raise ConfigurationError(

@@ -41,7 +41,8 @@ class _Columns(nn.Module):
         if self.training and bool(torch.isnan(self.mean).any()):
             raise UsageError(
                 f"{type(self).__name__} has no statistics yet: averaging_server asks for them before the first round, "
-                "where the app names its columns and their bounds (TrainingColumns)"
+                "where the app names its columns and their bounds (TrainingColumns)",
+                check="no-statistics",
             )
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from support.raising import raises
 
 import fedcore
 from fedcore.errors import AppError
@@ -47,7 +47,7 @@ def test_a_script_without_a_guard_compares(tmp_path: Path):
 
 
 def test_objects_of_this_process_are_refused_by_name():
-    with pytest.raises(AppError, match="fedcore new NAME"):
+    with raises(AppError, check="app-in-memory"):
         fedcore.compare(lambda: 3)
 
 

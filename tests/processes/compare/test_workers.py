@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.raising import raises
 
 from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.errors import EnvironmentFailure
@@ -88,7 +89,7 @@ def test_silence_ends_the_waiting_and_leaving_ends_the_workers(tmp_path: Path):
     with Workers(tmp_path) as workers:
         workers.start("staying", stay)
         here = next(workers.events(silence=SECONDS)).report
-        with pytest.raises(EnvironmentFailure, match="nothing heard of staying for 1 s"):
+        with raises(EnvironmentFailure, check="silence", match="staying"):
             next(workers.events(silence=1.0))
         assert workers.living == {"staying"}
     assert not workers.living

@@ -41,11 +41,11 @@ def test_runs_on_ray(ray: Crew, monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
     done = [event for event in events if event.kind == "exchange-done"]
     assert [len(event.survivors) for event in done] == [CLIENTS] * 4
-    with of(RayCrew, TINY) as failing, pytest.raises(AppError, match="client 4 raised ValueError: patient 17"):
+    with of(RayCrew, TINY) as failing, pytest.raises(AppError, match=r"client 4 .*ValueError"):
         simulated(failing, TINY, "secure", faulty_partition=3, fault="raise")
 
 
 def test_workers_are_refused_for_a_ray_that_is_joined(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="3 workers are for a Ray that fedcore starts"):
+    with pytest.raises(ConfigurationError, match="--workers"):
         of(RayCrew, COUNTING, workers=3)

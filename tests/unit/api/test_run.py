@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from support.raising import raises
 from support.tiny import TINY
 from torch import nn
 
@@ -86,16 +87,16 @@ def test_events_go_to_a_function():
 def test_plain_aggregation_and_settings_are_taken():
     assert tiny(aggregation="plain").record.aggregation == "plain"
     assert tiny(settings={"field-bits": 16}).settings["field-bits"] == 16
-    with pytest.raises(ConfigurationError, match="contradict"):
+    with pytest.raises(ConfigurationError, match=r"aggregation='plain'.*settings\['aggregation'\]"):
         tiny(aggregation="plain", settings={"aggregation": "secure"})
-    with pytest.raises(UnknownKey, match="did you mean 'field-bits'"):
+    with pytest.raises(UnknownKey, match="'field-bits'"):
         tiny(settings={"field_bits": 16})
 
 
 def test_rounds_and_seed_need_their_key():
-    with pytest.raises(ConfigurationError, match="seed=1 needs the key 'seed' in the run config of tiny"):
+    with raises(ConfigurationError, check="key-needed", match=r"seed=1.*'seed'.*tiny"):
         tiny(seed=1)
-    with pytest.raises(ConfigurationError, match="contradict each other"):
+    with raises(ConfigurationError, check="contradiction", match=r"rounds=3.*\['num-server-rounds'\]=4"):
         tiny(rounds=3, run_config={"num-server-rounds": 4})
 
 
@@ -165,21 +166,25 @@ def test_a_pair_of_flower_apps_is_an_app():
 
     run = fedcore.simulate((client, server), clients=2, run_config={"half": 0.5}, progress=False)
     assert run.metrics == {"half": 0.5}
-    with pytest.raises(ConfigurationError, match="rounds=2 needs the key 'num-server-rounds'"):
+    with raises(ConfigurationError, check="key-needed", match=r"rounds=2.*'num-server-rounds'"):
         fedcore.simulate((client, server), clients=2, rounds=2, progress=False)
 
 
 def test_a_key_with_underscores_is_refused_where_nothing_would_read_it():
-    with pytest.raises(UnknownKey, match="did you mean 'local-epochs'"):
+    with pytest.raises(UnknownKey, match="'local-epochs'"):
         fedcore.simulate(supervised(), run_config={"local_epochs": 2}, progress=False)
 
 
 @pytest.mark.parametrize(
     ("app", "words"),
-    [(ClientApp(), "says nothing of the strategy"), (3, "not a int"), (lambda: 3, "not a int")],
+    [
+        (ClientApp(), {"check": "server-app-needed", "match": r"client_app.*server_app"}),
+        (3, {"check": "not-an-app", "match": r"\bint\b"}),
+        (lambda: 3, {"check": "not-an-app", "match": r"\bint\b"}),
+    ],
 )
-def test_what_is_no_app_is_refused(app: Any, words: str):
-    with pytest.raises(AppError, match=words):
+def test_what_is_no_app_is_refused(app: Any, words: dict[str, str]):
+    with raises(AppError, **words):
         fedcore.simulate(app, progress=False)
 
 
@@ -266,13 +271,13 @@ def test_plot_draws_what_was_tested():
     axes = run.plot("eval_loss", "seconds")
     assert [line.get_label() for line in axes.lines] == ["eval_loss", "seconds"]
     assert run.plot("train_acc", ax=axes) is axes
-    with pytest.raises(UnknownKey, match="did you mean 'eval_acc'"):
+    with pytest.raises(UnknownKey, match="'eval_acc'"):
         run.plot("eval_ac")
     matplotlib.pyplot.close("all")
 
 
 def test_a_run_without_numbers_has_nothing_to_plot():
-    with pytest.raises(ConfigurationError, match="nothing to plot"):
+    with raises(ConfigurationError, check="nothing-to-plot"):
         run_of(exchange(1, "train", {})).plot()
 
 
@@ -287,7 +292,7 @@ def test_save_writes_all_of_it(tmp_path: Path):
     facts = read_facts(folder / "model.safetensors")
     assert facts is not None
     assert (facts.app, facts.rounds) == ("tiny", 2)
-    with pytest.raises(ConfigurationError, match="exists already"):
+    with raises(ConfigurationError, check="exists"):
         run.save(folder)
     run.save(folder, force=True)
 

@@ -67,7 +67,7 @@ def test_an_app_that_trains_in_its_own_way_is_refused_for_some_modes() -> None:
 def test_a_local_app_is_told_what_to_write() -> None:
     found = found_in(TOKENS)
     assert isinstance(found, AppFacts)
-    with raises(ConfigurationError, check="modes-refused", match=r"diloco.*local_app\(\.\.\., data=lambda job:"):
+    with raises(ConfigurationError, check="modes-refused", match=r"diloco.*local_app\(\.\.\., data="):
         found.check(parse_modes("federated,diloco"))
 
 

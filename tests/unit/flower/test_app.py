@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from support.raising import raises
 
 from fedcore.errors import AppError, ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
@@ -36,30 +37,30 @@ def test_a_simulation_has_the_clients_that_the_app_wants(tmp_path: Path) -> None
     assert load(tmp_path, GOOD).simulation_clients == 10
     assert load(tmp_path, GOOD + "simulation-clients = 3\n").simulation_clients == 3
     for wrong in ("0", "true", '"3"'):
-        with pytest.raises(AppError, match=r"simulation-clients in .tool.fedcore. of .* must be a number from 1 on"):
+        with pytest.raises(AppError, match="simulation-clients"):
             load(tmp_path, GOOD + f"simulation-clients = {wrong}\n")
 
 
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownKey, match="did you mean 'field-bits'"):
+    with pytest.raises(UnknownKey, match="'field-bits'"):
         load(tmp_path, GOOD.replace("field-bits", "field-bit"))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("field-bits = 21", "field-bits = 20", "must be one of 8, 10, 12, 16, 21, 32, auto"),
-        ('clientapp = "b:app"', 'clientapp = "b.app"', "clientapp = 'module:attribute'"),
-        ("[tool.flwr.app", "[tool.other", "no \\[tool.flwr.app\\] table"),
-        ("lr = 0.1", "lr = [1]", "must be a bool, int, float or string"),
-        ("lr = 0.1", "lr = ", "cannot be read as TOML"),
+        ("field-bits = 21", "field-bits = 20", {"match": "field-bits.*auto.*20"}),
+        ('clientapp = "b:app"', 'clientapp = "b.app"', {"match": "clientapp"}),
+        ("[tool.flwr.app", "[tool.other", {"check": "not-an-app", "match": r"\[tool\.flwr\.app\]"}),
+        ("lr = 0.1", "lr = [1]", {"match": "'lr'"}),
+        ("lr = 0.1", "lr = ", {"check": "not-toml"}),
     ],
 )
-def test_bad_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises((AppError, ConfigurationError), match=message):
+def test_bad_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message: dict[str, str]) -> None:
+    with raises((AppError, ConfigurationError), **message):
         load(tmp_path, GOOD.replace(old, new))
 
 
 def test_no_pyproject(tmp_path: Path) -> None:
-    with pytest.raises(AppError, match="is not a Flower app"):
+    with raises(AppError, check="not-an-app"):
         FlowerApp.load(tmp_path)

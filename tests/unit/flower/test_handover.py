@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from flwr.serverapp.strategy import fedavg as fedavg_module
 from flwr.supercore.task_identity import TaskIdentity
+from support.raising import raises
 
 from fedcore.errors import AppError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
@@ -150,13 +151,13 @@ def test_averages_of_the_legacy_api_are_fine(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(set(legacy.__all__) - {*AVERAGES, "FedOpt", "Strategy"}))
 def test_each_other_strategy_of_the_legacy_api_is_refused_by_name(name: str) -> None:
-    with pytest.raises(AppError, match=f"^{name} cannot run with secure aggregation: ") as refusal:
+    with raises(AppError, check="secure-aggregation", match=f"^{name} ") as refusal:
         check_strategy(single(name, legacy))
     assert "it is not known" not in str(refusal.value), "a reason of its own"
 
 
 def test_a_legacy_strategy_that_accepts_no_failures_is_refused() -> None:
-    with pytest.raises(AppError, match="accept_failures=False wants to see every failure"):
+    with raises(AppError, check="every-failure", match="accept_failures=False"):
         check_strategy(legacy.FedAvg(accept_failures=False))
 
 
@@ -166,8 +167,8 @@ def test_a_legacy_server_with_a_loop_of_its_own_is_refused() -> None:
             return super().fit_round(server_round, timeout)
 
     check_server(Server(client_manager=SimpleClientManager()))
-    where = rf"Own cannot run with .*: its fit_round \(unit/flower/test_handover.py:{line(Own, 'def fit_round')}\)"
-    with pytest.raises(AppError, match=where):
+    where = rf"Own .*fit_round \(unit/flower/test_handover.py:{line(Own, 'def fit_round')}\)"
+    with raises(AppError, check="undeclared", match=where):
         check_server(Own(client_manager=SimpleClientManager()))
 
 
@@ -176,7 +177,9 @@ def test_legacy_metrics_of_the_apps_own_are_refused_unless_declared() -> None:
         return {"a": sum(n * m["a"] for n, m in metrics) / sum(n for n, _ in metrics)}
 
     chosen = legacy.FedAvg(evaluate_metrics_aggregation_fn=weighted_average)
-    with pytest.raises(AppError, match=r"its evaluate_metrics_aggregation_fn \(unit/flower/test_handover.py:"):
+    with raises(
+        AppError, check="undeclared", match=r"evaluate_metrics_aggregation_fn \(unit/flower/test_handover\.py:"
+    ):
         check_strategy(chosen)
     mean_only(weighted_average)
     check_strategy(chosen)
@@ -318,7 +321,7 @@ def test_declared_metrics_get_the_mean(grid: SecureGrid) -> None:
 
 
 def test_only_functions_and_classes_can_be_declared() -> None:
-    with pytest.raises(AppError, match="mean_only takes a function or a class, not a FedAvg"):
+    with pytest.raises(AppError, match=r"mean_only.*FedAvg"):
         mean_only(FedAvg())  # type: ignore[type-var]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.raising import raises
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
@@ -70,18 +71,20 @@ def test_a_legacy_server_starts_from_it(own: bool) -> None:
 @pytest.mark.parametrize(
     ("tensors", "says"),
     [
-        ({"weights": np.zeros(10, np.float32)}, "the initial model lacks the tensor 'weight'"),
+        ({"weights": np.zeros(10, np.float32)}, {"check": "tensors-differ", "match": "'weight'"}),
         (
             {"weight": np.zeros(10, np.float32), "bias": np.zeros(1, np.float32)},
-            "has a tensor that the app lacks: 'bias'",
+            {"check": "tensors-differ", "match": "'bias'"},
         ),
-        ({"weight": np.zeros((2, 5), np.float32)}, r"tensor 'weight' is F32\[2, 5\], expected F32\[10\]"),
-        ({"weight": np.zeros(10, np.float64)}, r"tensor 'weight' is F64\[10\], expected F32\[10\]"),
+        ({"weight": np.zeros((2, 5), np.float32)}, {"match": r"'weight'.*F32\[2, 5\].*F32\[10\]"}),
+        ({"weight": np.zeros(10, np.float64)}, {"match": r"'weight'.*F64\[10\].*F32\[10\]"}),
     ],
 )
-def test_another_model_is_refused_before_the_first_exchange(tensors: dict[str, np.ndarray], says: str) -> None:
+def test_another_model_is_refused_before_the_first_exchange(
+    tensors: dict[str, np.ndarray], says: dict[str, str]
+) -> None:
     backend = Echo()
-    with pytest.raises(ConfigurationError, match=says):
+    with raises(ConfigurationError, **says):
         run(backend, "steady", ModelState.from_arrays(tensors), size=10, strategy="FedAvg")
     assert backend.models == []
 
@@ -102,7 +105,7 @@ def test_a_loop_that_never_starts_a_strategy_is_refused() -> None:
         settings=JobSettings(aggregation="plain"),
         initial=ModelState.from_arrays({"weight": np.zeros(3, np.float32)}),
     )
-    with pytest.raises(ConfigurationError, match=r"never calls Strategy\.start"):
+    with pytest.raises(ConfigurationError, match=r"Strategy\.start"):
         simulation.run()
 
 

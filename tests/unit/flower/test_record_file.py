@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 from safetensors.numpy import load_file, save_file
+from support.raising import raises
 
 from fedcore.errors import AppError, PeerError
 from fedcore.flower import record_file
@@ -119,7 +120,7 @@ def test_bytes_do_not_swell(tmp_path: Path) -> None:
 
 def test_values_beyond_all_bounds_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_file, "MOST_HEADER_BYTES", 100)
-    with pytest.raises(AppError, match="send them as an array"):
+    with raises(AppError, check="long-values", match=r"\b242\b.*\b100\b"):
         save_records(tmp_path / "r", RecordDict({"c": ConfigRecord({"text": "x" * 200})}))
 
 
@@ -191,7 +192,7 @@ def test_a_file_that_is_not_sound_is_refused(tmp_path: Path, change: Change) -> 
     header, tensors = json.loads(read_metadata(path)[KEY]), dict(load_file(path))
     change(header, tensors)
     save_file(tensors, path, {KEY: json.dumps(header)})
-    with pytest.raises(PeerError, match="sound record file"):
+    with raises(PeerError, check="record-file"):
         load_records(path)
 
 
@@ -200,7 +201,7 @@ def test_a_file_that_is_not_sound_is_refused(tmp_path: Path, change: Change) -> 
 )
 def test_a_header_that_is_no_header_is_refused(tmp_path: Path, text: str) -> None:
     save_file({"bytes": np.empty(0, np.uint8)}, tmp_path / "r", {KEY: text})
-    with pytest.raises(PeerError, match="sound record file"):
+    with raises(PeerError, check="record-file"):
         read_records(tmp_path / "r")
 
 
@@ -208,7 +209,7 @@ def test_bytes_that_claim_to_be_numpy_are_never_unpickled(tmp_path: Path) -> Non
     """As in Flower: what is no array in NumPy's format stays bytes until somebody asks for the array."""
     hostile = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=b"\x93NUMPY\x01\x00cos\nsystem\n.")
     content = through_a_file(tmp_path, RecordDict({"a": ArrayRecord({"w": hostile})}))
-    with pytest.raises(ValueError, match=r"Cannot load|EOF|header"):
+    with pytest.raises(ValueError, match=r"allow_pickle|EOF|header"):
         content.array_records["a"]["w"].numpy()
 
 

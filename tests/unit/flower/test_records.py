@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from support.raising import raises
 
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.records import (
@@ -52,7 +53,7 @@ def test_the_model_keeps_its_dtypes() -> None:
 )
 def test_a_value_that_its_dtype_cannot_hold_is_refused(dtype: type, value: float) -> None:
     model = ModelState.from_arrays({"n": np.zeros(1, dtype)})
-    with pytest.raises(EncodingError, match=r"tensor 'n' holds values that .* dtype"):
+    with raises(EncodingError, check="dtype-overflow", match="'n'"):
         cast_to_layout(ModelState.from_arrays({"n": np.array([value])}), model.layout)
 
 
@@ -79,13 +80,13 @@ def test_what_is_no_numeric_array_is_refused(array: Array) -> None:
 def test_pickled_objects_are_refused() -> None:
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\x80\x04N."
-    with pytest.raises(AppError, match="not a valid NumPy array"):
+    with raises(AppError, check="not-an-array"):
         state_from_arrays(ArrayRecord({"w": Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=data)}))
 
 
 def test_bfloat16_cannot_go_into_a_flower_record() -> None:
     state = ModelState.from_arrays({"w": np.zeros(2, np.uint16)}, dtypes={"w": "BF16"})
-    with pytest.raises(AppError, match="send it as float32"):
+    with pytest.raises(AppError, match=r"bfloat16.*float32"):
         arrays_from_state(state)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.serverapp import strategy as flower
+from support.raising import raises
 
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
@@ -51,24 +52,24 @@ def test_without_a_name_it_is_fedavg() -> None:
 
 
 def test_another_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownKey, match="unknown key 'fedadm' in strategy; did you mean 'fedadam'"):
+    with pytest.raises(UnknownKey, match=r"'fedadm'.*'fedadam'"):
         make_strategy({"strategy": "fedadm"})
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"strategy": "fedprox", "proximal-mu": 0.0}, "proximal-mu = 0 does not fit"),
-        ({"strategy": "fedadam", "beta-1": 1.0}, "beta-1 must be less than 1"),
-        ({"strategy": "fedyogi", "tau": 0.0}, "tau = 0 does not fit"),
-        ({"strategy": "fedavgm", "server-lr": -1.0}, "server-lr = -1 does not fit"),
-        ({"strategy": "feddyn", "feddyn-alpha": 0.0}, "feddyn-alpha = 0 does not fit"),
-        ({"strategy": "adaptive-clipping", "clip-quantile": 1.5}, "clip-quantile must be less than 1"),
-        ({"strategy": "scaffold"}, "has to know which tensors are trained"),
+        ({"strategy": "fedprox", "proximal-mu": 0.0}, {"match": "proximal-mu = 0"}),
+        ({"strategy": "fedadam", "beta-1": 1.0}, {"match": "beta-1"}),
+        ({"strategy": "fedyogi", "tau": 0.0}, {"match": "tau = 0"}),
+        ({"strategy": "fedavgm", "server-lr": -1.0}, {"match": "server-lr = -1"}),
+        ({"strategy": "feddyn", "feddyn-alpha": 0.0}, {"match": "feddyn-alpha = 0"}),
+        ({"strategy": "adaptive-clipping", "clip-quantile": 1.5}, {"match": "clip-quantile"}),
+        ({"strategy": "scaffold"}, {"check": "trained-tensors", "match": "scaffold"}),
     ],
 )
-def test_values_out_of_range_are_refused(config: dict[str, float | str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_values_out_of_range_are_refused(config: dict[str, float | str], message: dict[str, str]) -> None:
+    with raises(ConfigurationError, **message):
         make_strategy(config)
 
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from scipy.special import ive
 from support.privacy import encoding_for, plan
+from support.raising import raises
 
 from fedcore.codec import release_of
 from fedcore.config import JobSettings
@@ -199,7 +200,7 @@ class TestBudget:
             account.admit(release)
             account.spend(release)
         spent = account.epsilon_spent
-        with pytest.raises(BudgetSpent, match=r"privacy-budget: epsilon 3\.9") as refused:
+        with pytest.raises(BudgetSpent, match=r"epsilon 3\.9") as refused:
             account.admit(release)
         assert account.epsilon_spent == spent
         assert refused.value.exit_code == 6
@@ -223,11 +224,11 @@ class TestBudget:
         )
 
     def test_a_budget_for_less_than_one_exchange(self) -> None:
-        with pytest.raises(ConfigurationError, match="one exchange with dp-noise-multiplier 1 costs epsilon 4"):
+        with raises(ConfigurationError, check="noise-costs-more", match=r"dp-noise-multiplier 1.*4"):
             PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=1.0, dp_epsilon=2.0))
 
     def test_noise_that_protects_nobody_is_no_plan(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"dp-noise-multiplier 0\.05 protects nobody"):
+        with raises(ConfigurationError, check="noise-protects-nobody", match=r"dp-noise-multiplier 0\.05"):
             PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=0.05))
 
     def test_a_run_without_a_budget_ends_where_no_epsilon_can_be_stated(self) -> None:
@@ -240,7 +241,7 @@ class TestBudget:
             account.admit(release)
             account.spend(release)
         assert 20 < account.epsilon_spent < math.inf
-        with pytest.raises(BudgetSpent, match="would make it inf; none is set"):
+        with pytest.raises(BudgetSpent, match=r"\binf\b"):
             account.admit(release)
 
     def test_a_run_without_differential_privacy_has_no_plan(self) -> None:
@@ -272,9 +273,9 @@ class TestRelease:
             parsed({**dataclasses.asdict(RELEASE), key: value})
 
     def test_keys(self) -> None:
-        with pytest.raises(EncodingError, match="unknown key 'varianc'"):
+        with pytest.raises(EncodingError, match="'varianc'"):
             parsed({**dataclasses.asdict(RELEASE), "varianc": 1.0})
-        with pytest.raises(EncodingError, match="lacks 'shares'"):
+        with pytest.raises(EncodingError, match="'shares'"):
             parsed({key: value for key, value in dataclasses.asdict(RELEASE).items() if key != "shares"})
 
 

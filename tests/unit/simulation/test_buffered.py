@@ -27,6 +27,7 @@ from fedcore.simulation.device_words import DrawnDevices
 from fedcore.simulation.devices import Devices, Work
 
 sys.path.insert(0, str(TINY))
+from support.raising import raises
 from tiny_app.problem import gradient, initial, part
 
 CLIENTS, LR = 6, 0.05
@@ -201,7 +202,7 @@ def test_staleness_is_bounded() -> None:
 
 def test_a_buffer_that_is_never_full_is_an_error() -> None:
     never = Paces(dict.fromkeys(range(3, 7), math.inf))
-    with pytest.raises(RunFailed, match=r"2 of the 3 updates of a buffer were there after 8 s.*Lower buffer-size"):
+    with raises(RunFailed, check="buffer-not-full", match=r"\b2\b.*\b3\b.*\b8 s.*buffer-size"):
         buffered(never, train_seconds=5.0, join_seconds=3.0)
 
 
@@ -300,22 +301,22 @@ def test_any_strategy_of_the_mean_alone_may_lead(strategy: str) -> None:
 def test_strategies_that_relate_the_clients_of_a_round_are_refused_and_fedbuff_is_for_buffers() -> None:
     grid = SecureGrid(cast(Any, None), run_id=1, buffered=True)
     arrays, config = ArrayRecord(), ConfigRecord()
-    with pytest.raises(ConfigurationError, match=r'strategy scaffold relates .* "buffered"'):
+    with raises(ConfigurationError, check="one-round", match=r"scaffold.*\"buffered\""):
         list(make_strategy({"strategy": "scaffold"}, trained=["w"]).configure_train(1, arrays, config, grid))
     waiting = SecureGrid(cast(Any, None), run_id=1)
-    with pytest.raises(ConfigurationError, match='fedbuff is for runs with asynchrony = "buffered"'):
+    with raises(ConfigurationError, check="only-buffered", match=r"fedbuff.*\"buffered\""):
         list(make_strategy({"strategy": "fedbuff"}).configure_train(1, arrays, config, waiting))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"buffer_size": 1}, "buffer-size is 1, but a sum needs 3"),
-        ({"buffer_size": 7}, "each with one update at a time"),
+        ({"buffer_size": 1}, {"check": "buffer-below-minimum", "match": r"buffer-size.*\b1\b.*\b3\b"}),
+        ({"buffer_size": 7}, {"check": "buffer-above-clients", "match": r"buffer-size.*\b7\b.*\b6\b"}),
     ],
 )
-def test_a_buffer_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_buffer_that_cannot_be_is_refused(settings: dict[str, Any], message: dict[str, str]) -> None:
+    with raises(ConfigurationError, **message):
         buffered(SPREAD, **settings)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.raising import raises
 from torch import Tensor, nn
 
 from fedcore.config import JobSettings
@@ -221,14 +222,14 @@ def test_a_difference_is_found_and_said(run: Callable[..., Ran], monkeypatch: py
 def test_the_error_of_one_client_is_its_own(run: Callable[..., Ran]) -> None:
     def data(job: LocalJob) -> tuple[Split, Split]:
         if job.client == 4:
-            raise OSError("the disk is gone")
+            raise OSError("disk")
         return own_data(job)
 
     found = run(app_of(data=data), 0, rounds=1)
     assert found.groups == [4]
     survivors = found.exchanges[0].survivors
     assert survivors == [f"client-{i}" for i in range(1, CLIENTS + 1) if i != 4]
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="disk"):
         run(app_of(data=data), 0, aggregation="secure")
 
 
@@ -239,10 +240,10 @@ def test_missing_values_are_named_as_ever(run: Callable[..., Ran]) -> None:
     def data(job: LocalJob) -> tuple[Split, Split]:
         return (broken if job.client == 3 else SPLITS[job.client],) * 2
 
-    with pytest.raises(DataError, match="missing values"):
+    with raises(DataError, check="missing-values"):
         run(app_of(data=data), 0, aggregation="secure")
 
 
 def test_a_negative_number_is_refused(run: Callable[..., Ran]) -> None:
-    with pytest.raises(ConfigurationError, match="clients at once cannot be -1"):
+    with pytest.raises(ConfigurationError, match="-1"):
         run(app_of(), -1)

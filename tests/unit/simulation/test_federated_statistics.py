@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
+from support.raising import raises
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, FedcoreError
@@ -77,7 +78,7 @@ def test_many_long_names_take_several_exchanges() -> None:
 
 
 def test_a_column_that_nobody_has() -> None:
-    with pytest.raises(FedcoreError, match="no column 'height'"):
+    with raises(FedcoreError, check="no-such-column", match="'height'"):
         ask(Question.of({"height": (0.0, 2.5)}))
 
 
@@ -103,9 +104,9 @@ def test_an_app_reads_the_bounds_that_the_command_reads(name: str, first: str, c
 def test_bounds_for_all_columns_alike_name_none(tmp_path: Path) -> None:
     text = (EXAMPLES / "cox" / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(text.partition("[tool.fedcore.statistics")[0])
-    with pytest.raises(ConfigurationError, match="nobody says within which bounds"):
+    with raises(ConfigurationError, check="no-bounds"):
         app_bounds(tmp_path)
     with (tmp_path / "pyproject.toml").open("a") as file:
         file.write("[tool.fedcore.statistics]\nbounds = [0, 1]\n")
-    with pytest.raises(ConfigurationError, match="not one line for each"):
+    with raises(ConfigurationError, check="bounds-form"):
         app_bounds(tmp_path)

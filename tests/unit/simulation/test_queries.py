@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from support.raising import raises
 
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
-from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
@@ -71,11 +72,11 @@ def test_the_next_query_may_hold_other_numbers() -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("array", "the ArrayRecord 'ages'"),
-        ("config", "the ConfigRecord 'about'"),
-        ("nothing", "holds no number"),
-        ("large", "'rows/count' in the reply to a query is 2.19902e+12, the limit is 1.09951e+12; raise query-max"),
-        ("names", "take 1029 bytes, 1000 have room; put several numbers into one list"),
+        ("array", "ArrayRecord.*'ages'"),
+        ("config", "ConfigRecord.*'about'"),
+        ("nothing", "MetricRecord$"),
+        ("large", "'rows/count'.*2.19902e+12.*1.09951e+12.*query-max"),
+        ("names", r"\b1029\b.*\b1000\b"),
         ("raise", "patient 17"),
     ],
 )
@@ -86,19 +87,20 @@ def test_what_cannot_be_added_up_is_refused_by_name(fault: str, said: str) -> No
 
 def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
     backend = simulation(fault="other")
-    with pytest.raises(FedcoreError, match="numbers of other names or other lengths"):
+    with pytest.raises(RunFailed) as failed:
         ask(backend)
+    assert isinstance(failed.value.__cause__, RepliesDiffer)
     assert backend._sums.count == 1
 
 
 def test_more_than_1000_clients_have_room() -> None:
     encoding = EncodingPlan(JobSettings()).encoding("query.count", None, 1000)
     assert (encoding.settings.w_max, encoding.settings.metric_max) == (1, 2.0**40)
-    with pytest.raises(ConfigurationError, match=r"set query-max to at most 90071992546$"):
+    with pytest.raises(ConfigurationError, match=r"query-max.*90071992546$"):
         EncodingPlan(JobSettings(field_bits=32)).encoding("query.count", None, 100_000)
     EncodingPlan(JobSettings(field_bits=32, query_max=90071992546.0)).encoding("query.count", None, 100_000)
 
 
 def test_a_run_with_noise_for_each_client_answers_none() -> None:
-    with pytest.raises(ConfigurationError, match="cannot answer a query"):
+    with raises(ConfigurationError, check="query-without-noise"):
         ask(simulation(settings={"dp-epsilon": 1.0, "dp-rounds": 1, "clip-norm": 1.0}))

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.raising import raises
 from support.tiny import TINY
 from typer.testing import CliRunner
 
@@ -33,15 +34,15 @@ def test_all_values_meet_all_seeds() -> None:
 @pytest.mark.parametrize(
     ("seeds", "vary", "says"),
     [
-        ("1,1", [], "each seed once"),
-        ("", ["rate=0.1,0.2"], "unknown key 'rate' in --vary"),
-        ("", ["seed=1,2"], "--seeds names the seeds"),
-        ("", ["lr=0.1,0.1"], "--vary names each key once"),
-        ("", ["lr="], "lr="),
+        ("1,1", [], {"match": r"--seeds.*'1,1'"}),
+        ("", ["rate=0.1,0.2"], {"match": r"'rate'.*--vary"}),
+        ("", ["seed=1,2"], {"match": r"--vary.*seed.*--seeds"}),
+        ("", ["lr=0.1,0.1"], {"match": r"--vary.*lr=0\.1,0\.1"}),
+        ("", ["lr="], {"match": "lr="}),
     ],
 )
-def test_what_cannot_be_meant_is_refused(seeds: str, vary: list[str], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_what_cannot_be_meant_is_refused(seeds: str, vary: list[str], says: dict[str, str]) -> None:
+    with raises(ConfigurationError, **says):
         names(seeds, *vary)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.flower_rows import APPS as SMALL
 from support.flower_rows import ROWS
+from support.raising import raises
 from support.simulated import Simulate
 from support.tiny import TINY
 from typer.testing import CliRunner
@@ -62,44 +63,43 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(
     simulate: Simulate, app: Path, aggregation: str
 ) -> None:
     events: list[RunEvent] = []
-    words = r"the strategy waits for 5 nodes \(min_available_(nodes|clients)=5\), and there are 4 "
-    with pytest.raises(ConfigurationError, match=words):
+    wanted = r"\b5\b.*\(min_available_(nodes|clients)=5\).*\b4\b"
+    with raises(ConfigurationError, check="too-few-nodes", match=wanted):
         simulate(4, app=app, settings={"aggregation": aggregation}, events=events, min_nodes=5)
     assert not [event for event in events if event.kind == "exchange-done"]
 
 
 def test_more_may_collude_in_a_large_federation(simulate: Simulate) -> None:
-    with pytest.raises(CohortBelowMinimum, match=r"asks 3 of 40 .* needs 5 \(.*, and 2 that may collude\)"):
+    with pytest.raises(CohortBelowMinimum, match=r"\b3\b.*\b40\b.*\b5\b.*\b2\b"):
         simulate(40, app=STEADY, fraction_evaluate=0.075, size=10)
 
 
 def test_quorum_and_failures_are_those_of_a_deployment(simulate: Simulate) -> None:
-    with pytest.raises(ConfigurationError, match="quorum is 2, but it must be at least 3"):
+    with raises(ConfigurationError, check="quorum", match=r"\b2\b.*\b3\b"):
         simulate(4, app=STEADY, settings={"quorum": 2})
 
 
 @pytest.mark.parametrize(
-    ("clients", "settings", "words"),
+    ("clients", "settings", "refusal"),
     [
-        (4, {"key-agreement": "x25519"}, "agreement-not-allowed: .* allow-x25519 = true"),
+        (4, {"key-agreement": "x25519"}, "agreement-not-allowed: .*allow-x25519 = true"),
         (4, {"train-seconds": 90_000.0}, "too-(long|short): "),
     ],
 )
-def test_settings_that_owners_refuse(simulate: Simulate, clients: int, settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(RunFailed, match=f"^every client refused: {words}"):
+def test_settings_that_owners_refuse(simulate: Simulate, clients: int, settings: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(RunFailed, match=f": {refusal}"):
         simulate(clients, app=STEADY, size=10, settings=settings)
 
 
 def test_the_same_model_again_and_again_is_refused(simulate: Simulate) -> None:
     """Updates of zeros leave the model as it is, so every round is one more sum of it."""
-    words = r"every client refused: too-many-releases: clients are in 10 sums .* allow 10 .* another model"
-    with pytest.raises(RunFailed, match=words):
+    with pytest.raises(RunFailed, match=r": too-many-releases: .*\b10\b.*\b10\b.*max-releases"):
         simulate(4, app=STEADY, size=10, num_server_rounds=11, fraction_evaluate=0.0)
 
 
 def test_sums_of_one_model_over_other_clients_are_refused(simulate: Simulate) -> None:
     """Of eight clients another half evaluates the same model each time."""
-    with pytest.raises(RunFailed, match="differencing: the sums of this model could together tell that over"):
+    with pytest.raises(RunFailed, match=": differencing"):
         simulate(8, app=STEADY, size=10, num_server_rounds=9, fraction_evaluate=0.5)
 
 
@@ -130,7 +130,7 @@ def test_plain_is_the_researchers_own_but_it_is_said(simulate: Simulate) -> None
 def test_a_named_policy_holds_as_it_is(
     simulate: Simulate, settings: dict[str, Any], config: dict[str, Any], check: str
 ) -> None:
-    with pytest.raises(RunFailed, match=f"^every client refused: {check}"):
+    with pytest.raises(RunFailed, match=f": {check}"):
         simulate(3, policy=Policy.default(3), settings=settings, **config)
     done = simulate(3, policy=Policy.own(3, allow_plain=True), settings=settings, **config)
     assert not done.of("warning")
@@ -143,7 +143,7 @@ def test_a_rule_of_a_named_policy_holds_for_messages_too(simulate: Simulate, mod
     parts, settings = dict.fromkeys(row.config, True), {"aggregation": mode}
     loose = replace(Policy.default(4), allow_plain=True, allow_config=parts)
     strict = replace(loose, allow_config={**parts, "lr": (0.1, 0.125)})
-    with pytest.raises(RunFailed, match=r"^every client refused: message-not-allowed lr=0.0625 \(run: 0.125\)"):
+    with pytest.raises(RunFailed, match=r": message-not-allowed.*lr=0\.0625.*\(run: 0\.125\)"):
         simulate(4, app=SMALL, policy=strict, settings=settings, **row.config)
     assert simulate(4, app=SMALL, policy=loose, settings=settings, **row.config).of("exchange-done")
 
@@ -151,12 +151,12 @@ def test_a_rule_of_a_named_policy_holds_for_messages_too(simulate: Simulate, mod
 def test_owners_count_epsilon_as_in_a_deployment(simulate: Simulate) -> None:
     noised = {"dp-noise-multiplier": 4.0}
     strict = replace(Policy.own(7), max_epsilon=1e-3)
-    with pytest.raises(RunFailed, match="privacy-required: "):
+    with pytest.raises(RunFailed, match=": privacy-required"):
         simulate(7, app=STEADY, size=10, fraction_evaluate=0.0, policy=strict)
-    with pytest.raises(RunFailed, match=r"too-little-noise: one exchange costs epsilon .*, .* allow 0.001 "):
+    with pytest.raises(RunFailed, match=r": too-little-noise.*0\.001"):
         simulate(7, app=STEADY, size=10, fraction_evaluate=0.0, policy=strict, settings=noised)
     enough_for_two = replace(strict, max_epsilon=3.0)
-    with pytest.raises(RunFailed, match=r"privacy-budget: the exchange would make epsilon 3\.\d+ .* allow 3 "):
+    with pytest.raises(RunFailed, match=r": privacy-budget.*3\.\d+.*\b3\b"):
         simulate(
             7, app=STEADY, size=10, fraction_evaluate=0.0, num_server_rounds=50, policy=enough_for_two, settings=noised
         )
@@ -179,7 +179,7 @@ def test_the_command_takes_a_policy(tmp_path: Path) -> None:
 def test_rounds_of_few_among_many_say_how_many_may_collude(simulate: Simulate, clients: int, asked: int) -> None:
     """With stock policies 5 % of all may collude, and all of them be in a round."""
     few = {"app": COUNTING, "fraction_train": (asked + 0.5) / clients, "num_server_rounds": 1}
-    with pytest.raises(CohortBelowMinimum, match=f"asks {asked} of {clients} clients to train, a sum needs") as refused:
+    with pytest.raises(CohortBelowMinimum, match=rf"\b{asked} of {clients}\b") as refused:
         simulate(clients, **few)
     remedy = re.search(r"; or reckon with fewer that collude: set max-corrupt to at most ([\d.]+)$", str(refused.value))
     assert remedy
@@ -197,15 +197,15 @@ def test_the_largest_share_that_may_collude_is_said(simulate: Simulate) -> None:
     assert [quorum_for(JobSettings(max_corrupt=share), 100, 3, 10_000) for share in (0.0033, 0.0034)] == [67, 68]
     assert most_corrupt(4, 40, 3) == 0
     assert most_corrupt(2, 40, 3) is None
-    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13 or more$"):
+    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13"):
         simulate(40, app=COUNTING, fraction_train=0.06, settings={"quorum": 0})
 
 
 def test_a_named_policy_reckons_with_those_that_it_names(simulate: Simulate) -> None:
     few: dict[str, Any] = {"app": COUNTING, "fraction_train": 0.1, "num_server_rounds": 1}
-    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13 or more$"):
+    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13"):
         simulate(40, policy=Policy.own(40), **few)
-    with pytest.raises(RunFailed, match=r"every client refused: corrupt-below-minimum: .* withstands 0 .* demand 2"):
+    with pytest.raises(RunFailed, match=r": corrupt-below-minimum.*\b0\b.*\b2\b"):
         simulate(40, policy=Policy.own(40), settings={"max-corrupt": 0.0}, **few)
     done = simulate(40, policy=Policy.own(40, min_corrupt=0.0), settings={"max-corrupt": 0.0}, **few)
     assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4]

@@ -42,9 +42,9 @@ async def test_what_is_guarded_ends_with_its_guard() -> None:
 
     async def guard() -> NoReturn:
         await asyncio.sleep(0)
-        raise ValueError("no longer")
+        raise ValueError("guard")
 
-    with pytest.raises(ValueError, match="no longer"):
+    with pytest.raises(ValueError, match="guard"):
         await guarded(work(), guard())
     assert stopped.is_set()
 

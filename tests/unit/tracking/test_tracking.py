@@ -111,9 +111,9 @@ def test_a_run_that_fails_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_be_known_before_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for text, reason in (
-        ("neptune", "only tensorboard, mlflow, wandb"),
-        (f"wandb:{tmp_path}/file/x", "cannot be written"),
-        (f"mlflow:{tmp_path}/file", "cannot be written"),
+        ("neptune", "'neptune'.*tensorboard.*mlflow.*wandb"),
+        (f"wandb:{tmp_path}/file/x", "/file/x"),
+        (f"mlflow:{tmp_path}/file", "/file"),
     ):
         with pytest.raises(ConfigurationError, match=reason):
             parse_tracks([text])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.events import event
+from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.cli import app
@@ -123,9 +124,9 @@ def test_fairness_comes_from_a_comparison(model: Path, tmp_path: Path) -> None:
 def test_files_of_something_else_are_refused(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="no exchange"):
+    with raises(ConfigurationError, check="no-exchange"):
         read_record(other)
-    with pytest.raises(ConfigurationError, match=r"no report\.json"):
+    with pytest.raises(ConfigurationError, match=r"--compare.*report\.json"):
         Sources.read(model, None, other, names=False)
-    with pytest.raises(ConfigurationError, match="no model"):
+    with raises(ConfigurationError, check="no-model"):
         Sources.read(other, None, None, names=False)

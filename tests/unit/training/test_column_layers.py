@@ -2,8 +2,8 @@
 
 import math
 
-import pytest
 import torch
+from support.raising import raises
 from torch import nn
 
 from fedcore import LocalJob, TrainingColumns, supervised_app
@@ -35,7 +35,7 @@ def test_answers_come_back_in_the_targets_units() -> None:
 
 def test_without_statistics_nothing_is_trained_and_no_answer_is_a_number() -> None:
     layer = Standardise(["a"])
-    with pytest.raises(UsageError, match="has no statistics yet"):
+    with raises(UsageError, check="no-statistics", match="Standardise"):
         layer(torch.ones(2, 1))
     assert layer.eval()(torch.ones(2, 1)).isnan().all()
 

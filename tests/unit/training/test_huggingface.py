@@ -7,6 +7,7 @@ import sys
 import huggingface_hub.constants
 import pytest
 import torch
+from support.raising import raises
 
 import fedcore.training
 from fedcore.errors import ConfigurationError
@@ -132,9 +133,9 @@ def test_a_saved_model_and_its_tokenizer_are_read_from_a_folder(tmp_path, tokens
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not a folder with a causal language model"):
+    with raises(ConfigurationError, check="no-language-model"):
         load_pretrained(str(tmp_path))
-    with pytest.raises(ConfigurationError, match="is not a folder with a tokenizer"):
+    with raises(ConfigurationError, check="no-tokenizer"):
         load_tokenizer(str(tmp_path / "absent"))
 
 
@@ -142,16 +143,16 @@ def test_pickled_weights_are_refused(tmp_path):
     base = tiny()
     base.config.save_pretrained(tmp_path)
     torch.save(base.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigurationError, match="is not a folder with a causal language model"):
+    with raises(ConfigurationError, check="no-language-model"):
         load_pretrained(str(tmp_path))
 
 
 def test_a_rank_that_means_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match="rank of at least 1"):
+    with pytest.raises(ConfigurationError, match=r"LoRA.*\b0\b"):
         with_lora(tiny(), rank=0, alpha=8)
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigurationError, match=r"peft is not installed: pip install 'fedcore\[huggingface\]'"):
+    with pytest.raises(ConfigurationError, match=r"peft.*fedcore\[huggingface\]"):
         imported_again(monkeypatch)

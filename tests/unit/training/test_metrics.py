@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as known
+from support.raising import raises
 from torch import nn
 
 from fedcore.data import Split
@@ -136,16 +137,16 @@ def test_what_means_nothing_is_no_number():
 @pytest.mark.parametrize(
     ("metric", "output", "targets", "says"),
     [
-        (f1(2), (3, 4), torch.tensor([0, 1, 3]), "not among 0 to 1"),
-        (auc(), (3, 4), torch.zeros(3), "does not fit"),
-        (auc(), (3,), torch.tensor([0, 1, 2]), "0 or 1"),
-        (rmse, (3, 2), torch.zeros(3), "does not fit"),
-        (c_index, (3,), torch.zeros(3), "time and event"),
-        (accuracy, (3, 2), torch.zeros(4), "does not fit"),
+        (f1(2), (3, 4), torch.tensor([0, 1, 3]), {"check": "no-such-class", "match": r"f1\(2\)"}),
+        (auc(), (3, 4), torch.zeros(3), {"check": "targets-do-not-fit"}),
+        (auc(), (3,), torch.tensor([0, 1, 2]), {"check": "binary-targets"}),
+        (rmse, (3, 2), torch.zeros(3), {"check": "targets-do-not-fit"}),
+        (c_index, (3,), torch.zeros(3), {"check": "survival-targets"}),
+        (accuracy, (3, 2), torch.zeros(4), {"check": "targets-do-not-fit"}),
     ],
 )
 def test_what_does_not_belong_together_is_refused(metric, output, targets, says):
-    with pytest.raises(UsageError, match=says):
+    with raises(UsageError, **says):
         metric.sums(torch.zeros(output), targets)
 
 
@@ -177,7 +178,7 @@ class TestOwn:
 
     def test_a_count_of_another_length_is_refused(self):
         own = Metric("own", "min", 3, self.count, lambda sums: 0.0)
-        with pytest.raises(ConfigurationError, match=r"shape \[2\], and its length is 3"):
+        with pytest.raises(ConfigurationError, match=r"\[2\].*\b3\b"):
             own.sums(torch.zeros(4, 1), torch.zeros(4))
 
     @pytest.mark.parametrize(
@@ -189,9 +190,9 @@ class TestOwn:
             Metric(**fields)
 
     def test_what_stands_in_no_metric_s_place_is_named(self):
-        with pytest.raises(ConfigurationError, match=r"auc is no Metric.*write auc\(\)"):
+        with pytest.raises(ConfigurationError, match=r"auc\(\)"):
             checked_metrics([accuracy, auc])
-        with pytest.raises(ConfigurationError, match="two metrics have one name"):
+        with pytest.raises(ConfigurationError, match=r"auc.*auc"):
             checked_metrics([auc(10), auc(20)])
 
 

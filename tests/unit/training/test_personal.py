@@ -1,6 +1,7 @@
 """Which tensors stay on the client: by name, by layer type, and never half of a tied one."""
 
 import pytest
+from support.raising import raises
 from torch import nn
 
 from fedcore.errors import ConfigurationError
@@ -34,13 +35,13 @@ def test_patterns_name_what_is_personal(patterns, personal):
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest():
-    with pytest.raises(ConfigurationError, match=r"'Head\.weight'; there are head\.weight"):
+    with pytest.raises(ConfigurationError, match=r"'Head\.weight'.*head\.weight"):
         split_names(NAMES, ["body.*", "Head.weight"])
 
 
 @pytest.mark.parametrize("patterns", [("*",), ("body.*", "head.*", "counter")])
 def test_something_must_be_left_to_federate(patterns):
-    with pytest.raises(ConfigurationError, match="nothing is left to federate"):
+    with raises(ConfigurationError, check="nothing-shared"):
         split_names(NAMES, patterns)
 
 
@@ -57,7 +58,7 @@ def test_a_model_that_is_one_batch_normalisation_has_all_of_it():
 
 
 def test_fedbn_needs_batch_normalisation():
-    with pytest.raises(ConfigurationError, match="no batch normalisation"):
+    with raises(ConfigurationError, check="no-batch-norm"):
         personal_names(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)), batch_norm=True)
 
 
@@ -71,7 +72,7 @@ def test_tied_tensors_are_personal_together_or_not_at_all():
         {"embedding": nn.Embedding(5, 3), "body": nn.Linear(3, 3), "head": nn.Linear(3, 5, bias=False)}
     )
     model["head"].weight = model["embedding"].weight
-    with pytest.raises(ConfigurationError, match=r"'embedding.weight' and 'head.weight' are one tensor"):
+    with pytest.raises(ConfigurationError, match=r"'embedding\.weight'.*'head\.weight'"):
         personal_names(model, ["head.*"])
     assert personal_names(model, ["head.*", "embedding.*"]) == ("embedding.weight", "head.weight")
 

@@ -266,9 +266,8 @@ def test_four_stages_of_which_some_are_frozen(four, frozen):
 @pytest.mark.parametrize("engine", ["single", "ddp", "fsdp", "pp"])
 def test_a_model_without_anything_to_train_is_refused(two, engine):
     def words(call):
-        with pytest.raises((ConfigurationError, RankFailed), match=r"ConfigurationError|no parameter to train") as said:
+        with pytest.raises((ConfigurationError, RankFailed), match="requires_grad"):
             call()
-        assert "no parameter to train" in str(said.value)
 
     everything = (0, 1, 3, 5)
     if engine == "single":

@@ -39,12 +39,12 @@ def test_the_group_stays(ranks):
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("raise", "rank 1 failed:\n.*on purpose"), ("end", "rank 1 ended"), ("hang", r"ranks \[0, 1\] were not done")],
+    [("raise", "rank 1.*ValueError"), ("end", r"rank 1\D*$"), ("hang", r"ranks \[0, 1\]")],
 )
 def test_a_failure_is_named_and_the_next_call_has_a_new_group(ranks, how, reason):
     ranks.run(summed, 0)
     ranks.seconds = 1.0 if how == "hang" else 600.0
-    with pytest.raises(RankFailed, match=f"(?s){reason}"):
+    with pytest.raises(RankFailed, match=f"(?s)^{reason}"):
         ranks.run(failing, how)
     ranks.seconds = 600.0
     assert [total for total, _ in ranks.run(summed, 1)] == [3, 3]

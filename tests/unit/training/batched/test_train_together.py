@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.raising import raises
 from torch import Tensor, nn
 
 from fedcore.data import Split
@@ -173,7 +174,7 @@ class TestAgainstOneByOne:
 
     def test_two_bounds_on_the_norm_are_refused(self) -> None:
         given = [*plans(), *plans(clip_norm=1.0)]
-        with pytest.raises(ConfigurationError, match="one bound"):
+        with raises(ConfigurationError, check="different-bounds"):
             train_together(local_engine(mlp()), given)
 
 
@@ -198,7 +199,7 @@ class TestBatches:
             assert torch.equal(ours.y[0], theirs.y)
 
     def test_clients_with_more_steps_come_first(self) -> None:
-        with pytest.raises(UsageError, match="more steps"):
+        with raises(UsageError, check="steps-order"):
             StackedBatches(list(reversed(plans()[:2])), torch.device("cpu"))
 
 

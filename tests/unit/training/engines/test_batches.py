@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.raising import raises
 from torch import nn
 
 from fedcore.data import Split
@@ -84,14 +85,14 @@ def ones(batch):
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"examples": 5, "batch_size": 2, "epochs": 1, "steps": 1}, "epochs 1, steps 1"),
-        ({"examples": 5, "batch_size": 2, "epochs": 0, "steps": 0}, "epochs 0, steps 0"),
-        ({"examples": 5, "batch_size": -1, "epochs": 1, "steps": 0}, "-1"),
-        ({"examples": 0, "batch_size": 1, "epochs": 1, "steps": 0}, "no examples"),
+        ({"examples": 5, "batch_size": 2, "epochs": 1, "steps": 1}, {"match": r"epochs 1.*steps 1"}),
+        ({"examples": 5, "batch_size": 2, "epochs": 0, "steps": 0}, {"match": r"epochs 0.*steps 0"}),
+        ({"examples": 5, "batch_size": -1, "epochs": 1, "steps": 0}, {"match": "-1"}),
+        ({"examples": 0, "batch_size": 1, "epochs": 1, "steps": 0}, {"check": "no-examples"}),
     ],
 )
 def test_settings_that_mean_nothing(settings, what):
-    with pytest.raises(ConfigurationError, match=what):
+    with raises(ConfigurationError, **what):
         steps_of(settings.pop("examples"), **settings)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.raising import raises
 from torch import nn
 
 from fedcore.engine_config import EngineConfig
@@ -14,19 +15,19 @@ ON_ONE_GPU = World(rank=0, size=2, device=torch.device("cuda", 0), shared=True)
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_of_memory_is_between_none_and_all(share):
-    with pytest.raises(ConfigurationError, match=r"memory-share must be in \[0, 1\]"):
+    with pytest.raises(ConfigurationError, match=r"memory-share.*\[0, 1\]"):
         EngineConfig.from_mapping({"memory-share": share}, ranks=1)
 
 
 def test_a_share_of_a_gpu_that_is_not_there():
     recipe = Recipe(build=lambda: nn.Linear(2, 2), optimizer=OptimizerConfig())
-    with pytest.raises(ConfigurationError, match=r"memory-share = 0\.5 .* trains on the processor"):
+    with pytest.raises(ConfigurationError, match=r"memory-share = 0\.5"):
         make_engine(recipe, EngineConfig(memory_share=0.5), World())
 
 
 @pytest.mark.parametrize("settings", [{"engine": "fsdp"}, {"engine": "tp"}, {"engine": "pp"}])
 def test_engines_that_two_ranks_on_one_gpu_cannot_have(settings):
-    with pytest.raises(ConfigurationError, match=f"engine {settings['engine']} needs a GPU for each rank"):
+    with raises(ConfigurationError, check="gpu-for-each-rank", match=settings["engine"]):
         ON_ONE_GPU.check(EngineConfig.from_mapping(settings, ranks=2))
 
 
