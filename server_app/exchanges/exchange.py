@@ -206,7 +206,7 @@ class Exchange(Intake):
         began = clock()
         progress = StageReporter(self.context, stage, self._opened)
         while clock() < (deadline := self._deadline(stage, began)) and self._spoilt is None:
-            self._drop_silent()
+            self.drop_silent()
             progress.show(self.clients.done, self.clients.missing)
             if (
                 not self.clients.missing
@@ -257,7 +257,8 @@ class Exchange(Intake):
         alike = self.clients.lasting_reason() is not None and not self.clients.done
         return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
-    def _drop_silent(self) -> None:
+    def drop_silent(self) -> None:
+        """Give up the clients that the stage waits for and that have not been heard of for too long."""
         settings, task = self.context.settings, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
             pause = settings.pause_seconds if self.transfers.under_way(client) else None

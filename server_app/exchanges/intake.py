@@ -199,7 +199,7 @@ class Intake(ABC):
             self.require_step(client, "manifest")
             self.clients.admit(client)
             self.transfers.sent(client)
-            taking = asyncio.create_task(self._use_update(client, manifest, digest))
+            taking = asyncio.create_task(self.use_update(client, manifest, digest))
             self._taking.add(taking)
             taking.add_done_callback(self._taking.discard)
             try:
@@ -209,7 +209,7 @@ class Intake(ABC):
                 self.require_member(client)  # the exchange may have been put down
                 raise
 
-    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+    async def use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
         """The receipt first, and only then into the result."""
         try:
             with self._writing_down():

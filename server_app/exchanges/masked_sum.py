@@ -30,8 +30,8 @@ log = logging.getLogger("fedcore.server")
 UPDATES: Final = "updates"
 """The folder of vectors that are in no kept sum yet, below the exchange's."""
 _SUMS: Final = "sums"
-_LEAST_BYTES: Final = 256 << 20
-_LEAST_VECTORS: Final = 4
+LEAST_BYTES: Final = 256 << 20
+LEAST_VECTORS: Final = 4
 """Vectors between two kept sums, so that writing those costs no more than a quarter of what the vectors cost."""
 
 
@@ -50,7 +50,7 @@ class MaskedSum:
         self._exchange = exchange
         self._key = key
         self._length = words
-        self._most_waiting = max(_LEAST_BYTES, _LEAST_VECTORS * words * WORD_BYTES)
+        self._most_waiting = max(LEAST_BYTES, LEAST_VECTORS * words * WORD_BYTES)
         self._kept: frozenset[int] = frozenset()
         self._kept_key = ""
         self._kept_sha256 = ""

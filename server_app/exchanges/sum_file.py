@@ -24,7 +24,7 @@ from server_app.exchanges.fold import WORD_BYTES, fold_file, opened, read_words
 from server_app.exchanges.seen import SHOWN
 from server_app.storage.blobs import discard, write_all
 
-_RANGE_WORDS: Final = 1 << 19
+RANGE_WORDS: Final = 1 << 19
 """4 MiB: long enough that all threads share the masks of it."""
 _COPY_BYTES: Final = 1 << 20
 _FULL: Final = "the disk is full; there is no room for a sum"
@@ -53,9 +53,9 @@ class SumFile:
         """Add the streams of all terms, as `fedcore.secagg.apply_masks`; raises StorageFull where that needs room."""
         with full_disk_named(_FULL), opened(self.path, os.O_RDWR) as file:
             words = os.fstat(file).st_size // WORD_BYTES
-            buffer = np.empty(min(_RANGE_WORDS, words), "<u8")
-            for start in range(0, words, _RANGE_WORDS):
-                part = buffer[: min(_RANGE_WORDS, words - start)]
+            buffer = np.empty(min(RANGE_WORDS, words), "<u8")
+            for start in range(0, words, RANGE_WORDS):
+                part = buffer[: min(RANGE_WORDS, words - start)]
                 read_words(file, part, start)
                 apply_masks(part, terms, threads=threads, offset=start)
                 write_all(file, part.data.cast("B"), start * WORD_BYTES)

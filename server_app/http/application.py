@@ -52,9 +52,10 @@ _ROUTERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The guarded application, and the FastAPI application inside it."""
+    """The guarded application, and what is inside it."""
 
     asgi: ASGIApp
+    guard: Guard = field(repr=False)
     fastapi: FastAPI = field(repr=False)
     queue: RunQueue = field(repr=False)
     leadership: Leadership = field(repr=False)
@@ -108,6 +109,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     guarded = _guarded(app, services, sessions)
     return Application(
         asgi=EarlyAnswers(Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble)),
+        guard=guarded,
         fastapi=app,
         queue=queue,
         leadership=leadership,

@@ -112,8 +112,8 @@ class Guard:
     stall_seconds: float
     strangers: Pace
     on_answer: Callable[[int], None] = lambda status: None
-    _open: dict[str, int] = field(default_factory=dict)
-    """By sender: how many requests are under way."""
+    under_way: dict[str, int] = field(default_factory=dict, init=False)
+    """By sender: how many of its requests wait for their answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or pass on what is no request."""
@@ -179,15 +179,15 @@ class Guard:
     @contextlib.contextmanager
     def _in_flight(self, sender: str) -> Iterator[None]:
         """Count a request; Rejection where too many of its sender are open."""
-        if self._open.get(sender, 0) >= IN_FLIGHT:
+        if self.under_way.get(sender, 0) >= IN_FLIGHT:
             raise Rejection(ProblemKind.BUSY, f"{IN_FLIGHT} requests of this sender are open; wait for an answer")
-        self._open[sender] = self._open.get(sender, 0) + 1
+        self.under_way[sender] = self.under_way.get(sender, 0) + 1
         try:
             yield
         finally:
-            self._open[sender] -= 1
-            if not self._open[sender]:
-                del self._open[sender]
+            self.under_way[sender] -= 1
+            if not self.under_way[sender]:
+                del self.under_way[sender]
 
     async def _answer_failure(self, error: Exception, scope: Scope, reader: _Reader, writer: _Writer) -> None:
         if rejection_for(error).kind is ProblemKind.INTERNAL:

@@ -42,7 +42,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *, door: Door, visit: Visit, **settings: Any) -> None:
         super().__init__(**settings)
         self._door = door
-        self._visit = visit
+        self.visit = visit
         self._doubts = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -50,18 +50,23 @@ class GuardedProtocol(HttpToolsProtocol):
         if not visit.who:
             self.timeout_keep_alive = math.ceil(self.header_seconds)
 
+    @property
+    def awaits_head(self) -> bool:
+        """Whether the time is running in which the head of a request has to come."""
+        return self._head_timer is not None
+
     # --- what is known of the peer: server_app.http.door.Standing -----------------------------------------------
 
     def know(self, who: str) -> None:
         """A request on this connection has shown who sends it."""
-        self._door.know(self._visit, who)
+        self._door.know(self.visit, who)
         self._doubts = 0
         self.timeout_keep_alive = self.config.timeout_keep_alive
 
     def doubt(self) -> bool:
         """A request has shown nothing; whether the connection should be closed. A proxy's has others behind it."""
         self._doubts += 1
-        return self._doubts >= MOST_DOUBTS and not self._visit.is_proxy
+        return self._doubts >= MOST_DOUBTS and not self.visit.is_proxy
 
     # --- the connection -----------------------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The connection ended."""
         self._stop_head_timer()
         self.resume_writing()
-        self._door.leave(self._visit)
+        self._door.leave(self.visit)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -57,8 +57,8 @@ class Sessions:
         self, store: Store, *, token_sha256: bytes, wall: Callable[[], float], randomness: Randomness, bell: Bell
     ) -> None:
         self._store = store
-        self._token_sha256 = token_sha256
-        self._wall = wall
+        self.token_sha256 = token_sha256
+        self.wall = wall
         self._randomness = randomness
         self._bell = bell
         self.ended = 0
@@ -68,11 +68,11 @@ class Sessions:
 
     def is_operators(self, token: str) -> bool:
         """Whether this is the operator's token."""
-        return hmac.compare_digest(digest_of(token), self._token_sha256)
+        return hmac.compare_digest(digest_of(token), self.token_sha256)
 
     async def sign_in(self, token: str) -> tuple[str, Session]:
         """A new session and its cookie; raises Unauthorized, alike for all that is no token."""
-        now = self._wall()
+        now = self.wall()
         if self.is_operators(token):
             return await self._begin(Role.OPERATOR, self._operators, "", now + SESSION_SECONDS)
         link = await self._store.link_of(digest_of(token))
@@ -82,7 +82,7 @@ class Sessions:
 
     async def _begin(self, role: Role, holder: str, label: str, expires: float) -> tuple[str, Session]:
         secret = self._secret()
-        digest, now = digest_of(secret), self._wall()
+        digest, now = digest_of(secret), self.wall()
         row = SessionRow(digest=digest, role=role.value, holder=holder, label=label, created=now, expires=expires)
         await self._store.add_session(row, most=SESSIONS_EACH)
         return secret, Session(digest=digest, role=role, expires=expires)
@@ -93,7 +93,7 @@ class Sessions:
 
     async def _found(self, digest: bytes) -> Session:
         row = await self._store.session(digest)
-        gone = row is None or row.expires <= self._wall()
+        gone = row is None or row.expires <= self.wall()
         if row is None or gone or (row.role == Role.OPERATOR and row.holder != self._operators):
             raise Unauthorized("the session has ended; sign in again")
         return Session(digest=digest, role=Role(row.role), expires=row.expires)
@@ -108,7 +108,7 @@ class Sessions:
 
     def seconds_left(self, session: Session) -> float:
         """Until it runs out."""
-        return session.expires - self._wall()
+        return session.expires - self.wall()
 
     async def sign_out(self, session: Session) -> None:
         """End a session, and the streams that it has open."""
@@ -119,7 +119,7 @@ class Sessions:
 
     async def make_link(self, asked: LinkIn) -> tuple[str, LinkRow]:
         """A new link and its token; Rejection where there are too many."""
-        now = self._wall()
+        now = self.wall()
         if len(await self.links()) >= MOST_LINKS:
             raise Rejection(ProblemKind.BUSY, f"there are {MOST_LINKS} links already; revoke some")
         token = self._secret()
@@ -135,7 +135,7 @@ class Sessions:
 
     async def links(self) -> list[LinkRow]:
         """The links that are good, the newest first."""
-        return [link for link in await self._store.links() if link.expires > self._wall()]
+        return [link for link in await self._store.links() if link.expires > self.wall()]
 
     async def revoke(self, link: str) -> None:
         """End a link and all sessions that came by it; Rejection where there is none."""
@@ -150,7 +150,7 @@ class Sessions:
     @property
     def _operators(self) -> str:
         """Of the token in use: sessions of one that was replaced are good no more."""
-        return f"token {self._token_sha256[:8].hex()}"
+        return f"token {self.token_sha256[:8].hex()}"
 
     def _secret(self) -> str:
         return base64.urlsafe_b64encode(self._randomness(_SECRET_BYTES)).decode("ascii").rstrip("=")

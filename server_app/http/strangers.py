@@ -32,6 +32,11 @@ class Pace:
     _paid: dict[str, float] = field(default_factory=dict)
     """By address: until when its requests have used up its rate."""
 
+    @property
+    def addresses(self) -> int:
+        """How many are remembered."""
+        return len(self._paid)
+
     def wait(self, address: str) -> float:
         """Count one more request; how many seconds its answer has to wait."""
         now, slack = self.clock(), self.burst / self.rate

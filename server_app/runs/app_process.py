@@ -91,6 +91,11 @@ class AppProcess:
             raise
         return cls(process, connection, on_line, private)
 
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
     async def send(self, message: Message) -> None:
         """Send one message."""
         with contextlib.suppress(ConnectionError):  # `receive` reports the end
@@ -114,9 +119,13 @@ class AppProcess:
         kind = AppKilled if status < 0 else WorkerDied
         return kind(f"the ServerApp's process ended without an answer ({_describe(status)})")
 
+    def hang_up(self) -> None:
+        """Close this end of the connection, as the end of this process would."""
+        self._connection.hang_up()
+
     async def stop(self) -> None:
         """End the process and everything it started."""
-        self._connection.hang_up()
+        self.hang_up()
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(TERM_SECONDS):
@@ -133,7 +142,7 @@ class AppProcess:
     def _signal(self, number: signal.Signals) -> None:
         # To the group, which outlives its leader while something that the app started is alive.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
 
 
 class _Lines:

@@ -25,7 +25,7 @@ MOST_VIEWS: Final = 8
 """Runs that are kept in memory: of others the record is read again."""
 TAIL_BYTES: Final = 1 << 20
 """The newest events of a run that are kept for streams; who is farther behind reads the database."""
-_PAGE: Final = 32
+EVENTS_A_PAGE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class RunView:
             async with self._reading:
                 rings = self._bell.rings
                 while self._rings != rings:
-                    page = await self._store.events(self._run, self.seq, _PAGE)
+                    page = await self._store.events(self._run, self.seq, EVENTS_A_PAGE)
                     self._take(page)
-                    if len(page) < _PAGE:
+                    if len(page) < EVENTS_A_PAGE:
                         self._rings = rings
 
     def _take(self, page: Sequence[Recorded]) -> None:
-        is_old = len(page) == _PAGE  # a record that is read from its beginning: nobody follows that
+        is_old = len(page) == EVENTS_A_PAGE  # a record that is read from its beginning: nobody follows that
         for item in page:
             self.rounds.take(item)
             self.marks.take(item)
@@ -118,7 +118,7 @@ class RunView:
             return []
         if self._tail and self._tail[0].seq <= seq + 1:
             return [frame for frame in self._tail if frame.seq > seq]
-        return [Frame.of(item) for item in await self._store.events(self._run, seq, _PAGE)]
+        return [Frame.of(item) for item in await self._store.events(self._run, seq, EVENTS_A_PAGE)]
 
 
 class RunViews:

@@ -39,7 +39,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class PendingWrite:
     """One caller's writes, and where it waits for what became of them."""
 
     work: Work[Any]
@@ -67,9 +67,9 @@ class Database:
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._reader = engine.execution_options(**{READ_ONLY: True})
-        self._pending: list[_Write] = []
+        self._pending: list[PendingWrite] = []
         self._committer: asyncio.Task[None] | None = None
         self._reads: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -77,7 +77,7 @@ class Database:
 
     def upsert(self, table: type[Base]) -> sqlite.Insert:
         """An INSERT that knows ON CONFLICT; SQLAlchemy has one for each database, alike in what is used here."""
-        of_postgresql = self._engine.dialect.name == "postgresql"
+        of_postgresql = self.engine.dialect.name == "postgresql"
         return postgresql.insert(table) if of_postgresql else sqlite.insert(table)  # type: ignore[return-value]
 
     async def close(self) -> None:
@@ -86,7 +86,7 @@ class Database:
         under_way: set[asyncio.Task[Any]] = {*self._reads, *([self._committer] if self._committer else [])}
         if under_way:
             await asyncio.wait(under_way)
-        await self._engine.dispose()
+        await self.engine.dispose()
 
     def fence(self, lease: Lease | None) -> None:
         """From now on every write checks that this lease was not taken over, and holds off a taking until it is done.
@@ -145,7 +145,7 @@ class Database:
     async def write(self, work: Work[T], *, fenced: bool = True) -> T:
         """Run `work` in a transaction that others may share; durable on return, undone where it raises."""
         self._check_open()
-        entry = _Write(work, fenced, asyncio.get_running_loop().create_future())
+        entry = PendingWrite(work, fenced, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self._committer is None or self._committer.done():
             self._committer = asyncio.create_task(self._commit_pending())
@@ -155,15 +155,15 @@ class Database:
     async def _commit_pending(self) -> None:
         while self._pending:
             batch, self._pending = self._pending, []
-            if not await self._commit(batch):
+            if not await self.commit_together(batch):
                 for entry in batch:
-                    await self._commit([entry])
+                    await self.commit_together([entry])
 
-    async def _commit(self, batch: list[_Write]) -> bool:
+    async def commit_together(self, batch: list[PendingWrite]) -> bool:
         """One transaction, and its outcomes told; False where one of several writes failed, and nothing is told."""
         wanted = [entry for entry in batch if not entry.outcome.done()]
         try:
-            async with self._engine.begin() as connection:
+            async with self.engine.begin() as connection:
                 if any(entry.fenced for entry in wanted):
                     await self._check_fence(connection)
                 values = [await entry.work(connection) for entry in wanted]

@@ -31,7 +31,7 @@ class History:
 class ExchangeTables:
     """What `Store` knows of exchanges."""
 
-    _database: Database
+    database: Database
 
     async def add_exchange(
         self,
@@ -50,7 +50,7 @@ class ExchangeTables:
         """Open an exchange at its first stage; ConflictingMessage where it was opened with another task before."""
         row = {"run": run, "exchange": exchange, "stage": stage, "server_round": server_round, "attempt": attempt}
         row |= {"cohort": cohort, "step": step, "task": task, "extra": extra, "opened_at": opened_at}
-        statement = self._database.upsert(ExchangeRow).values(**row)
+        statement = self.database.upsert(ExchangeRow).values(**row)
         statement = statement.on_conflict_do_nothing(index_elements=["run", "exchange"])
         columns = (ExchangeRow.stage, ExchangeRow.step, ExchangeRow.cohort, ExchangeRow.task)
         kept = select(*columns).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
@@ -60,7 +60,7 @@ class ExchangeTables:
                 return True
             return tuple((await connection.execute(kept)).one()) == (stage, step, cohort, task)
 
-        if not await self._database.write(work):
+        if not await self.database.write(work):
             raise ConflictingMessage(f"exchange {exchange} of run {run} was opened before")
 
     async def close_stage(
@@ -94,13 +94,13 @@ class ExchangeTables:
             known = (await connection.execute(last)).first()
             return stage == after and known is not None and tuple(known) == (before, gone)
 
-        if not await self._database.write(work):
+        if not await self.database.write(work):
             raise IllegalTransition(before, after)
 
     async def keep_folded(self, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
         """Keep where the sum's last checkpoint is, and whose updates are in it."""
         mine = (ExchangeRow.run == run, ExchangeRow.exchange == exchange)
-        await self._database.execute(update(ExchangeRow).where(*mine).values(folded=dict(folded)))
+        await self.database.execute(update(ExchangeRow).where(*mine).values(folded=dict(folded)))
 
     async def end_exchange(self, run: str, exchange: int, before: str, after: str, result: Mapping[str, Any]) -> None:
         """From stage `before` to the end `after`, and how it ended; IllegalTransition from another stage.
@@ -133,7 +133,7 @@ class ExchangeTables:
             again = "result" in values and await _stage(connection, run, exchange) == after
             return again and (await connection.execute(result)).scalar_one() == values["result"]
 
-        if not await self._database.write(work):
+        if not await self.database.write(work):
             raise IllegalTransition(before, after)
 
     async def exchange(self, run: str, exchange: int) -> ExchangeRow | None:
@@ -147,12 +147,12 @@ class ExchangeTables:
 
     async def _exchanges(self, *conditions: Any) -> list[ExchangeRow]:
         statement = select(*ExchangeRow.__table__.columns).where(*conditions).order_by(ExchangeRow.exchange)
-        return [ExchangeRow(**row) for row in await self._database.rows(statement)]
+        return [ExchangeRow(**row) for row in await self.database.rows(statement)]
 
     async def cohort(self, run: str, exchange: int) -> list[int] | None:
         """Who was asked in an exchange; None where there was no such exchange."""
         statement = select(ExchangeRow.cohort).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
-        cohort: list[int] | None = await self._database.value(statement)
+        cohort: list[int] | None = await self.database.value(statement)
         return cohort
 
     async def add_receipt(
@@ -165,13 +165,13 @@ class ExchangeTables:
         async def work(connection: AsyncConnection) -> bytes:
             return bytes((await connection.execute(self._keep_receipt, row)).scalar_one())
 
-        if await self._database.write(work) != digest:
+        if await self.database.write(work) != digest:
             raise ConflictingMessage("this step was answered before with other content")
 
     @cached_property
     def _keep_receipt(self) -> Executable:
         """Made once: a round has five for each client, and to make one takes longer than to carry it out."""
-        statement = self._database.upsert(ReceiptRow)
+        statement = self.database.upsert(ReceiptRow)
         # Changes nothing where the row is there already, but returns it: one statement for both cases.
         statement = statement.on_conflict_do_update(
             index_elements=["run", "exchange", "step", "client"], set_={"digest": ReceiptRow.digest}
@@ -191,7 +191,7 @@ class ExchangeTables:
                 [ReceiptRow(**row) for row in (await connection.execute(receipts)).mappings()],
             )
 
-        return await self._database.read(work)
+        return await self.database.read(work)
 
 
 def _swapped(run: str, exchange: int, before: str, values: Mapping[str, Any]) -> Any:

@@ -16,12 +16,12 @@ from server_app.storage.tables import ClosingRow, ExchangeRow, ReceiptRow, StepR
 class JournalTables:
     """What `Store` knows of the journal."""
 
-    _database: Database
+    database: Database
 
     async def open_step(self, run: str, number: int, digest: bytes, request: Mapping[str, Any]) -> None:
         """Keep the request that is the run's `number`th; ConflictingMessage where another one is kept."""
         row = {"run": run, "number": number, "digest": digest, "request": dict(request)}
-        statement = self._database.upsert(StepRow).values(**row)
+        statement = self.database.upsert(StepRow).values(**row)
         returning = statement.on_conflict_do_update(
             index_elements=["run", "number"], set_={"digest": StepRow.digest}
         ).returning(StepRow.digest)
@@ -29,18 +29,18 @@ class JournalTables:
         async def work(connection: AsyncConnection) -> bytes:
             return bytes((await connection.execute(returning)).scalar_one())
 
-        if await self._database.write(work) != digest:
+        if await self.database.write(work) != digest:
             raise ConflictingMessage(f"step {number} of run {run} is another one in its journal")
 
     async def answer_step(self, run: str, number: int, answer: Mapping[str, Any]) -> None:
         """Keep the answer to a step."""
         mine = (StepRow.run == run, StepRow.number == number)
-        await self._database.execute(update(StepRow).where(*mine).values(answer=dict(answer)))
+        await self.database.execute(update(StepRow).where(*mine).values(answer=dict(answer)))
 
     async def steps(self, run: str) -> list[StepRow]:
         """The journal of a run, in order."""
         statement = select(*StepRow.__table__.columns).where(StepRow.run == run).order_by(StepRow.number)
-        return [StepRow(**row) for row in await self._database.rows(statement)]
+        return [StepRow(**row) for row in await self.database.rows(statement)]
 
     async def drop_steps_from(self, run: str, number: int) -> None:
         """Remove this step and all later ones, and what clients sent in the exchanges that they led to.
@@ -57,4 +57,4 @@ class JournalTables:
             await connection.execute(update(ExchangeRow).where(*later).values(step=0))
             await connection.execute(delete(StepRow).where(StepRow.run == run, StepRow.number >= number))
 
-        await self._database.write(work)
+        await self.database.write(work)

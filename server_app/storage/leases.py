@@ -13,7 +13,7 @@ from server_app.storage.tables import LeaseRow
 class LeaseTables:
     """What `Store` knows of leases; all times are the database's."""
 
-    _database: Database
+    database: Database
 
     async def take_lease(self, name: str, *, holder: str, url: str, seconds: float) -> Lease | None:
         """Take a lease that is free, run out or this holder's own, for `seconds`; None where another has it.
@@ -21,13 +21,13 @@ class LeaseTables:
         Of a holder one process lives at a time. Who held the lease before can write nothing more (`fence`).
         """
         values = {"holder": holder, "url": url, "until": now() + seconds}
-        statement = self._database.upsert(LeaseRow).values(name=name, generation=1, **values)
+        statement = self.database.upsert(LeaseRow).values(name=name, generation=1, **values)
         free = or_(LeaseRow.until < now(), LeaseRow.holder == holder)
         statement = statement.on_conflict_do_update(
             index_elements=["name"], set_={**values, "generation": LeaseRow.generation + 1}, where=free
         )
         taking = statement.returning(LeaseRow.generation)
-        generation = await self._database.write(lambda connection: connection.scalar(taking), fenced=False)
+        generation = await self.database.write(lambda connection: connection.scalar(taking), fenced=False)
         return None if generation is None else Lease(name=name, holder=holder, generation=generation)
 
     async def renew_lease(self, lease: Lease, seconds: float) -> None:
@@ -41,13 +41,13 @@ class LeaseTables:
     async def _extend(self, lease: Lease, seconds: float) -> None:
         mine = (LeaseRow.name == lease.name, LeaseRow.generation == lease.generation)
         statement = update(LeaseRow).where(*mine).values(until=now() + seconds)
-        if (await self._database.execute(statement, fenced=False)).rowcount != 1:
+        if (await self.database.execute(statement, fenced=False)).rowcount != 1:
             raise LeaseLost("another server of this federation leads now")
 
     async def lease(self, name: str) -> tuple[LeaseRow, float] | None:
         """Who took a lease last, and for how many more seconds it holds (negative: it ran out); None before that."""
         statement = select(*LeaseRow.__table__.columns, (LeaseRow.until - now()).label("left"))
-        rows = await self._database.rows(statement.where(LeaseRow.name == name))
+        rows = await self.database.rows(statement.where(LeaseRow.name == name))
         if not rows:
             return None
         values = dict(rows[0])
@@ -56,4 +56,4 @@ class LeaseTables:
 
     def fence(self, lease: Lease | None) -> None:
         """From now on every write raises LeaseLost once this lease was taken by another; None ends that."""
-        self._database.fence(lease)
+        self.database.fence(lease)

@@ -24,11 +24,11 @@ _OPEN: Final = (RunStatus.WAITING.value, RunStatus.RUNNING.value)
 class RunTables:
     """What `Store` knows of runs."""
 
-    _database: Database
+    database: Database
 
     async def add_run(self, **columns: Any) -> None:
         """Insert a run that waits; `columns` as in `RunRow`."""
-        await self._database.execute(insert(RunRow).values(status=RunStatus.WAITING.value, **columns))
+        await self.database.execute(insert(RunRow).values(status=RunStatus.WAITING.value, **columns))
 
     async def run(self, run: str) -> RunRow | None:
         """One run."""
@@ -48,7 +48,7 @@ class RunTables:
     async def count_waiting(self) -> int:
         """How many runs wait."""
         statement = select(func.count()).where(RunRow.status == RunStatus.WAITING.value)
-        return int(await self._database.value(statement))
+        return int(await self.database.value(statement))
 
     async def open_apps(self) -> dict[str, str]:
         """SHA-256 of the app of every run that waits or is led -> one such run."""
@@ -65,28 +65,28 @@ class RunTables:
             statement = statement.where(RunRow.number < place)
         if status is not None:
             statement = statement.where(RunRow.status == status.value)
-        return [RunRow(**row) for row in await self._database.rows(statement)]
+        return [RunRow(**row) for row in await self.database.rows(statement)]
 
     async def _runs(self, condition: Any) -> list[RunRow]:
         statement = select(*RunRow.__table__.columns).where(condition).order_by(RunRow.number)
-        return [RunRow(**row) for row in await self._database.rows(statement)]
+        return [RunRow(**row) for row in await self.database.rows(statement)]
 
     async def update_run(self, run: str, **columns: Any) -> None:
         """Change columns of a run, but its status."""
-        await self._database.execute(update(RunRow).where(RunRow.run == run).values(**columns))
+        await self.database.execute(update(RunRow).where(RunRow.run == run).values(**columns))
 
     async def start_run(self, run: str, *, started_at: float | None = None) -> bool:
         """From waiting to running; False when the run no longer waits. started_at: seconds since 1970."""
         waits = update(RunRow).where(RunRow.run == run, RunRow.status == RunStatus.WAITING.value)
         statement = waits.values(status=RunStatus.RUNNING.value, started_at=started_at)
-        return (await self._database.execute(statement)).rowcount == 1
+        return (await self.database.execute(statement)).rowcount == 1
 
     async def resume_run(self, run: str, before: tuple[RunStatus, ...]) -> bool:
         """From one of the final statuses `before` to waiting; False otherwise."""
         known = [status.value for status in before]
         statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
         statement = statement.values(status=RunStatus.WAITING.value, reason="", ended_at=None, deaths=0)
-        return (await self._database.execute(statement)).rowcount == 1
+        return (await self.database.execute(statement)).rowcount == 1
 
     async def count_death(self, run: str) -> int:
         """A server was killed while it led a run: how often that was, since the run came further last."""
@@ -103,7 +103,7 @@ class RunTables:
             await connection.execute(update(RunRow).where(RunRow.run == run).values(**changed))
             return int(deaths)
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def end_run(
         self,
@@ -132,7 +132,7 @@ class RunTables:
             await connection.execute(insert(EventRow).values(_event_row(run, ended)))
             return True
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def interrupt_runs(self, reason: str, time: datetime) -> list[str]:
         """Mark what waited or ran when the last process ended; the ids of those runs."""
@@ -153,13 +153,13 @@ class RunTables:
                 await connection.execute(delete(table).where(table.run == run))
             return True
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def add_events(self, run: str, events: Sequence[Recorded]) -> None:
         """Append events, which bear their numbers already; those that are there stay as they are."""
         rows = [_event_row(run, item) for item in events]
-        statement = self._database.upsert(EventRow).on_conflict_do_nothing(index_elements=["run", "seq"])
-        await self._database.write(lambda connection: connection.execute(statement, rows))
+        statement = self.database.upsert(EventRow).on_conflict_do_nothing(index_elements=["run", "seq"])
+        await self.database.write(lambda connection: connection.execute(statement, rows))
 
     async def events(self, run: str, after: int, limit: int | None = None) -> list[Recorded]:
         """Events of a run with a number above `after`, oldest first; at most `limit` of them."""
@@ -167,7 +167,7 @@ class RunTables:
         statement = (
             select(*columns).where(EventRow.run == run, EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         )
-        return [Recorded.model_validate(dict(row)) for row in await self._database.rows(statement)]
+        return [Recorded.model_validate(dict(row)) for row in await self.database.rows(statement)]
 
 
 def _event_row(run: str, item: Recorded) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from server_app.storage.tables import LinkRow, SessionRow
 class SessionTables:
     """What `Store` knows of sessions and links; times are seconds since 1970."""
 
-    _database: Database
+    database: Database
 
     async def add_session(self, row: SessionRow, *, most: int) -> None:
         """Keep a session. Those that have run out go, and the oldest of the same holder beyond `most`."""
@@ -31,17 +31,17 @@ class SessionTables:
                 await connection.execute(delete(SessionRow).where(SessionRow.digest.in_(gone)))
             await connection.execute(insert(SessionRow).values(**values))
 
-        await self._database.write(work)
+        await self.database.write(work)
 
     async def session(self, digest: bytes) -> SessionRow | None:
         """The session of a cookie with this SHA-256."""
         statement = select(*SessionRow.__table__.columns).where(SessionRow.digest == digest)
-        rows = await self._database.rows(statement)
+        rows = await self.database.rows(statement)
         return SessionRow(**rows[0]) if rows else None
 
     async def end_session(self, digest: bytes) -> None:
         """Forget a session; one that is not there is forgotten already."""
-        await self._database.execute(delete(SessionRow).where(SessionRow.digest == digest))
+        await self.database.execute(delete(SessionRow).where(SessionRow.digest == digest))
 
     async def add_link(self, row: LinkRow) -> None:
         """Keep a link; those that have run out go."""
@@ -51,17 +51,17 @@ class SessionTables:
             await connection.execute(delete(LinkRow).where(LinkRow.expires <= row.created))
             await connection.execute(insert(LinkRow).values(**values))
 
-        await self._database.write(work)
+        await self.database.write(work)
 
     async def links(self) -> list[LinkRow]:
         """All links, the newest first."""
         statement = select(*LinkRow.__table__.columns).order_by(LinkRow.created.desc(), LinkRow.id)
-        return [LinkRow(**row) for row in await self._database.rows(statement)]
+        return [LinkRow(**row) for row in await self.database.rows(statement)]
 
     async def link_of(self, digest: bytes) -> LinkRow | None:
         """The link whose token has this SHA-256."""
         statement = select(*LinkRow.__table__.columns).where(LinkRow.digest == digest)
-        rows = await self._database.rows(statement)
+        rows = await self.database.rows(statement)
         return LinkRow(**rows[0]) if rows else None
 
     async def drop_link(self, link: str) -> bool:
@@ -71,4 +71,4 @@ class SessionTables:
             await connection.execute(delete(SessionRow).where(SessionRow.holder == link))
             return (await connection.execute(delete(LinkRow).where(LinkRow.id == link))).rowcount == 1
 
-        return await self._database.write(work)
+        return await self.database.write(work)

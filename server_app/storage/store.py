@@ -34,7 +34,7 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     @classmethod
     async def open(cls, database: Path | str) -> Self:
@@ -46,7 +46,7 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
         name = str(database) if isinstance(database, Path) else engine.url.render_as_string(hide_password=True)
         store = cls(Database(engine))
         try:
-            await store._database.write(lambda connection: connection.run_sync(make_tables, name))
+            await store.database.write(lambda connection: connection.run_sync(make_tables, name))
         except BaseException as error:
             await store.close()
             if isinstance(error, StorageUnavailable):  # whoever starts a server may know where its database is
@@ -57,30 +57,30 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
 
     async def close(self) -> None:
         """Begin nothing more, finish what is being read and written, then close all connections."""
-        await self._database.close()
+        await self.database.close()
 
     async def ping(self) -> None:
         """Raise unless the database answers."""
-        await self._database.value(select(1))
+        await self.database.value(select(1))
 
     async def remember_client(self, client: int, app_sha256: str, version: str) -> None:
         """Keep which app a client has installed."""
         values = {"app_sha256": app_sha256, "version": version}
-        statement = self._database.upsert(ClientRow).values(id=client, **values)
-        await self._database.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+        statement = self.database.upsert(ClientRow).values(id=client, **values)
+        await self.database.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
     async def installed_apps(self) -> dict[int, str]:
         """Client id -> SHA-256 of its app, of all that ever joined."""
-        rows = await self._database.rows(select(ClientRow.id, ClientRow.app_sha256))
+        rows = await self.database.rows(select(ClientRow.id, ClientRow.app_sha256))
         return {row.id: row.app_sha256 for row in rows}
 
     async def add_roster(self, version: int, text: str) -> None:
         """Keep a version of the roster; one that is there stays as it is."""
-        statement = self._database.upsert(RosterRow).values(version=version, text=text)
-        await self._database.execute(statement.on_conflict_do_nothing(index_elements=["version"]))
+        statement = self.database.upsert(RosterRow).values(version=version, text=text)
+        await self.database.execute(statement.on_conflict_do_nothing(index_elements=["version"]))
 
     async def rosters_after(self, version: int) -> dict[int, str]:
         """The rosters of later versions: version -> text, in order."""
         statement = select(RosterRow.version, RosterRow.text).where(RosterRow.version > version)
-        rows = await self._database.rows(statement.order_by(RosterRow.version))
+        rows = await self.database.rows(statement.order_by(RosterRow.version))
         return {row.version: row.text for row in rows}

@@ -21,7 +21,7 @@ _PAGE: Final = 32
 class TranscriptTables:
     """What `Store` knows of the transcript."""
 
-    _database: Database
+    database: Database
 
     async def last_record(self, *, led: Collection[tuple[str, int]] = ()) -> str:
         """The head of the chain, at which the next exchange is opened; "" where there is none.
@@ -38,7 +38,7 @@ class TranscriptTables:
                     await _place(connection, row.number, row.unfinished_hash)
             return (await _last(connection))[1]
 
-        return await self._database.write(work)
+        return await self.database.write(work)
 
     async def records_after(self, known: str) -> TranscriptOut | None:
         """The records after those that the head `known` stands for, "" for all, as many as one answer holds.
@@ -54,7 +54,7 @@ class TranscriptTables:
                 return None
             return (await connection.execute(following.where(RecordRow.place > number))).mappings().all()
 
-        rows = await self._database.read(work)
+        rows = await self.database.read(work)
         if rows is None:
             return None
         return TranscriptOut(records=[_signed_record(row) for row in rows[:_PAGE]], more=len(rows) > _PAGE)

@@ -206,7 +206,7 @@ class Deployment:
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         command = [*FEDCORE, "server", "--federation", self.federation.folder, "--ready-file", ready, *options]
-        process = self._start("server", command)
+        process = self.start_process("server", command)
 
         def listening() -> None:
             wait_until("the server to listen", lambda: ready.exists() or process.poll() is not None)
@@ -234,12 +234,12 @@ class Deployment:
             program = [sys.executable, DYING_CLIENT, dies_after]
         elif battery is not None:
             program = [sys.executable, CLIENT_ON_BATTERY, battery]
-        return self._start(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
+        return self.start_process(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
 
     def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start a further machine of a client, which has no kit; `within` is the command that puts it elsewhere."""
         self._otherwise.add(name)
-        return self._start(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
+        return self.start_process(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
 
     def start_program(self, name: str, *words: str | Path) -> subprocess.Popen[str]:
         """Start a client that is another program, by itself whatever the others are."""
@@ -247,7 +247,7 @@ class Deployment:
         self._living[name] = process = ProcessGroup.start(self.group, name, [sys.executable, *words])
         return process
 
-    def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
+    def start_process(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
         return process
 

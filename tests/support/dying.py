@@ -13,7 +13,7 @@ from fedcore.wire import Message
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection
-from server_app.storage.database import Database, _Write
+from server_app.storage.database import Database, PendingWrite
 
 T = TypeVar("T")
 ANSWERS = ("cohort_for", "delivery_for", "survivors_for", "signatures_for")
@@ -112,13 +112,13 @@ class DyingDatabase(Database):
     """A database each of whose commits, whatever it holds, is a write of a life."""
 
     def __init__(self, inner: Database, life: Life, look: Callable[[], None]) -> None:
-        super().__init__(inner._engine)
+        super().__init__(inner.engine)
         self._life, self._look = life, look
 
-    async def _commit(self, batch: list[_Write]) -> bool:
+    async def commit_together(self, batch: list[PendingWrite]) -> bool:
         self._look()
         try:
-            return await self._life.write(super()._commit(batch), counts=True)
+            return await self._life.write(super().commit_together(batch), counts=True)
         except asyncio.CancelledError:
             for entry in batch:
                 entry.outcome.cancel()

@@ -104,6 +104,7 @@ def fork_from_here_on() -> None:
     from fedcore.compare import federation, local_federation
     from server_app.runs import app_process
 
+    # The standard library has no public way to say that a fork server runs already.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
     for module in (supervisor, app_process):
         module.start_process = start_process  # type: ignore[attr-defined]

@@ -19,12 +19,16 @@ from fedcore.errors import ConflictingMessage, IllegalTransition, ProtocolViolat
 from fedcore.secagg import (
     Advertisement,
     ClientSession,
+    Complaint,
     KeyShares,
     MaskTerm,
+    Part,
+    ShareDelivery,
     SignatureSet,
     Survivors,
     UnmaskShares,
     apply_masks,
+    complaint,
     schedule,
 )
 from fedcore.secagg.dealing import dealing_for
@@ -302,6 +306,27 @@ def sign_again(session: ClientSession, message: KeyShares) -> KeyShares:
     assert session._transcript is not None
     assert session._graph is not None
     return session._signed(message, session._transcript, session._graph)
+
+
+def advertise_as(session: ClientSession, c_public: bytes, s_public: bytes) -> Advertisement:
+    """These keys, signed by a cheat as its own."""
+    statement = schedule.advertisement_statement(session._context, session._client_id, c_public, s_public)
+    return Advertisement(session._client_id, c_public, s_public, sign(session._identity, statement))
+
+
+def accuse(session: ClientSession, delivery: ShareDelivery, accused: int) -> Complaint:
+    """A complaint about what a neighbour has dealt, whether or not it is good."""
+    assert session._transcript is not None
+    assert session._secrets.seal_pair is not None
+    case = complaint.Case(
+        transcript=session._transcript,
+        agreement=session._parameters.agreement,
+        complainant=session._publics[session._client_id],
+        accused=session._publics[accused],
+        parcel=delivery.shares[accused],
+        pair_secret=delivery.pair_secrets.get(accused),
+    )
+    return complaint.complain(case, Part.SHARES, session._secrets.seal_pair, session._randomness)
 
 
 def snapshot(machine: object) -> dict[str, Any]:

@@ -38,7 +38,7 @@ async def listening(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        serving = asyncio.create_task(server._serve([listener]))
+        serving = asyncio.create_task(server.serve([listener]))
         try:
             yield server, listener.getsockname()[1]
         finally:

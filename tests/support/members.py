@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,12 +229,12 @@ class Member:
         made = self._session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
         await self.put("key-shares", conversions.key_shares_to_wire(made))
 
-    async def share_falsely(self, change: Callable[[KeyShares], KeyShares]) -> None:
-        """R1 by a cheat, which signs what `change` makes of its message."""
+    async def share_falsely(self, change: Callable[[KeyShares], KeyShares], *, signs: bool = True) -> None:
+        """R1 by a cheat, which signs what `change` makes of its message, unless it leaves the signature out."""
         answer = CohortOut.model_validate_json(await self.get("cohort"))
         session = self._session
         honest = session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
-        made = sign_again(session, change(honest))
+        made = sign_again(session, change(honest)) if signs else replace(change(honest), signature=bytes(64))
         await self.put("key-shares", conversions.key_shares_to_wire(made))
 
     async def receive(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
@@ -31,8 +31,10 @@ class OwnTasks:
         self._started: set[asyncio.Task[Any]] = set()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        here = inspect.currentframe()
+        assert here is not None
         task, starter = asyncio.Task(work, loop=loop, **named), asyncio.current_task(loop)
-        if (starter is self._test or starter in self._started) and _place(sys._getframe(1)).startswith(_TESTS):
+        if (starter is self._test or starter in self._started) and _place(here.f_back).startswith(_TESTS):
             self._started.add(task)
             task.add_done_callback(self._started.discard)
         return task

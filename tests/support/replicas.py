@@ -55,7 +55,9 @@ class Replicas:
     def start(self, name: str) -> None:
         """Start a server, and wait until it answers: it leads, or stands by."""
         folder = self.made.federation.folder / name
-        process = self.made._start(name, [*FEDCORE, "server", "--federation", folder, "--port", str(self.ports[name])])
+        process = self.made.start_process(
+            name, [*FEDCORE, "server", "--federation", folder, "--port", str(self.ports[name])]
+        )
         wait_until(f"{name} to answer", lambda: process.poll() is not None or self.ask(name, "/healthz") is not None)
         assert process.poll() is None, self.made.log(name)
 

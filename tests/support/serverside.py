@@ -336,7 +336,7 @@ class _Endless(Pace):
 
 def hold_pace(here: Site) -> None:
     """From now on no time passes for strangers: who has to wait for a turn never gets it."""
-    guard: Any = here.application.asgi._app._app  # type: ignore[attr-defined]
+    guard = here.application.guard
     guard.strangers = _Endless(rate=guard.strangers.rate, burst=guard.strangers.burst, clock=lambda: 0.0)
 
 

@@ -30,7 +30,7 @@ def refusing(store: Store, text: str) -> Iterator[list[str]]:
             error.sqlite_errorcode = _CODES[text]
             raise OperationalError(statement, {}, error)
 
-    engine = store._database._engine.sync_engine
+    engine = store.database.engine.sync_engine
     event.listen(engine, "before_cursor_execute", refuse)
     try:
         yield refused

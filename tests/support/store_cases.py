@@ -32,7 +32,7 @@ async def store(open_store: OpenStore) -> AsyncIterator[Store]:
 
 def count_commits(store: Store) -> list[int]:
     commits: list[int] = []
-    event.listen(store._database._engine.sync_engine, "commit", lambda connection: commits.append(1))
+    event.listen(store.database.engine.sync_engine, "commit", lambda connection: commits.append(1))
     return commits
 
 
@@ -246,7 +246,7 @@ async def test_a_taking_waits_for_the_write_that_is_under_way(store: Store, open
         await go_on.wait()
         await connection.execute(text("UPDATE runs SET reason = 'in time' WHERE run = 'run'"))
 
-    writing = asyncio.create_task(first._database.write(slow))
+    writing = asyncio.create_task(first.database.write(slow))
     await inside.wait()
     taking = asyncio.create_task(take(second, "b"))
     await asyncio.wait({taking}, timeout=0.2)

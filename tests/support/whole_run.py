@@ -240,7 +240,7 @@ class WholeRun:
                 self.witness.look(application.queue.exchange)
 
         def mortal(services: Services) -> Services:
-            services.store._database = DyingDatabase(services.store._database, life, look)
+            services.store.database = DyingDatabase(services.store.database, life, look)
             objects = Dying(services.objects, life, writes=("put", "remove"), counted=("put",), look=look)
             return replace(services, objects=objects)
 

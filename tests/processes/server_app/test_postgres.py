@@ -79,7 +79,7 @@ async def test_troubles_of_the_database_are_named(open_store: OpenStore, state: 
     store = await open_store()
     raising = text(f"DO $$ BEGIN RAISE EXCEPTION 'secret detail' USING ERRCODE = '{state}'; END $$")
     with pytest.raises(kind) as raised:
-        await store._database.execute(raising)
+        await store.database.execute(raising)
     assert "secret" not in str(raised.value)
     await store.ping()
 

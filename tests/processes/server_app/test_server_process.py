@@ -75,7 +75,7 @@ def cwd_of(pid: str) -> str:
 async def test_a_killed_app_is_noticed_and_its_children_end(tmp_path: Path) -> None:
     lines: list[str] = []
     process = await AppProcess.start(tmp_path, lines.append)
-    os.kill(process._process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="signal 9"):
         await process.receive()
     await process.stop()
@@ -84,7 +84,7 @@ async def test_a_killed_app_is_noticed_and_its_children_end(tmp_path: Path) -> N
 async def test_an_app_ends_with_its_server(tmp_path: Path) -> None:
     """The server's end of the socket closes, as it does when the server is killed."""
     process = await AppProcess.start(tmp_path, lambda _: None)
-    process._connection.hang_up()
+    process.hang_up()
     await asyncio.wait_for(process.ended(), WAIT_SECONDS)
     await process.stop()
 

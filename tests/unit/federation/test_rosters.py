@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.authority import signed
 
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation import ClientKit, Member, Roster
@@ -37,7 +38,8 @@ CHAIN = (FIRST, SECOND, THIRD)
 
 def after(known: Roster, members: list[Member], revoked: list[Member]) -> Roster:
     """The next roster as an authority would sign it that checks nothing."""
-    return Roster._signed(KEY, known.federation, known.version + 1, known.hash(), members, revoked)
+    listed = {"members": tuple(members), "revoked": tuple(revoked)}
+    return signed(replace(known, version=known.version + 1, previous=known.hash(), **listed), KEY)
 
 
 def test_a_chain_survives_its_file(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_only_a_successor_is_accepted(known: Roster, offered: Roster, check: str
 
 def test_another_federation_is_no_successor() -> None:
     other = Roster.sign("other", map(member, (1, 2, 3)), KEY)
-    offered = Roster._signed(KEY, "other", 2, FIRST.hash(), other.members, ())
+    offered = signed(replace(other, version=2, previous=FIRST.hash()), KEY)
     with pytest.raises(ProtocolViolation, match="roster-history"):
         FIRST.check_successor(offered)
 

@@ -92,11 +92,11 @@ async def test_the_server_gives_places_in_the_order_in_which_exchanges_are_close
     store = await Store.open(tmp_path / "state.sqlite")
 
     async def open_record(signed: SignedRecord) -> None:
-        await store._database.write(record_opened(signed.record, signed.record.outcome(signed.record.announced())))
+        await store.database.write(record_opened(signed.record, signed.record.outcome(signed.record.announced())))
 
     async def complete(signed: SignedRecord) -> None:
         outcome = signed.record.outcome(signed.record.announced())
-        await store._database.write(record_completed(outcome, signed.signatures))
+        await store.database.write(record_completed(outcome, signed.signatures))
 
     await open_record(first)
     await complete(first)

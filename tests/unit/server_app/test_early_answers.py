@@ -24,6 +24,7 @@ from fedcore.parts import PART_BYTES
 from server_app.http import early_answers
 from server_app.http.early_answers import KEEP_BYTES
 from server_app.http.large_bodies import BLOCK_BYTES, LEAST_BYTES
+from server_app.runs.leadership import Leadership
 
 STANDBY, STRANGER, NOWHERE, TOO_LONG, ENDED = "standby", "stranger", "nowhere", "too long", "ended"
 STATUS = {STANDBY: 503, STRANGER: 401, NOWHERE: 404, TOO_LONG: 413, ENDED: 404}
@@ -84,10 +85,10 @@ async def served(federation: FederationFolder, folder: Path, why: str, *, is_tls
         site(federation, folder) as here,
         listening(here.application.asgi, tls=federation if is_tls else None) as (_, port),
     ):
-        if why == STANDBY:
-            here.application.leadership._leading = False
-        yield Server(here, port, context)
-        here.application.leadership._leading = True
+        with pytest.MonkeyPatch.context() as patch:
+            if why == STANDBY:
+                patch.setattr(Leadership, "leads", False)
+            yield Server(here, port, context)
 
 
 @pytest.fixture(autouse=True)

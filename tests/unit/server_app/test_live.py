@@ -20,6 +20,7 @@ from server_app.exchanges.plain import NO_REPLY
 from server_app.http.event_stream import StreamPlaces
 from server_app.routes import live, operator
 from server_app.runs import members
+from server_app.runs.leadership import Leadership
 from server_app.runs.run_views import Frame, newest
 from server_app.runs.viewers import NOT_TOLD, SHOWN
 
@@ -209,7 +210,7 @@ async def test_what_ends_a_stream(here: Site, path: str, end: str, monkeypatch: 
         elif end == "stopped":
             here.services.run_bell.stop()
         elif end == "another leads":
-            monkeypatch.setattr(here.application.leadership, "_leading", False)
+            monkeypatch.setattr(Leadership, "leads", False)
         await stream.ended.wait()
         await until(lambda: places(here).open == (0 if end in ("stopped", "another leads") else 1))
     assert places(here).open == 0
@@ -221,7 +222,7 @@ async def test_a_session_that_runs_out_ends_its_streams(here: Site, monkeypatch:
     async with listening(here, "/v1/live", cookie=cookie) as stream:
         await stream.until("clients")
         wall = here.services.wall
-        monkeypatch.setattr(here.application.fastapi.state.sessions, "_wall", lambda: wall() + 13 * 3600)
+        monkeypatch.setattr(here.application.fastapi.state.sessions, "wall", lambda: wall() + 13 * 3600)
         await stream.ended.wait()
 
 

@@ -63,7 +63,7 @@ async def serving(application: Listener, tls: FederationFolder | None = None) ->
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        running = asyncio.create_task(server._serve([listener]))
+        running = asyncio.create_task(server.serve([listener]))
         try:
             yield listener.getsockname()[1]
         finally:

@@ -10,6 +10,7 @@ import pytest
 from support.serverside import Site
 
 import server_app.page
+from server_app.runs.leadership import Leadership
 
 STATIC = Path(server_app.page.__file__).parent / "static"
 POLICY = (
@@ -73,7 +74,7 @@ async def test_nothing_else_is_there(here: Site, name: str) -> None:
 async def test_a_standby_shows_the_page_and_nothing_of_the_federation(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here.application.leadership, "_leading", False)
+    monkeypatch.setattr(Leadership, "leads", False)
     assert (await here.http.get("/")).status_code == 200
     assert (await here.http.get("/page/style.css")).status_code == 200
     for path in ("/v1/session", "/v1/live", "/v1/runs"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.loopback import NEVER
 from support.members import Failure, Member
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
@@ -117,7 +118,8 @@ async def test_a_client_that_waits_hears_at_once_of_an_exchange_that_is_taken_up
     federation: FederationFolder, tmp_path: Path, model: ModelState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else all others would wait for it until its poll ends, which here it does not."""
-    monkeypatch.setattr(Bell, "wait", lambda bell, _: bell._event.wait())
+    wait = Bell.wait
+    monkeypatch.setattr(Bell, "wait", lambda bell, _: wait(bell, NEVER))
     async with site(federation, tmp_path) as first:
         _, app = await first.begin()
         asked = asyncio.create_task(app.exchange(model, ALL))

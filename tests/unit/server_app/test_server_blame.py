@@ -10,16 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.hostile import accuse, advertise_as
 from support.members import Failure, Member, digest_of
 from support.serverside import ScriptedApp, Site, events_of
 
 from fedcore import conversions
 from fedcore.errors import ProtocolViolation
 from fedcore.events import RunOut
-from fedcore.secagg import KeyShares, Part, complaint
-from fedcore.secagg.keys import sign
-from fedcore.secagg.schedule import advertisement_statement
-from fedcore.secagg_wire import AdvertisementIn, SignaturesOut, UnmaskIn
+from fedcore.secagg import KeyShares
+from fedcore.secagg_wire import DeliveryOut, SignaturesOut, UnmaskIn
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire import ManifestIn
@@ -51,11 +50,11 @@ async def _honestly(member: Member) -> None:
         await member.secure()
 
 
-async def _dealing(member: Member, change: Callable[[KeyShares], KeyShares]) -> None:
+async def _dealing(member: Member, change: Callable[[KeyShares], KeyShares], *, signs: bool = True) -> None:
     """As a cheat that deals wrongly and does all the rest right."""
     with contextlib.suppress(ProtocolViolation, Failure):
         await member.advertise()
-        await member.share_falsely(change)
+        await member.share_falsely(change, signs=signs)
         for step in (member.receive, member.upload, member.sign, member.unmask):
             await step()
 
@@ -118,9 +117,6 @@ async def test_a_signature_that_is_none_is_its_dealers_fault(here: Site, model: 
     run, app = await here.begin({"max-attempts": 1})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = {member.id: member for member in await here.enter_all()}
-    session = members[CHEAT].session
-    assert session is not None
-    session._signed = lambda message, *_: dataclasses.replace(message, signature=bytes(64))  # type: ignore[method-assign]
 
     async def refuse(member: Member) -> None:
         with contextlib.suppress(ProtocolViolation, Failure):
@@ -129,7 +125,7 @@ async def test_a_signature_that_is_none_is_its_dealers_fault(here: Site, model: 
             raise AssertionError("what could not be opened was taken")
 
     honest = [refuse(member) for member in members.values() if member.id != CHEAT]
-    await asyncio.gather(_dealing(members[CHEAT], change), *honest)
+    await asyncio.gather(_dealing(members[CHEAT], change, signs=False), *honest)
     assert here.application.queue.exchange is not None
     assert here.application.queue.exchange.blamed == {CHEAT: "unsigned-dealing"}
     for member in list(members.values())[:1]:
@@ -149,11 +145,9 @@ async def test_a_false_complaint_convicts_its_sender_and_the_others_go_on(here: 
         member = members[CHEAT]
         await member.advertise()
         await member.share()
-        pair = member.session._secrets.seal_pair  # type: ignore[union-attr]
-        await member.get("key-shares")
-        exchange: Any = here.application.queue.exchange
-        case = exchange._round._case(CHEAT, 3)
-        said = complaint.complain(case, Part.SHARES, pair, os.urandom)  # type: ignore[arg-type]
+        answer = DeliveryOut.model_validate_json(await member.get("key-shares"))
+        assert member.session is not None
+        said = accuse(member.session, conversions.delivery_from_wire(answer, member.cohort), 3)
         await member.leave_with(conversions.complaint_to_wire(said))
 
     await asyncio.gather(complain(), *(members[i].secure() for i in (1, 3, 4)))
@@ -212,9 +206,7 @@ async def test_one_key_for_both_purposes_stops_nobody_else(here: Site, model: Mo
         session = members[CHEAT].session
         assert session is not None
         honest = session.advertise()
-        statement = advertisement_statement(session._context, CHEAT, honest.c_public, honest.c_public)
-        signature = sign(session._identity, statement)
-        body = AdvertisementIn(c_public=honest.c_public, s_public=honest.c_public, signature=signature)
+        body = conversions.advertisement_to_wire(advertise_as(session, honest.c_public, honest.c_public))
         with pytest.raises(Failure, match="duplicate-key"):
             await members[CHEAT].put("advertisement", body)
 

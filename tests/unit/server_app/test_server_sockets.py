@@ -200,7 +200,7 @@ async def test_idle_strangers_lock_nobody_out(federation: FederationFolder, tmp_
             ]
             await until(lambda: server.door.strangers == server.door.for_strangers == 8)
             assert await heartbeat(known) == 204
-            (own, *more) = [seen._visit.who for seen in server.server_state.connections if seen._visit.who]
+            (own, *more) = [seen.visit.who for seen in server.server_state.connections if seen.visit.who]
             assert (own, more) == ("client-1", [])
             async with httpx.AsyncClient(base_url=url, timeout=None) as newcomer:
                 assert await heartbeat(newcomer) == 204
@@ -254,7 +254,7 @@ async def test_a_kept_connection_has_no_clock_running_between_requests(
             assert (await http.get("/healthz")).status_code == 200
             (connection,) = server.server_state.connections
             assert isinstance(connection, GuardedProtocol)
-            assert connection._head_timer is None
+            assert not connection.awaits_head
 
 
 async def test_a_truncated_upload_leaves_nothing_and_can_come_again(

@@ -106,7 +106,7 @@ async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelStat
 
 
 def test_a_sum_in_a_file_is_masked_as_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_file, "_RANGE_WORDS", 100)
+    monkeypatch.setattr(sum_file, "RANGE_WORDS", 100)
     terms = [MaskTerm(sign=1, seed=Secret(bytes([number]) * 32)) for number in range(3)]
     here = SumFile(spool(tmp_path).create())
     here.allocate(250)

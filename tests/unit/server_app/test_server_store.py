@@ -75,7 +75,7 @@ async def test_a_database_that_another_process_locks_may_be_asked_again(
     with closing(sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         tried: list[object] = []
-        event.listen(store._database._engine.sync_engine, "checkout", lambda connection, *_: tried.append(connection))
+        event.listen(store.database.engine.sync_engine, "checkout", lambda connection, *_: tried.append(connection))
         adding = [store.add_run(run=f"run-{number}", **RUN) for number in range(20)]
         results = await asyncio.gather(*adding, return_exceptions=True)
         assert {type(result) for result in results} == {StorageUnavailable}
@@ -107,7 +107,7 @@ async def test_a_read_only_database_may_be_written_to_again(tmp_path: Path) -> N
     store = await Store.open(tmp_path / "state.sqlite")
     for setting in ("1", "0"):
         # On the pool's only connection so far.
-        await store._database.read(methodcaller("exec_driver_sql", f"PRAGMA query_only = {setting}"))
+        await store.database.read(methodcaller("exec_driver_sql", f"PRAGMA query_only = {setting}"))
         if setting == "1":
             with pytest.raises(StorageUnavailable, match="read-only"):
                 await store.add_run(run="run", **RUN)

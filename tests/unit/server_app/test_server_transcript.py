@@ -87,7 +87,7 @@ async def test_a_hash_that_the_transcript_does_not_contain(here: Site, after: st
 async def write(store: Store, *changes: Change) -> None:
     """What goes into the transactions that close stages."""
     for change in changes:
-        await store._database.write(change)
+        await store.database.write(change)
 
 
 async def test_a_server_that_was_killed_knows_what_may_have_been_signed(tmp_path: Path) -> None:

@@ -164,11 +164,11 @@ async def test_sessions_and_links_run_out(here: Site, monkeypatch: pytest.Monkey
     token = await here.link(days=1)
     cookie, viewer = await here.sign_in(), await here.sign_in(token)
     wall = here.services.wall
-    monkeypatch.setattr(sessions, "_wall", lambda: wall() + SESSION_SECONDS + 1)
+    monkeypatch.setattr(sessions, "wall", lambda: wall() + SESSION_SECONDS + 1)
     for ended in (cookie, viewer):
         assert await problem(here.signed_in(ended, "GET", "/v1/session")) == (401, "unauthorized")
     late = await here.sign_in(token)
-    monkeypatch.setattr(sessions, "_wall", lambda: wall() + 24 * 3600)
+    monkeypatch.setattr(sessions, "wall", lambda: wall() + 24 * 3600)
     assert await problem(here.signed_in(late, "GET", "/v1/session")) == (401, "unauthorized"), "no longer than its link"
     assert await problem(here.sign_in(token)) == (401, "unauthorized")
     assert LinksOut.model_validate_json((await here.operator("GET", "/v1/links")).content).links == []
@@ -178,7 +178,7 @@ async def test_a_new_token_of_the_operator_ends_the_sessions_of_the_old(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cookie, viewer = await here.sign_in(), await here.sign_in(await here.link())
-    monkeypatch.setattr(here.application.fastapi.state.sessions, "_token_sha256", digest_of("another"))
+    monkeypatch.setattr(here.application.fastapi.state.sessions, "token_sha256", digest_of("another"))
     assert await problem(here.signed_in(cookie, "GET", "/v1/session")) == (401, "unauthorized")
     await here.signed_in(viewer, "GET", "/v1/session")
 

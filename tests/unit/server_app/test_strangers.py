@@ -59,7 +59,7 @@ def test_addresses_without_end_fill_no_memory(clock: Hands) -> None:
     pace = Pace(rate=10.0, burst=5.0, clock=clock)
     for number in range(2 * MOST_ADDRESSES):
         pace.wait(f"address {number}")
-    assert len(pace._paid) <= MOST_ADDRESSES
+    assert pace.addresses <= MOST_ADDRESSES
 
 
 def test_which_addresses_are_a_proxys() -> None:
@@ -109,11 +109,11 @@ async def test_a_sender_has_so_many_open_requests(here: Site, monkeypatch: pytes
     monkeypatch.setattr(guard, "IN_FLIGHT", 2)
     member, path = here.members[1], "/v1/task?wait=30"
     open_ones = [asyncio.create_task(here.http.get(path, headers=member.signed("GET", path))) for _ in range(2)]
-    await until(lambda: sum(here.application.asgi._app._app._open.values()) == 2)  # type: ignore[attr-defined]
+    await until(lambda: sum(here.application.guard.under_way.values()) == 2)
     refused = await here.http.get(path, headers=member.signed("GET", path))
     assert (refused.status_code, refused.json()["type"]) == (503, "urn:fedcore:problem:busy")
     assert refused.headers["retry-after"]
     assert (await here.operator("GET", "/v1/clients")).status_code == 200, "others are not concerned"
     here.services.client_bell.stop()
     assert [(await answer).status_code for answer in open_ones] == [204, 204]
-    assert here.application.asgi._app._app._open == {}  # type: ignore[attr-defined]
+    assert here.application.guard.under_way == {}

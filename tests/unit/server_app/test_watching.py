@@ -133,7 +133,7 @@ async def test_a_round_that_is_known_is_not_read_again(
 
 
 async def test_a_long_record_is_read_in_pages(here: Site, model: ModelState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_views, "_PAGE", 2)
+    monkeypatch.setattr(run_views, "EVENTS_A_PAGE", 2)
     run, app = await here.begin()
     await one_exchange(here, app, model)
     await here.finish(run, app, model)

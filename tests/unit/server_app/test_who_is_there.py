@@ -56,7 +56,7 @@ async def test_who_has_done_its_part_may_ask_for_another_task(here: Site, model:
     assert await ask_for_more(members[3]) == 204
     exchange = here.application.queue.exchange
     assert exchange is not None
-    exchange._drop_silent()
+    exchange.drop_silent()
     await asyncio.gather(*(member.unmask() for member in members[:3]))
     assert isinstance(await asked, Replies)
     assert events_of(await here.finish(run, app), "dropped") == []
@@ -110,7 +110,7 @@ async def _poll_and_hang_up(made: Site, port: int, trusted: ssl.SSLContext) -> N
     path = "/v1/task?wait=25"
     fields = "".join(f"{name}: {value}\r\n" for name, value in made.members[1].signed("GET", path).items())
     writer.write(f"GET {path} HTTP/1.1\r\nHost: server\r\n{fields}\r\n".encode())
-    await until(lambda: bool(presence._polling))
+    await until(lambda: bool(presence.online(-1.0)))  # it waits: no request is so new
     made.clock.advance(1000.0)
     assert presence.online(15.0) == {1}
     assert presence.silent_for(1) == 0.0
