@@ -9,7 +9,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sitegen import commands, diagrams, events, http_api, links, metrics, python_api, settings
+from sitegen import (
+    commands,
+    diagrams,
+    events,
+    http_api,
+    links,
+    metrics,
+    modules,
+    python_api,
+    settings,
+    storage,
+)
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands.render,
@@ -18,6 +29,9 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "files of a kit": settings.of_kits,
     "metrics": metrics.render,
     "events": events.render,
+    "tables": storage.render,
+    "packages": modules.packages,
+    "modules": modules.modules,
     "HTTP": http_api.render,
     "Python": python_api.render,
 }

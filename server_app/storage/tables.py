@@ -28,7 +28,12 @@ class Base(DeclarativeBase):
 
 
 class ClientRow(Base):
-    """What a client said when it last joined; it need not join again after a restart."""
+    """What a client said when it last joined; it need not join again after a restart.
+
+    id: of the client, in the roster.
+    app_sha256: hash of the installed app.
+    version: of its fedcore, with the forms of messages.
+    """
 
     __tablename__ = "clients"
 
@@ -38,13 +43,26 @@ class ClientRow(Base):
 
 
 class RunRow(Base):
-    """A run, in the order of submission. `status` is a `fedcore.wire.RunStatus`; times are seconds since 1970.
+    """A run, in the order of submission. Times are seconds since 1970.
 
-    rounds: how many have ended. epsilon: what was spent of the privacy budget, None without one. question: of a run
-    that asks for statistics. initial_sha256: of the model that the run was told to begin with, "" without one.
-
-    deaths: how often its server was killed while it led it, since it came further last.
-    came_to: how far it had come when that happened last: how many rows it had.
+    number: order of submission.
+    run: id of the run.
+    status: a `RunStatus`.
+    reason: why it ended; empty if it finished normally.
+    aggregation: "secure" or "plain".
+    app: name of the app.
+    app_sha256: hash of the app.
+    run_config: of the app, with the changes of its submission.
+    settings: `[tool.fedcore]`, with the changes of its submission.
+    model_sha256: hash of the final model or last checkpoint; empty without one.
+    model_size: its size in bytes.
+    submitted_at, started_at, ended_at: null before it happened.
+    rounds: how many have ended.
+    epsilon: what was spent of the privacy budget; null without one.
+    question: of a run that asks for statistics.
+    initial_sha256: of the model that the run was submitted with; empty without one.
+    deaths: how often its server was killed while leading it, since it last made progress.
+    came_to: its progress at the last such death, as a number of rows.
     """
 
     __tablename__ = "runs"
@@ -74,9 +92,18 @@ class RunRow(Base):
 class ExchangeRow(Base):
     """One exchange; `stage` changes only by compare-and-swap.
 
-    step: of the run's journal, which asked for it. task: a `fedcore.wire.Task`. extra: what a kind of exchange needs
-    beyond its task. opened_at: seconds since 1970. result: how it ended. folded: the last checkpoint of the sum, and
-    whose updates are in it.
+    run: id of the run.
+    exchange: number within the run.
+    stage: the open stage, or "done" or "failed".
+    server_round: round of the strategy.
+    attempt: 1, or more after a failure.
+    cohort: ids of the clients.
+    step: of the run's journal, which asked for it.
+    task: a `Task`, as sent to the clients.
+    extra: what a kind of exchange needs in addition to its task.
+    opened_at: seconds since 1970.
+    result: how it ended.
+    folded: the last checkpoint of the sum, and whose updates are in it.
     """
 
     __tablename__ = "exchanges"
@@ -96,9 +123,13 @@ class ExchangeRow(Base):
 
 
 class ReceiptRow(Base):
-    """What a client sent for a step, in the order of acceptance (`seq`): its JSON, and its digest.
+    """A message that was accepted from a client for a step.
 
-    body_sha256: of the body as it is kept here; None where an earlier fedcore kept it.
+    seq: order of acceptance.
+    run, exchange, step, client: which message it is; one of each.
+    digest: of the message.
+    body: its JSON.
+    body_sha256: of the body as stored; null if an earlier fedcore stored it.
     """
 
     __tablename__ = "receipts"
@@ -115,9 +146,13 @@ class ReceiptRow(Base):
 
 
 class ClosingRow(Base):
-    """That a stage of an exchange was closed, as its `number`th; gone: a `Closing`, as JSON.
+    """The end of a stage of an exchange, with the clients that it gave up.
 
+    run, exchange: the exchange.
+    number: of the stage within the exchange.
+    stage: its name.
     closed_at: seconds since 1970 by the database's clock.
+    gone: a `Closing`, as JSON.
     """
 
     __tablename__ = "closings"
@@ -131,7 +166,14 @@ class ClosingRow(Base):
 
 
 class StepRow(Base):
-    """The journal of a run: what its ServerApp asked for, counted from 1, and the answer, None while there is none."""
+    """The journal of a run: a request of its ServerApp, and the answer.
+
+    run: id of the run.
+    number: of the request, from 1.
+    digest: of the request, to recognise it after a restart.
+    request: as JSON.
+    answer: as JSON; null while there is none.
+    """
 
     __tablename__ = "steps"
 
@@ -143,9 +185,13 @@ class StepRow(Base):
 
 
 class LeaseRow(Base):
-    """Who may do a thing that one server at a time does; until: seconds since 1970 by the database's clock.
+    """A lease on what one server at a time may do, such as leading the federation.
 
-    generation: grows with every taking, so that a holder of before can be told from the present one.
+    name: of the lease.
+    holder: the server that has it.
+    url: its address.
+    until: seconds since 1970 by the database's clock.
+    generation: grows with every acquisition, and fences the writes of an earlier holder.
     """
 
     __tablename__ = "leases"
@@ -158,7 +204,11 @@ class LeaseRow(Base):
 
 
 class RosterRow(Base):
-    """A version of the federation's roster: the text of a signed roster."""
+    """A version of the federation's roster.
+
+    version: of the roster.
+    text: of the signed roster.
+    """
 
     __tablename__ = "rosters"
 
@@ -167,9 +217,13 @@ class RosterRow(Base):
 
 
 class SessionRow(Base):
-    """Somebody who is signed in. digest: SHA-256 of the cookie. role: a `fedcore.watch_wire.Role`.
+    """A signed-in browser. Times are seconds since 1970.
 
-    holder: the link by which a viewer came, or which token of the operator's. Times are seconds since 1970.
+    digest: SHA-256 of the cookie.
+    role: a `Role`, operator or viewer.
+    holder: the link of a viewer, or which of the operator's tokens.
+    label: of the link.
+    created, expires: when it began, and when it ends.
     """
 
     __tablename__ = "sessions"
@@ -183,7 +237,13 @@ class SessionRow(Base):
 
 
 class LinkRow(Base):
-    """A read-only link that an operator gave away. digest: SHA-256 of its token. Times are seconds since 1970."""
+    """A read-only link. Times are seconds since 1970.
+
+    id: for listing and revoking it.
+    digest: SHA-256 of its token.
+    label: for whom it was made.
+    created, expires: when it was made, and when it ends.
+    """
 
     __tablename__ = "links"
 
@@ -195,11 +255,18 @@ class LinkRow(Base):
 
 
 class RecordRow(Base):
-    """A record of the transcript, in the order of opening; `hash` is one of the two, "" while it is open.
+    """A record of the transcript, in the order of opening.
 
-    previous: the head that its exchange was opened at. place: in the chain, from 1 on, None while it is open. head: of
-    the chain after it.
-    record: as JSON. signatures: client id -> base64.
+    number: order of opening.
+    run, exchange: the exchange that it records.
+    previous: the head of the chain when its exchange was opened.
+    place: in the chain, from 1; null while the exchange is open.
+    hash: one of the two below; empty while the exchange is open.
+    head: of the chain after it.
+    complete_hash: if the exchange gives a sum.
+    unfinished_hash: if it gives none.
+    record: as JSON.
+    signatures: by client id, in base64.
     """
 
     __tablename__ = "records"
@@ -218,7 +285,14 @@ class RecordRow(Base):
 
 
 class EventRow(Base):
-    """One event of a run, as `fedcore.events.Recorded`; time: ISO 8601 with a time zone, event: as JSON."""
+    """One event of a run.
+
+    run: id of the run.
+    seq: number within the run.
+    seconds: since the run began.
+    time: ISO 8601 with a time zone.
+    event: as JSON.
+    """
 
     __tablename__ = "events"
     __table_args__ = (Index("events_by_run", "run", "seq"),)

@@ -32,7 +32,7 @@ from fedcore.secagg.domain import Usage
 from fedcore.transcript.chain import HEAD_TAG
 from fedcore.transcript.records import RECORD_TAG
 from fedcore.wire import TASK_TAG, ProblemKind
-from server_app.storage.tables import SCHEMA_VERSION
+from server_app.storage.tables import SCHEMA_VERSION, Base
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -78,6 +78,20 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
 
 def default_of(kind: type, name: str) -> str:
     return next(field.default for field in dataclasses.fields(kind) if field.name == name)
+
+
+def test_every_column_of_the_database_is_explained() -> None:
+    """The tables in the data model are made from docstrings."""
+    for mapper in Base.registry.mappers:
+        explained = re.findall(r"^([a-z0-9_, ]+):", inspect.getdoc(mapper.class_) or "", re.MULTILINE)
+        assert {column.name for column in mapper.local_table.columns} == set(re.findall(r"\w+", " ".join(explained)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for named in re.findall(r"`((?:fedcore|server_app|client_app|tests|benchmarks|docs|deploy)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / named).exists(), f"{page.name} names {named}"
 
 
 def test_every_command_that_a_page_names_exists() -> None:
