@@ -125,6 +125,7 @@ class ProtocolViolation(PeerError):
 
     `peer` is the id of the client whose data failed, where that is known; `subject` what the check failed on, by a name
     that the other side gave it. asked, allowed: the two numbers that were compared, where they depend on no data.
+    reason: a fixed name of which part of the check it was, where it has several; it stays on this machine.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class ProtocolViolation(PeerError):
         subject: str = "",
         asked: float | None = None,
         allowed: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(f"{check}: {detail}")
         self.check = check
@@ -143,6 +145,7 @@ class ProtocolViolation(PeerError):
         self.subject = subject
         self.asked = asked
         self.allowed = allowed
+        self.reason = reason
 
 
 class ConflictingMessage(PeerError):

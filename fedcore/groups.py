@@ -122,7 +122,7 @@ def check_place(
     """
     key = keys.get(place.client_id)
     if key is None or not verify(key, place.signature, statement(federation, draw, place.nonce)):
-        raise _wrong(f"the answer of client {place.client_id} is not signed for this draw")
+        raise _wrong(f"the answer of client {place.client_id} is not signed for this draw", "unsigned")
 
 
 def places_digest(places: Sequence[Place]) -> str:
@@ -195,23 +195,26 @@ def check_group(
     """
     group, places = task.group, task.places
     if group is None or places is None:
-        raise _wrong("the run is cut into groups, and the task shows no draw")
+        raise _wrong("the run is cut into groups, and the task shows no draw", "no-draw")
     if drawn is None or (drawn.run, drawn.exchange, drawn.digest) != (task.run, group.exchange, group.draw):
-        raise _wrong(f"this client did not answer the draw {group.draw[:12]}… of exchange {group.exchange}")
+        raise _wrong(
+            f"this client did not answer the draw {group.draw[:12]}… of exchange {group.exchange}", "not-answered"
+        )
     if (drawn.purpose, drawn.model, drawn.cut) != (task.purpose, task.asked_of, task.cut):
-        raise _wrong("the groups were drawn for another model, or for other groups")
+        raise _wrong("the groups were drawn for another model, or for other groups", "other-draw")
     ids = [place.client_id for place in places]
     if ids != sorted(set(ids)) or len(ids) > drawn.asked:
-        raise _wrong("the answers to the draw are not those of its cohort, each once")
+        raise _wrong("the answers to the draw are not those of its cohort, each once", "answers")
     if places_digest(places) != group.places:
-        raise _wrong("the answers to the draw are not those whose hash the task has")
+        raise _wrong("the answers to the draw are not those whose hash the task has", "answers-hash")
     if len(places) < needed_places(drawn.asked):
         raise _wrong(
             f"the task shows {len(places)} answers to a draw of {drawn.asked} clients, "
-            f"{needed_places(drawn.asked)} are needed"
+            f"{needed_places(drawn.asked)} are needed",
+            "too-few-answers",
         )
     if not any(place.client_id == client_id and place.nonce.hex() == drawn.nonce for place in places):
-        raise _wrong("this client's own answer to the draw is left out, or another one is in its place")
+        raise _wrong("this client's own answer to the draw is left out, or another one is in its place", "own-answer")
     draw = bytes.fromhex(group.draw)
     for place in places:
         check_place(federation, draw, place, keys, verify)
@@ -220,16 +223,16 @@ def check_group(
 
 def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: Cut) -> None:
     if group.of != len(parts) or group.number > len(parts):
-        raise _wrong(f"the task is of group {group.number} of {group.of}, the answers make {len(parts)}")
+        raise _wrong(f"the task is of group {group.number} of {group.of}, the answers make {len(parts)}", "numbers")
     if strangers := sorted(set(task.cohort) - set(parts[group.number - 1])):
-        raise _wrong(f"client {strangers[0]} of the cohort is not in group {group.number} of {group.of}")
+        raise _wrong(f"client {strangers[0]} of the cohort is not in group {group.number} of {group.of}", "stranger")
     if len(task.cohort) < cut.least:
-        raise _wrong(f"{len(task.cohort)} members of the group are asked, at least {cut.least} have to be")
+        raise _wrong(f"{len(task.cohort)} members of the group are asked, at least {cut.least} have to be", "too-small")
 
 
 def _on_ring(draw: bytes, place: Place) -> bytes:
     return hashlib.sha256(pack(RING_TAG, draw, place.client_id, place.nonce)).digest()
 
 
-def _wrong(text: str) -> ProtocolViolation:
-    return ProtocolViolation(WRONG_GROUP, text)
+def _wrong(text: str, reason: str) -> ProtocolViolation:
+    return ProtocolViolation(WRONG_GROUP, text, reason=reason)

@@ -463,7 +463,7 @@ class ClientSession:
             self._pair_secret(accused, case.pair_secret)
         except ProtocolViolation:
             return Part.PAIR_SECRET, _present(mask_pair)
-        raise UsageError(f"there is nothing wrong with what client {accused} has sealed")
+        raise UsageError(f"there is nothing wrong with what client {accused} has sealed", check="no-fault")
 
     def _pair_secret(self, peer: int, sealed: bytes | None) -> Secret:
         """The secret shared with a neighbour: what it sealed for this client, or this client's own choice."""

@@ -108,9 +108,9 @@ def apply_masks(
 def check_vector(words: NDArray[np.uint64]) -> None:
     """Raise UsageError unless `words` is a writable, contiguous vector of native uint64."""
     if not isinstance(words, np.ndarray) or words.dtype != np.dtype(np.uint64) or words.ndim != 1:
-        raise UsageError("a masked vector is a one-dimensional NumPy array of uint64")
+        raise UsageError("a masked vector is a one-dimensional NumPy array of uint64", check="vector")
     if not words.flags.c_contiguous or not words.flags.writeable:
-        raise UsageError("a masked vector must be contiguous and writable: masks are added in place")
+        raise UsageError("a masked vector must be contiguous and writable: masks are added in place", check="vector")
 
 
 def _share_ranges(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, workers: int) -> None:

@@ -96,7 +96,9 @@ def graph_size(
     ConfigurationError where no degree below n - 1 will do.
     """
     if n < 3 or not 0 <= corrupt < 1 or not 0 <= dropout < 1:
-        raise ConfigurationError("a graph needs 3 clients or more, and fractions of at least 0 and below 1")
+        raise ConfigurationError(
+            "a graph needs 3 clients or more, and fractions of at least 0 and below 1", check="graph-size"
+        )
     colluding = corrupt_clients(n, corrupt)
     if adversary is Adversary.ADAPTIVE:
         found = _adaptive(n, n, colluding, dropout, security_bits, correctness_bits)
@@ -104,7 +106,8 @@ def graph_size(
         found = _published(n, colluding, dropout, adversary, security_bits, correctness_bits)
     if found is None:
         raise ConfigurationError(
-            f"{n} clients of which {colluding} collude and {dropout:.0%} drop out need a full graph, if any will do"
+            f"{n} clients of which {colluding} collude and {dropout:.0%} drop out need a full graph, if any will do",
+            check="full-graph",
         )
     return found
 

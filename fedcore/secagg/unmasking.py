@@ -107,7 +107,9 @@ class _Work:
         )
         if secret is None:
             evidence.blamed.setdefault(peer, Fault.SEALED_GARBAGE)
-            raise UnmaskFailed(f"client {peer} sealed something else than a secret for client {owner}")
+            raise UnmaskFailed(
+                f"client {peer} sealed something else than a secret for client {owner}", check="sealed-garbage"
+            )
         return secret
 
     def _rebuild(self, owner: int, verify: Callable[[Secret], bool], *, of_self: bool) -> Secret:
@@ -115,7 +117,8 @@ class _Work:
 
         Any t of these give the secret that an honest owner published. Where they do not, it is the owner that cheated.
         """
-        name = f"the {'self secret' if of_self else 'mask root'} of client {owner}"
+        what = "self secret" if of_self else "mask root"
+        name, short = f"the {what} of client {owner}", what.replace(" ", "-")
         shares = self._shares(owner, of_self=of_self)
         point = self._evidence.graph.point
         try:
@@ -124,10 +127,10 @@ class _Work:
                 good = self._committed(owner, shares, of_self=of_self)
                 secret = self._rebuilder.rebuild({point(owner, v): share for v, share in good.items()}, verify)
         except UnmaskFailed as failed:
-            raise UnmaskFailed(f"{name} is lost: {failed}") from None
+            raise UnmaskFailed(f"{name} is lost: {failed}", check=f"{short}-lost") from None
         if secret is None:
             self._evidence.blamed.setdefault(owner, Fault.INCONSISTENT_DEALING)
-            raise UnmaskFailed(f"{name} is lost: it is another one than its owner shared")
+            raise UnmaskFailed(f"{name} is lost: it is another one than its owner shared", check=f"other-{short}")
         return secret
 
     def _shares(self, owner: int, *, of_self: bool) -> dict[int, bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +16,26 @@ class _Has:
     """What an error has to carry; printed by pytest where it carries something else."""
 
     attributes: dict[str, Any]
+    numbers: tuple[str, ...]
 
     def __call__(self, error: BaseException) -> bool:
-        return {name: getattr(error, name, None) for name in self.attributes} == self.attributes
+        in_text = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", str(error))
+        has = {name: getattr(error, name, None) for name in self.attributes}
+        return has == self.attributes and Counter(self.numbers) <= Counter(in_text)
 
 
 def raises(
-    kind: type[BaseException] | tuple[type[BaseException], ...], *, match: str | None = None, **attributes: Any
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+    *,
+    match: str | None = None,
+    numbers: Collection[float] = (),
+    **attributes: Any,
 ) -> pytest.RaisesExc[BaseException]:
     """`pytest.raises` for an error that has these attributes: `raises(KitError, check="port-range")`.
 
     kind: the type or types of the error.
-    match: a name or a number that its text must hold, never words of a sentence.
+    match: a name that its text must hold, never words of a sentence.
+    numbers: what its text must hold besides, in any order.
     attributes: what it carries: `check`, `key`, `status`, `kind`, `peer`, ...
     """
-    return pytest.raises(kind, match=match, check=_Has(attributes))
+    return pytest.raises(kind, match=match, check=_Has(attributes, tuple(map(str, numbers))))

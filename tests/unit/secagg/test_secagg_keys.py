@@ -92,7 +92,7 @@ def test_secrets_are_redacted_compared_and_never_pickled():
     assert secret == Secret(b"\xa5" * 32)
     assert secret != Secret(b"\xa5" * 31 + b"\0")
     assert secret != b"\xa5" * 32
-    with pytest.raises(TypeError, match="would depend on it"):
+    with pytest.raises(TypeError, match="Secret"):
         hash(secret)
     with pytest.raises(UsageError):
         pickle.dumps(secret)

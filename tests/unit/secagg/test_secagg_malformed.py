@@ -16,6 +16,7 @@ from fedcore.secagg import (
     UnmaskShares,
 )
 from fedcore.secagg.sizing import withstands
+from tests.support.raising import raises
 
 
 def _misshapen(value):
@@ -203,38 +204,38 @@ def test_parameters_on_the_safe_side_of_each_bound(make_rig, changed):
 def _refused_as_parameters(honest, changed, says):
     """As a configuration error of our own, and by name where they come from a peer."""
     fields = {field.name: getattr(honest, field.name) for field in dataclasses.fields(honest)} | changed
-    with pytest.raises(ConfigurationError, match=says):
+    check, *numbers = says.split()
+    with raises(ConfigurationError, check=check, numbers=numbers):
         RoundParameters(**fields)
-    with pytest.raises(ProtocolViolation, match=says) as caught:
+    with raises(ProtocolViolation, check="bad-parameters", reason=check, numbers=numbers):
         RoundParameters.from_peer(**fields)
-    assert caught.value.check == "bad-parameters"
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"cohort": (1,), "quorum": 1, "threshold": 1, "degree": 0}, "sum of one"),
-        ({"threshold": 2}, "at least 3"),
-        ({"threshold": 3, "corrupt": 1}, "at least 4"),
-        ({"quorum": 2}, "quorum of 2 .* at least 3"),
-        ({"quorum": 3, "threshold": 3, "corrupt": 1}, "quorum of 3 .* at least 4"),
-        ({"quorum": 6}, "quorum of 6 cannot be met by a cohort of 5"),
-        ({"threshold": 5}, "cannot be met by a quorum of 4"),
-        ({"degree": 3, "threshold": 3}, "degree must be 4, or even"),
-        ({"degree": 5, "threshold": 3}, "degree must be 4, or even"),
-        ({"degree": 0, "threshold": 3}, "degree must be 4, or even"),
-        ({"cohort": (1, 2, 3, 4, 4)}, "twice"),
-        ({"cohort": (0, 1, 2, 3, 4)}, "between 1"),
-        ({"cohort": (1, 2, 3, 4, 2**63)}, "a client id"),
-        ({"cohort": (2, 1, 3, 4, 5)}, "ascending"),
-        ({"cohort": (True, 2, 3, 4, 5)}, "a client id"),
-        ({"cohort": (1.0, 2, 3, 4, 5)}, "a client id"),
-        ({"cohort": [1, 2, 3, 4, 5]}, "tuple"),
-        ({"cohort": tuple(range(1, 2**16 + 2))}, "a cohort has 2 to 65536"),
-        ({"model_hash": b"short"}, "32 bytes"),
-        ({"roster_hash": bytearray(32)}, "32 bytes"),
-        ({"task_hash": None}, "32 bytes"),
-        ({"task_hash": bytes(33)}, "32 bytes"),
+        ({"cohort": (1,), "quorum": 1, "threshold": 1, "degree": 0}, "cohort-size"),
+        ({"threshold": 2}, "threshold-too-low 3"),
+        ({"threshold": 3, "corrupt": 1}, "threshold-too-low 4"),
+        ({"quorum": 2}, "quorum-too-low 2 3"),
+        ({"quorum": 3, "threshold": 3, "corrupt": 1}, "quorum-too-low 3 4"),
+        ({"quorum": 6}, "quorum-too-high 6 5"),
+        ({"threshold": 5}, "threshold-too-high 5 4"),
+        ({"degree": 3, "threshold": 3}, "degree 4"),
+        ({"degree": 5, "threshold": 3}, "degree 4"),
+        ({"degree": 0, "threshold": 3}, "degree 4"),
+        ({"cohort": (1, 2, 3, 4, 4)}, "duplicate"),
+        ({"cohort": (0, 1, 2, 3, 4)}, "id"),
+        ({"cohort": (1, 2, 3, 4, 2**63)}, "id"),
+        ({"cohort": (2, 1, 3, 4, 5)}, "order"),
+        ({"cohort": (True, 2, 3, 4, 5)}, "id"),
+        ({"cohort": (1.0, 2, 3, 4, 5)}, "id"),
+        ({"cohort": [1, 2, 3, 4, 5]}, "cohort-type"),
+        ({"cohort": tuple(range(1, 2**16 + 2))}, "cohort-size 65536"),
+        ({"model_hash": b"short"}, "model_hash 32"),
+        ({"roster_hash": bytearray(32)}, "roster_hash 32"),
+        ({"task_hash": None}, "task_hash 32"),
+        ({"task_hash": bytes(33)}, "task_hash 32"),
         ({"words": 0}, "words"),
         ({"words": 2**40 + 1}, "words"),
         ({"round": -1}, "round"),
@@ -247,7 +248,7 @@ def _refused_as_parameters(honest, changed, says):
         ({"run": ""}, "run"),
         ({"federation": 3}, "federation"),
         ({"encoding": "text"}, "encoding"),
-        ({"agreement": "x25519"}, "agreement must be one of x25519, x25519-mlkem768"),
+        ({"agreement": "x25519"}, "agreement"),
         ({"agreement": None}, "agreement"),
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(value),
@@ -259,17 +260,17 @@ def test_parameters_that_cannot_be_safe(make_rig, changed, says):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"degree": 5}, "even"),
-        ({"degree": 7}, "even"),
-        ({"degree": 8, "threshold": 6}, "smaller than the quorum less one"),
-        ({"degree": 10, "threshold": 8}, "smaller than the quorum less one"),
-        ({"degree": 0, "threshold": 1}, "even"),
-        ({"threshold": 8}, "threshold 8 cannot be met by 7 holders"),
-        ({"threshold": 4}, "threshold 4 among 6 neighbours lets a lying server split the cohort if 0 clients"),
-        ({"corrupt": 2}, "threshold 5 among 6 neighbours lets a lying server split the cohort if 2 clients"),
-        ({"corrupt": 4, "threshold": 6}, "if 4 clients"),
-        ({"quorum": 6}, "quorum"),
-        ({"corrupt": 5, "threshold": 7}, "quorum"),
+        ({"degree": 5}, "degree"),
+        ({"degree": 7}, "degree"),
+        ({"degree": 8, "threshold": 6}, "degree"),
+        ({"degree": 10, "threshold": 8}, "degree"),
+        ({"degree": 0, "threshold": 1}, "degree"),
+        ({"threshold": 8}, "threshold-too-high 8 7"),
+        ({"threshold": 4}, "split 4 6 0"),
+        ({"corrupt": 2}, "split 5 6 2"),
+        ({"corrupt": 4, "threshold": 6}, "split 4"),
+        ({"quorum": 6}, "quorum-too-low"),
+        ({"corrupt": 5, "threshold": 7}, "quorum-too-low"),
     ],
 )
 def test_rings_that_cannot_be_safe(make_rig, changed, says):

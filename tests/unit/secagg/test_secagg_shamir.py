@@ -14,6 +14,7 @@ from fedcore.errors import UnmaskFailed, UsageError
 from fedcore.secagg import Secret, polynomial, shamir
 from fedcore.secagg.polynomial import PRIME, SmallPoints
 from fedcore.secagg.shamir import Rebuilder
+from tests.support.raising import raises
 
 SECRETS = st.one_of(st.binary(min_size=32, max_size=32), st.sampled_from([bytes(32), b"\xff" * 32]))
 
@@ -104,7 +105,7 @@ def test_a_secret_above_32_bytes_is_never_offered(value):
 
 
 def test_too_few_shares():
-    with pytest.raises(UnmaskFailed, match="2 good shares of it came back, 3 are needed"):
+    with raises(UnmaskFailed, numbers=(2, 3)):
         _rebuilder(3, 5).rebuild({1: bytes(33), 2: bytes(33)}, lambda _: True)
 
 
@@ -122,8 +123,8 @@ def test_weights_are_computed_once_for_equal_points():
 @pytest.mark.parametrize(
     ("secret", "threshold", "holders", "says"),
     [
-        (bytes(31), 2, 3, "32 bytes"),
-        (bytes(33), 2, 3, "32 bytes"),
+        (bytes(31), 2, 3, "32"),
+        (bytes(33), 2, 3, "32"),
         (bytes(32), 0, 3, "threshold"),
         (bytes(32), 4, 3, "threshold"),
         (bytes(32), 1, 0, "threshold"),
