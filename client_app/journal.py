@@ -79,6 +79,7 @@ def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, u
         except (ValueError, ConfigurationError):
             raise ConfigurationError(
                 f"line {number} of {path} is damaged, so it is not known {unknown}; restore the file, or move the "
-                "folder away and ask for a new identity"
+                "folder away and ask for a new identity",
+                check="damaged",
             ) from None
         yield entry

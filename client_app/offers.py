@@ -81,13 +81,17 @@ class Offers:
     def bundle(self, sha256: str) -> AppBundle:
         """The files of an offer, read again and checked against its hash; raises ConfigurationError."""
         if sha256 not in self.hashes():
-            raise ConfigurationError(f"no app {sha256} is offered; `fedcore client offers` lists those that are")
+            raise ConfigurationError(
+                f"no app {sha256} is offered; `fedcore client offers` lists those that are", check="no-offer"
+            )
         try:
             bundle = AppBundle.from_copy(self.folder / sha256)
         except (AppError, OSError):
             bundle = None
         if bundle is None or bundle.sha256 != sha256:
-            raise ConfigurationError(f"{self.folder / sha256} was changed; remove it, and it will be offered again")
+            raise ConfigurationError(
+                f"{self.folder / sha256} was changed; remove it, and it will be offered again", check="changed"
+            )
         return bundle
 
     def approve(self, sha256: str, *, at: float) -> Approval:

@@ -383,7 +383,8 @@ class Transport:
             if patience.stuck and may_pass(error):
                 raise ServerUnreachable(
                     f"the server at {url} answers, but one request does not get through to it ({clean(str(error))}); "
-                    "does something between bound the size or the time of requests?"
+                    "does something between bound the size or the time of requests?",
+                    check="stuck",
                 ) from error
             raise unanswered(url, error) from error
 

@@ -244,7 +244,8 @@ class OperatorClient:
             if repeats is not None and not repeats(error) and may_pass(error):
                 raise ServerUnreachable(
                     "the answer of the server was lost, so the run may be in its queue or not; look before you submit "
-                    "it again: fedcore runs list"
+                    "it again: fedcore runs list",
+                    check="answer-lost",
                 ) from error
             raise self._failure(error) from error
 

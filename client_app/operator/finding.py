@@ -29,10 +29,12 @@ def find_run(client: OperatorClient, word: str) -> str:
     found = [info.run for info in every_run(client) if info.run.startswith(word)]
     if len(found) > 1:
         raise ConfigurationError(
-            f"{len(found)} runs begin with {word}, {', '.join(found[:4])} among them; say more of it"
+            f"{len(found)} runs begin with {word}, {', '.join(found[:4])} among them; say more of it", check="ambiguous"
         )
     if not found:
-        raise ConfigurationError(f"there is no run {word}; fedcore runs list shows those that there are")
+        raise ConfigurationError(
+            f"there is no run {word}; fedcore runs list shows those that there are", check="no-run"
+        )
     return found[0]
 
 

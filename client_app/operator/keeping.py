@@ -54,7 +54,7 @@ def fetch_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) 
     found = client.show(find_run(client, word))
     if found.model is None:
         why = "it has not come to a checkpoint yet" if not found.status.final else "it left none"
-        raise ConfigurationError(f"run {found.run} ({found.status}) has no model: {why}")
+        raise ConfigurationError(f"run {found.run} ({found.status}) has no model: {why}", check="no-model")
     client.fetch_model(found.run, found.model, out)
     facts = read_facts(out)
     kind = "final" if found.status is RunStatus.FINISHED else "checkpoint"

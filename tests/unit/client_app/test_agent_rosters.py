@@ -21,6 +21,7 @@ from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.enrolment import rotate
 from fedcore.federation.identity import public_bytes
 from fedcore.wire import Task
+from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
 
@@ -138,10 +139,10 @@ async def test_a_revoked_client_ends(script: Script, own: Client, following: Cal
     script.use(following(known, known.members[1:], known.members[:1]))
     script.authenticate = lambda request, body: None
     async with script.serving():
-        with pytest.raises(ProtocolViolation, match="revoked: roster 2 revokes this client, client-1"):
+        with raises(ProtocolViolation, check="revoked", match="client-1"):
             await Agent(own, FAST).run()
         script.answers.append(problem(403, "revoked", "client-1 was revoked"))
-        with pytest.raises(Refused, match="client-1 was revoked"):
+        with raises(Refused, kind="revoked", match="client-1"):
             await Agent(own, FAST).run()
 
 

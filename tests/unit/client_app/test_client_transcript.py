@@ -24,6 +24,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.transcript import SignedRecord, record_hash
 from fedcore.wire import Task
+from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
 MakeTask = Callable[..., Task]
@@ -206,7 +207,7 @@ async def test_what_it_signed_is_known_after_a_restart(script: Script, client: C
 
 async def test_a_damaged_copy_stops_the_agent(client: Client, tmp_path: Path) -> None:
     (tmp_path / TRANSCRIPT_FILE).write_text("rubbish\n")
-    with pytest.raises(ConfigurationError, match=r"line 1 of .* is damaged"):
+    with raises(ConfigurationError, check="damaged", match=r"\b1\b.*transcript\.jsonl"):
         Transcript(tmp_path, client.kit.roster)
 
 

@@ -89,5 +89,5 @@ def test_a_run_of_another_name_begins_with_none(tmp_path: Path, make_task: Make)
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / COUNTED_FILE).write_text("{")
-    with pytest.raises(ConfigurationError, match=r"counted.json is damaged; remove it"):
+    with pytest.raises(ConfigurationError, match=r"counted\.json"):
         CountedRounds(tmp_path).last(RUN)

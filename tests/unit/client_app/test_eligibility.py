@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.wire import WithdrawalReason
+from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
 ON_POWER = EligibilityRules(on_power_only=True)
@@ -54,12 +56,12 @@ def minute(text: str) -> int:
     "text", ["", "22-06", "22:00", "25:00-06:00", "22:60-06:00", "24:00-06:00", "08:00-24:01", "8:00-9:00", "1:1-2:2 "]
 )
 def test_hours_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(KitError, match="must look like"):
+    with raises(KitError, check="hours", match=re.escape(repr(text))):
         Hours.parse(text)
 
 
 def test_hours_without_a_minute_are_refused() -> None:
-    with pytest.raises(KitError, match="hold no minute"):
+    with raises(KitError, check="empty-hours"):
         Hours.parse("08:00-08:00")
 
 
@@ -262,7 +264,7 @@ async def test_the_reason_may_change_while_it_waits() -> None:
     given.reading = Reading(minute=minute("12:00"))
     now[0] = 3600.0
     assert await eligibility.update() == "not eligible for 1:00:00, now: outside 22:00-06:00"
-    with pytest.raises(NotEligible, match="not eligible: outside 22:00-06:00"):
+    with pytest.raises(NotEligible, match="22:00-06:00"):
         eligibility.check()
     given.reading = Reading(minute=0)
     now[0] = 36000.0

@@ -12,22 +12,22 @@ from fedcore.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "names"),
     [
-        ({"nproc_per_node": 0}, "--nproc-per-node must be at least 1"),
-        ({"nnodes": 0}, "--nnodes must be at least 1"),
-        ({"node_rank": 1}, "--node-rank must be 0 to 0 for --nnodes 1"),
-        ({"nnodes": 2, "node_rank": -1, "rdzv_endpoint": "a:1"}, "--node-rank must be 0 to 1"),
-        ({"nnodes": 2}, "--nnodes needs --rdzv-endpoint HOST:PORT"),
-        ({"rdzv_endpoint": "a:1"}, "say how many with --nnodes"),
-        ({"nnodes": 2, "rdzv_endpoint": "a"}, "must be HOST:PORT, not 'a'"),
-        ({"nnodes": 2, "rdzv_endpoint": ":29400"}, "must be HOST:PORT"),
-        ({"nnodes": 2, "rdzv_endpoint": "a:65536"}, "must be HOST:PORT"),
-        ({"nnodes": 2, "rdzv_endpoint": "a:0"}, "must be HOST:PORT"),
+        ({"nproc_per_node": 0}, "--nproc-per-node.* 0$"),
+        ({"nnodes": 0}, "--nnodes.* 0$"),
+        ({"node_rank": 1}, "--node-rank.* 1$"),
+        ({"nnodes": 2, "node_rank": -1, "rdzv_endpoint": "a:1"}, "--node-rank.* -1$"),
+        ({"nnodes": 2}, "--nnodes.*--rdzv-endpoint"),
+        ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint.*--nnodes"),
+        ({"nnodes": 2, "rdzv_endpoint": "a"}, "--rdzv-endpoint.*'a'"),
+        ({"nnodes": 2, "rdzv_endpoint": ":29400"}, "--rdzv-endpoint.*':29400'"),
+        ({"nnodes": 2, "rdzv_endpoint": "a:65536"}, "--rdzv-endpoint.*'a:65536'"),
+        ({"nnodes": 2, "rdzv_endpoint": "a:0"}, "--rdzv-endpoint.*'a:0'"),
     ],
 )
-def test_what_cannot_be(arguments: dict[str, object], text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
+def test_what_cannot_be(arguments: dict[str, object], names: str) -> None:
+    with pytest.raises(ConfigurationError, match=names):
         GroupSize(**arguments)
 
 
@@ -53,5 +53,5 @@ def test_addresses() -> None:
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     assert interface_of("127.0.0.2") == loopback
     assert interface_of("240.0.0.1") is None  # reserved, RFC 1112
-    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint: nowhere\.invalid cannot be reached"):
+    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint.*nowhere\.invalid"):
         own_address(("nowhere.invalid", 9), is_host=False)

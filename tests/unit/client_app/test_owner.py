@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -36,6 +37,7 @@ from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import Chain, keys_of
 from fedcore.wire import ModelRef, Task, WithdrawalReason, WithdrawIn
+from tests.support.raising import raises
 
 Make = Callable[..., Task]
 Script = Any  # support.scripted.Scripted
@@ -77,7 +79,7 @@ class TestConfig:
         task = make(settings={**SETTINGS.for_clients(), "w-max": tried}, encoding=encoding)
         refused = refusal(task, kits[1])
         assert (refused.check, refused.subject) == ("config-not-allowed", "fedcore.w-max")
-        for part in (f"to {tried}", "says 100", f'allow-config."fedcore.w-max" = [{tried}, {tried}]'):
+        for part in (str(tried), "100", f'allow-config."fedcore.w-max" = [{tried}, {tried}]'):
             assert part in str(refused)
         check(task, kits[1], allow_config={"fedcore.w-max": (10, 99)})
 
@@ -231,11 +233,11 @@ class TestBounds:
         for exchange in (1, 2):
             check_frequency(make(exchange=exchange), policy, ledger)
             ledger.enter(make().run, exchange)
-        with pytest.raises(ProtocolViolation, match=r"too-many-exchanges: .* 2 exchanges of this run"):
+        with raises(ProtocolViolation, check="too-many-exchanges", asked=2, allowed=2):
             check_frequency(make(exchange=3), policy, ledger)
         check_frequency(make(run="another"), policy, ledger)
         ledger.enter("another", 1)
-        with pytest.raises(ProtocolViolation, match=r"too-many-exchanges: .* 3 exchanges in 24 hours"):
+        with raises(ProtocolViolation, check="too-many-exchanges", asked=3, allowed=3):
             check_frequency(make(run="a third"), policy, ledger)
 
 
@@ -296,14 +298,14 @@ class TestReleases:
         """Four sums that differ by three clients or more give the update of client 1."""
         self.agree(ledger, make(), FOUR_SUMS[0])
         for exchange, survivors in enumerate(FOUR_SUMS[1:3], start=2):
-            with pytest.raises(ProtocolViolation, match=r"differencing: .* group of [12] clients; .* demands 3\."):
+            with raises(ProtocolViolation, check="differencing", allowed=3):
                 self.agree(ledger, make(exchange=exchange), survivors)
         self.agree(ledger, make(exchange=4), FOUR_SUMS[3])
 
     @pytest.mark.parametrize("complete", [True, False])
     def test_sums_of_others_count(self, make: Make, ledger: Ledger, complete: bool) -> None:
         chain = chain_of((4, 5, 6, 7, 8, 9), (4, 5, 6), model=make().model, complete=complete)
-        with pytest.raises(ProtocolViolation, match=r"differencing: .* the 2 others .* group of 1 clients"):
+        with raises(ProtocolViolation, check="differencing", asked=1, allowed=3):
             self.agree(ledger, make(), (1, 2, 3, 4), chain)
         self.agree(ledger, make(message_type="evaluate"), (1, 2, 3, 4), chain)
         self.agree(ledger, make(), (1, 2, 3, 7, 8, 9), chain)
@@ -312,7 +314,7 @@ class TestReleases:
     def test_who_may_collude_does_not_count(self, make: Make, ledger: Ledger) -> None:
         protection = make().protection.model_copy(update={"corrupt": 1})  # type: ignore[union-attr]
         self.agree(ledger, make(protection=protection), range(1, 5))
-        with pytest.raises(ProtocolViolation, match=r"group of 3 clients; the policy demands 3, and 1 more that may"):
+        with raises(ProtocolViolation, check="differencing", asked=3, allowed=4):
             self.agree(ledger, make(protection=protection), range(1, 8))
         self.agree(ledger, make(protection=protection), range(1, 9))
 
@@ -321,7 +323,7 @@ class TestReleases:
         self.agree(ledger, task, range(1, 11))
         self.agree(ledger, task, range(1, 11))
         for survivors in (range(2, 11), range(1, 12), range(1, 10), range(2, 12)):
-            with pytest.raises(ProtocolViolation, match=r"differencing: .* group of [12] clients"):
+            with raises(ProtocolViolation, check="differencing", allowed=3):
                 self.agree(ledger, task, survivors)
         self.agree(ledger, task, range(1, 14))
 
@@ -340,7 +342,7 @@ class TestReleases:
             for _ in range(2):  # each of them once more is the same question
                 run = make(run=f"run {exchange}")
                 self.agree(ledger, run, range(1, 5), scales=(2.0 ** ((-1) ** exchange * exchange),))
-        with pytest.raises(ProtocolViolation, match=r"differencing: .* at 5 sets of scales already"):
+        with raises(ProtocolViolation, check="differencing", asked=None, match=r"\b5\b"):
             self.agree(ledger, make(run="another"), range(1, 5), scales=(1.0,))
         self.agree(ledger, make(run="another"), range(1, 8), scales=(1.0,))
 
@@ -348,7 +350,7 @@ class TestReleases:
         """Too small ones make a failure of an update, and two sums would differ by that client."""
         warn = replace(make().encoding.settings, clipping="warn")  # type: ignore[union-attr]
         self.agree(ledger, make(), range(1, 5), settings=warn)
-        with pytest.raises(ProtocolViolation, match=r"differencing: .* its bounds only"):
+        with raises(ProtocolViolation, check="differencing", asked=None, match=re.escape(make().run)):
             self.agree(ledger, make(run="another"), range(1, 5), settings=warn, scales=(4.0,))
         self.agree(ledger, make(run="another"), range(1, 5), settings=warn)
 
@@ -366,7 +368,7 @@ class TestReleases:
     def test_other_bounds_are_another_question(self, make: Make, ledger: Ledger, change: dict[str, Any]) -> None:
         self.agree(ledger, make(), range(1, 5))
         other = replace(make().encoding.settings, **change)  # type: ignore[union-attr]
-        with pytest.raises(ProtocolViolation, match=r"differencing: .* its bounds only"):
+        with raises(ProtocolViolation, check="differencing", asked=None, match=re.escape(make().run)):
             self.agree(ledger, make(run="another"), range(1, 5), settings=other)
 
     def test_every_earlier_sum_counts_and_survives_a_restart(self, make: Make, ledger: Ledger) -> None:
@@ -401,7 +403,7 @@ class TestReleases:
             {"message_type": "query", "model": None, "configs": {"config": {"bins": 7}}},
             {"message_type": "query.age", "run": "another"},
         ):
-            with pytest.raises(ProtocolViolation, match=r"differencing: .* of queries, .* group of 1 clients"):
+            with raises(ProtocolViolation, check="differencing", asked=1, allowed=3):
                 self.agree(ledger, make(**changes), range(1, 6))
             self.agree(ledger, make(**changes), range(1, 7))
         self.agree(ledger, make(message_type="evaluate"), range(1, 6))
@@ -499,7 +501,7 @@ class TestRoster:
     def test_two_colluders_and_a_victim_of_a_hundred(self, make: Make, kits: dict[int, ClientKit]) -> None:
         kit = self.kit(kits, 100)
         lying = self.task(make, 3, 3)  # as if the cohort were the federation
-        with pytest.raises(ProtocolViolation, match=r"corrupt-below-minimum: .* withstands 0 .* demands 5"):
+        with raises(ProtocolViolation, check="corrupt-below-minimum", asked=0, allowed=5):
             check_task(lying, kit, APP, AGREED)
         assert lying.protection is not None
         for quorum, corrupt in ((3, 5), (7, 5)):

@@ -28,10 +28,11 @@ from client_app.direct import LEAST_BYTES, reaches_directly
 from client_app.http import tls_context
 from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer
-from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
+from fedcore.errors import NotAccepted, ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.secagg_wire import SurvivorsOut
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut
+from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
 PATIENCE = 200.0
@@ -95,7 +96,7 @@ class TestRetries:
     async def test_a_4xx_is_never_tried_again(self, script: Script, client: Client) -> None:
         script.answers.append(problem(409, "conflict", "other bytes"))
         async with script.serving():
-            with pytest.raises(Refused, match="other bytes") as caught:
+            with raises(Refused, detail="other bytes") as caught:
                 await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert (caught.value.status, caught.value.kind) == (409, "conflict")
         assert len(script.requests) == 1
@@ -103,7 +104,7 @@ class TestRetries:
     async def test_a_lasting_5xx_is_told_as_it_is(self, script: Script, watched: Watched) -> None:
         script.answers.extend(problem(507, "storage-full", "the disk is full") for _ in range(500))
         async with script.serving(), watched.transport as transport:
-            with pytest.raises(Refused, match="the disk is full"):
+            with raises(Refused, detail="the disk is full"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert len(script.requests) == watched.attempts == len(watched.pauses) + 1
 
@@ -119,7 +120,7 @@ class TestRetries:
 
     async def test_no_server_is_named_with_its_address(self, watched: Watched) -> None:
         async with watched.transport as transport:
-            with pytest.raises(ServerUnreachable, match=r"no fedcore server answers at https://127\.0\.0\.1:"):
+            with pytest.raises(ServerUnreachable, match=r"https://127\.0\.0\.1:"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
         assert watched.attempts == 1
 
@@ -136,9 +137,9 @@ class TestRetries:
 
 class TestAnswers:
     async def test_a_401_says_what_the_server_said(self, script: Script, client: Client) -> None:
-        script.answers.append(problem(401, "unauthorized", "the clock is wrong"))
+        script.answers.append(problem(401, "unauthorized", "word-4711"))
         async with script.serving():
-            with pytest.raises(Unauthorized, match="the clock is wrong"):
+            with pytest.raises(Unauthorized, match="word-4711"):
                 await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
 
     async def test_a_peer_cannot_steer_the_terminal(self, script: Script, client: Client) -> None:
@@ -152,7 +153,7 @@ class TestAnswers:
     async def test_a_refusal_without_a_problem_document(self, script: Script, client: Client) -> None:
         script.answers.append(Response("<html>proxy</html>", status_code=403))
         async with script.serving():
-            with pytest.raises(Refused, match="without a problem document"):
+            with raises(Refused, kind="unknown", status=403):
                 await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
 
     async def test_what_was_sent_is_not_quoted(self, script: Script, client: Client) -> None:
@@ -173,7 +174,7 @@ class TestAnswers:
 
         script.answers.append(StreamingResponse(long()))
         async with script.serving():
-            with pytest.raises(ProtocolViolation, match="malformed: an answer is longer"):
+            with raises(ProtocolViolation, check="malformed", match=r"\b0 MiB"):
                 await client.transport.get("/v1/survivors", SurvivorsOut)
 
     async def test_an_answer_is_needed(self, script: Script, client: Client) -> None:
@@ -190,7 +191,7 @@ class TestTls:
         other = provision(tmp_path / "other", name="testing", clients=2, now=datetime.now(UTC))
         foreign = Watched(kits[1], ca_file=ClientKit.load(other.clients[0]).ca_file)
         async with script.serving(), foreign.transport as transport:
-            with pytest.raises(Unauthorized, match=r"is not the one of this kit .*ca\.crt"):
+            with pytest.raises(Unauthorized, match=r"ca\.crt"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert foreign.attempts == 1
         assert script.requests == []
@@ -198,7 +199,7 @@ class TestTls:
     async def test_another_name_is_refused(self, script: Script, kits: dict[int, ClientKit]) -> None:
         kit = replace(kits[1], servers=(kits[1].servers[0].replace("127.0.0.1", "localhost"),))
         async with script.serving(), Watched(kit).transport as transport:
-            with pytest.raises(Unauthorized, match="is not the one of this kit"):
+            with pytest.raises(Unauthorized, match=r"localhost.*ca\.crt"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
         assert script.requests == []
 
@@ -213,7 +214,7 @@ class TestTls:
             script.serving(),
             Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=forge) as transport,
         ):
-            with pytest.raises(Unauthorized, match="does not accept this client's signature"):
+            with pytest.raises(NotAccepted):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
 
 
@@ -361,7 +362,7 @@ class TestModels:
     async def test_a_refused_download_says_why(self, script: Script, client: Client, tmp_path: Path) -> None:
         script.answers.append(problem(403, "not-in-cohort", "not asked"))
         async with script.serving():
-            with pytest.raises(Refused, match="not asked"):
+            with raises(Refused, kind="not-in-cohort"):
                 await self.fetch(client, tmp_path / "new", bytes(2 * LEAST_BYTES))
 
     async def test_a_download_that_is_cancelled_ends_its_connection(
@@ -412,5 +413,5 @@ class TestModels:
         real = os.open
         monkeypatch.setattr(os, "open", lambda path, flags, mode: real("/dev/full", os.O_WRONLY))
         async with script.serving():
-            with pytest.raises(StorageFull, match="no space is left"):
+            with pytest.raises(StorageFull, match=r"\b5120000\b"):
                 await self.fetch(client, tmp_path / "disk", content)

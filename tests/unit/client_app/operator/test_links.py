@@ -9,6 +9,7 @@ from support.serverside import Site
 
 from client_app.operator.links import list_links, make_link, revoke_link
 from fedcore.errors import ConfigurationError, FedcoreError
+from tests.support.raising import raises
 
 
 async def test_a_link_is_made_used_and_revoked(here: Site) -> None:
@@ -31,11 +32,11 @@ async def test_a_link_is_made_used_and_revoked(here: Site) -> None:
 
 @pytest.mark.parametrize("link", ["unknown", "../runs"])
 async def test_a_link_that_is_not_there_is_no_link(here: Site, link: str) -> None:
-    with pytest.raises(FedcoreError, match=r"there is no such link|nothing at this address"):
+    with raises(FedcoreError, kind="not-found"):
         await operate(here, lambda client: revoke_link(client, link))
 
 
 @pytest.mark.parametrize("label", ["", " ", "a" * 101, "two\nlines"])
 async def test_a_label_is_one_line(here: Site, label: str) -> None:
-    with pytest.raises(ConfigurationError, match="--label takes a line"):
+    with pytest.raises(ConfigurationError, match="--label"):
         await operate(here, lambda client: make_link(client, label, 7))
