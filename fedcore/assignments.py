@@ -42,7 +42,8 @@ def split_assignments(text: str) -> list[tuple[str, str]]:
         if found is None:
             unbalanced = rest.count('"') % 2 or rest.count("'") % 2
             raise ConfigurationError(
-                f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}"
+                f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}",
+                check="quotes" if unbalanced else "no-assignment",
             )
         pairs.append((found[1].strip('"'), found[2]))
         rest = rest[found.end() :].lstrip()
@@ -82,7 +83,7 @@ def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
         return float(value)
     if type(value) is not type(default):
         raise ConfigurationError(
-            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}"
+            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}", check="type"
         )
     return value
 
@@ -91,16 +92,18 @@ def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
     if typing.get_origin(hint) is Literal:
         options = typing.get_args(hint)
         if value not in options or isinstance(value, bool):
-            raise ConfigurationError(f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}")
+            raise ConfigurationError(
+                f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}", check="choice"
+            )
         return value
     if hint == tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigurationError(f"{key} in {where} must be a list of strings, not {value!r}")
+            raise ConfigurationError(f"{key} in {where} must be a list of strings, not {value!r}", check="type")
         return tuple(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
-        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}")
+        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}", check="type")
     return value
 
 

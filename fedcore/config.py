@@ -228,21 +228,26 @@ class JobSettings:
             return
         what = "upload-fraction" if self.upload_fraction else f"field-bits = {self.field_bits}"
         if self.aggregation != "secure":
-            raise ConfigurationError(f'{what} needs aggregation = "secure": a plain reply is sent as the app made it')
+            raise ConfigurationError(
+                f'{what} needs aggregation = "secure": a plain reply is sent as the app made it', check="needs-secure"
+            )
         if self.private:
             raise ConfigurationError(
-                f"{what} cannot be used with differential privacy, whose noise is made for every coordinate in 32 bits"
+                f"{what} cannot be used with differential privacy, whose noise is made for every coordinate in 32 bits",
+                check="conflict",
             )
         if self.clipping == "warn":
             raise ConfigurationError(
                 f'{what} cannot be used with clipping = "warn": what is cut off after a rotation is a part of every '
-                "element of the update"
+                "element of the update",
+                check="conflict",
             )
 
     def _check_best(self) -> None:
         if self.aggregation != "secure":
             raise ConfigurationError(
-                'best-model needs aggregation = "secure": of a plain exchange the server does not read the model'
+                'best-model needs aggregation = "secure": of a plain exchange the server does not read the model',
+                check="needs-secure",
             )
         if self.private and not self.dp_metric_bound:
             raise ConfigurationError(
@@ -259,18 +264,24 @@ class JobSettings:
         if not self.buffered:
             for name in BUFFERED_SETTINGS:
                 if self.to_mapping()[name] != BUFFERED_SETTINGS[name]:
-                    raise ConfigurationError(f'{name} is for asynchrony = "buffered"; a round has no use for it')
+                    raise ConfigurationError(
+                        f'{name} is for asynchrony = "buffered"; a round has no use for it', check="conflict"
+                    )
             return
         if self.aggregation != "secure":
-            raise ConfigurationError('asynchrony = "buffered" needs aggregation = "secure": a buffer is a secure sum')
+            raise ConfigurationError(
+                'asynchrony = "buffered" needs aggregation = "secure": a buffer is a secure sum', check="needs-secure"
+            )
         for name, given in (("over-selection", bool(self.over_selection)), ("differential privacy", self.private)):
             if given:
                 raise ConfigurationError(
-                    f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is'
+                    f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is',
+                    check="conflict",
                 )
         if self.groups > 1:
             raise ConfigurationError(
-                'groups cannot be used with asynchrony = "buffered": who is ready would decide who is with whom'
+                'groups cannot be used with asynchrony = "buffered": who is ready would decide who is with whom',
+                check="conflict",
             )
 
     def _check_groups(self) -> None:
@@ -280,26 +291,31 @@ class JobSettings:
             return
         if self.aggregation != "secure":
             raise ConfigurationError(
-                'groups needs aggregation = "secure": in a plain run the strategy has every single update anyway'
+                'groups needs aggregation = "secure": in a plain run the strategy has every single update anyway',
+                check="needs-secure",
             )
         if self.private:
             raise ConfigurationError(
-                "groups cannot be used with differential privacy: the noise is made for one sum over the whole cohort"
+                "groups cannot be used with differential privacy: the noise is made for one sum over the whole cohort",
+                check="conflict",
             )
         if self.over_selection:
             raise ConfigurationError(
-                "groups cannot be used with over-selection: who is fast would decide what is left of a group"
+                "groups cannot be used with over-selection: who is fast would decide what is left of a group",
+                check="conflict",
             )
 
     def _check_download_bits(self) -> None:
         if self.aggregation != "secure":
             raise ConfigurationError(
-                'download-bits = 16 needs aggregation = "secure": a plain message goes to its client unread'
+                'download-bits = 16 needs aggregation = "secure": a plain message goes to its client unread',
+                check="needs-secure",
             )
         if self.buffered:
             raise ConfigurationError(
                 'download-bits = 16 cannot be used with asynchrony = "buffered", where clients begin from models of '
-                "several ages"
+                "several ages",
+                check="conflict",
             )
 
     def _check_over_selection(self) -> None:
@@ -308,12 +324,14 @@ class JobSettings:
         if self.aggregation != "secure":
             raise ConfigurationError(
                 'over-selection needs aggregation = "secure": a plain exchange has a message for each client that the '
-                "strategy chose, and waits for its answer"
+                "strategy chose, and waits for its answer",
+                check="needs-secure",
             )
         if self.private:
             raise ConfigurationError(
                 "over-selection cannot be used with differential privacy: how fast a client is may depend on its data, "
-                "so these would decide whose update has a part in the sum, for which the noise is not made"
+                "so these would decide whose update has a part in the sum, for which the noise is not made",
+                check="conflict",
             )
         if not self.dropout < 1 / 3:
             raise ConfigurationError(

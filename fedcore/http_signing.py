@@ -92,9 +92,9 @@ class NonceCache:
             seen = self._keys.setdefault(key_id, _Seen(floor=self._not_before))
             seen.forget_before(oldest)
             if created < seen.floor:
-                raise Unauthorized("the signature is older than the requests that are remembered")
+                raise Unauthorized("the signature is older than the requests that are remembered", check="older")
             if nonce in seen.nonces:
-                raise Unauthorized("the same signed request came before; sign each attempt again")
+                raise Unauthorized("the same signed request came before; sign each attempt again", check="replayed")
             seen.remember(nonce, created, self._per_key)
 
     def __len__(self) -> int:
@@ -179,12 +179,14 @@ def verify_headers(
     digest, signature_input, signature = _fields(headers)
     matched = _CONTENT_DIGEST.fullmatch(digest)
     if matched is None:
-        raise Unauthorized("the Content-Digest must be one sha-256")
+        raise Unauthorized("the Content-Digest must be one sha-256", check="digest-form")
     if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(path_and_query):
         raise Unauthorized("the request's target must be a path")
     claim = _Claim.read(signature_input, signature)
     if sorted(claim.components) != sorted(_components(path_and_query)):
-        raise Unauthorized(f"the signature must cover exactly {' '.join(_components(path_and_query))}")
+        raise Unauthorized(
+            f"the signature must cover exactly {' '.join(_components(path_and_query))}", check="not-covered"
+        )
     # What costs next to nothing is looked at first: the signature is most of the work that a stranger can ask for.
     _check_age(claim.created, _seconds(now), max_age_s)
     base = _signature_base(claim.components, method, path_and_query, digest, claim.covered)
@@ -238,7 +240,7 @@ def _check_signature(claim: _Claim, base: bytes, resolve_key: Callable[[str], by
         _public_key(resolve_key(claim.key_id)).verify(claim.signature, base)
     except (KeyError, InvalidSignature):
         # None of the peer's bytes may go into the reason.
-        raise Unauthorized("the request is not signed by a key of this federation") from None
+        raise Unauthorized("the request is not signed by a key of this federation", check="unknown-signer") from None
 
 
 _public_key = functools.lru_cache(_CACHED_KEYS)(Ed25519PublicKey.from_public_bytes)
@@ -275,9 +277,9 @@ def _fields(headers: Mapping[str, str]) -> tuple[str, str, str]:
             found[name].append(value.strip(" \t"))
     for name, values in found.items():
         if sum(map(len, values)) > _LONGEST[name]:
-            raise Unauthorized(f"the field {name} is longer than {_LONGEST[name]} characters")
+            raise Unauthorized(f"the field {name} is longer than {_LONGEST[name]} characters", check="field-length")
         if len(values) != 1:
-            raise Unauthorized(f"the request must carry one {_NAMES[name]}")
+            raise Unauthorized(f"the request must carry one {_NAMES[name]}", check="field-count")
     return found["content-digest"][0], found["signature-input"][0], found["signature"][0]
 
 

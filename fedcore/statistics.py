@@ -81,7 +81,7 @@ class Question:
         if len(set(self.names)) != len(self.names) or not all(1 <= len(name) <= 150 for name in self.names):
             raise ConfigurationError("a column is named twice, or its name is not 1 to 150 characters long")
         if not len(self.low) == len(self.high) == max(1, len(self.names)):
-            raise ConfigurationError("there are no bounds, or not as many as columns")
+            raise ConfigurationError("there are no bounds, or not as many as columns", check="bounds-count")
         for name, low, high in zip(self.names or ("all columns",), self.low, self.high, strict=True):
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise ConfigurationError(
@@ -92,7 +92,8 @@ class Question:
             if not self.names:
                 raise ConfigurationError(
                     "differentially private statistics need bounds for each column by its name: how much noise there "
-                    "has to be depends on how many there are"
+                    "has to be depends on how many there are",
+                    check="bounds-needed",
                 )
 
     @property
@@ -161,7 +162,8 @@ def _counted(question: Question, name: str, values: ArrayLike, low: float, high:
         flat = np.asarray(values, np.float64).reshape(-1)
     except (TypeError, ValueError):
         raise AppError(
-            f"column {name!r} holds values that are no numbers; give each of its categories a number"
+            f"column {name!r} holds values that are no numbers; give each of its categories a number",
+            check="not-numbers",
         ) from None
     present = flat[~np.isnan(flat)]
     inside = np.clip(present, low, high)
@@ -337,7 +339,8 @@ def standardised(x: NDArray[Any], config: Mapping[str, Any], names: Sequence[str
     if f"{PREFIX}mean" not in config:
         raise AppError(
             "the message holds no statistics to standardise with; the ServerApp has to ask for them first "
-            "(averaging_server(..., statistics=...)), or to send Statistics.as_config() with the round's configuration"
+            "(averaging_server(..., statistics=...)), or to send Statistics.as_config() with the round's configuration",
+            check="no-statistics",
         )
     places = {name: at for at, name in enumerate(config[f"{PREFIX}columns"])}
     wanted = list(names) if names is not None else [f"x{at}" for at in range(x.shape[1])]

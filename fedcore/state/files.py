@@ -139,7 +139,7 @@ class FileSink:
         Every element must be written exactly once, in any order.
         """
         if block.dtype != spec.storage:
-            raise UsageError(f"a block of tensor {spec.name!r} does not have its storage dtype")
+            raise UsageError(f"a block of tensor {spec.name!r} does not have its storage dtype", check="block-dtype")
         offset = self._offsets[spec.name] + start * spec.storage.itemsize
         self._write_at(offset, block.view(np.uint8).data)
         with self._counting:

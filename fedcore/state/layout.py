@@ -49,7 +49,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or self.name in ("", "__metadata__"):
-            raise EncodingError(f"{self.name!r} cannot be the name of a tensor")
+            raise EncodingError(f"{self.name!r} cannot be the name of a tensor", check="tensor-name")
         if self.dtype not in STORAGE:
             raise EncodingError(
                 f"tensor {self.name!r} has dtype {self.dtype!r}, which cannot be averaged; "
@@ -92,7 +92,7 @@ class Layout:
         seen = set()
         for spec in self.specs:
             if spec.name in seen:
-                raise EncodingError(f"tensor {spec.name!r} occurs twice in one model")
+                raise EncodingError(f"tensor {spec.name!r} occurs twice in one model", check="tensor-twice")
             seen.add(spec.name)
 
     @property
@@ -134,7 +134,8 @@ class Layout:
                 )
             raise EncodingError(
                 f"{what}: tensor {ours.name!r} is {theirs.dtype}{list(theirs.shape)}, expected "
-                f"{ours.dtype}{list(ours.shape)}; keep the dtypes and shapes of the model's tensors"
+                f"{ours.dtype}{list(ours.shape)}; keep the dtypes and shapes of the model's tensors",
+                check="tensor-form",
             )
 
 

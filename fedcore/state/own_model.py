@@ -106,7 +106,8 @@ class OwnModelFolder:
         if app_sha256 not in (None, found):
             raise ConfigurationError(
                 f"the client's own model in {self.folder} is of app {found[:12]}…, this is app "
-                f"{str(app_sha256)[:12]}…; install that app again, or move the folder away to start without one"
+                f"{str(app_sha256)[:12]}…; install that app again, or move the folder away to start without one",
+                check="other-app",
             )
         if layout is None:
             return
@@ -115,7 +116,8 @@ class OwnModelFolder:
         except EncodingError as error:
             raise ConfigurationError(
                 f"the client's own model in {self.folder} does not fit the app's model ({error}); move the folder away "
-                "to start without one"
+                "to start without one",
+                check="other-layout",
             ) from None
 
     def _read_entry(self) -> dict[str, Any] | None:
@@ -141,7 +143,8 @@ class OwnModelFolder:
 
     def _damaged(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the client's own model in {self.folder} is damaged ({reason}); move the folder away to start without one"
+            f"the client's own model in {self.folder} is damaged ({reason}); move the folder away to start without one",
+            check="damaged",
         )
 
 

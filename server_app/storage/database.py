@@ -135,7 +135,7 @@ class Database:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageUnavailable("the server is stopping; nothing was taken over, ask again")
+            raise StorageUnavailable("the server is stopping; nothing was taken over, ask again", check="stopping")
 
     async def execute(self, statement: Executable, *, fenced: bool = True) -> CursorResult[Any]:
         """One statement, as `write`."""

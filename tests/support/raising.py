@@ -25,7 +25,8 @@ class _Has:
 
 
 def raises(
-    kind: type[BaseException] | tuple[type[BaseException], ...],
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    /,
     *,
     match: str | None = None,
     numbers: Collection[float] = (),
@@ -33,9 +34,9 @@ def raises(
 ) -> pytest.RaisesExc[BaseException]:
     """`pytest.raises` for an error that has these attributes: `raises(KitError, check="port-range")`.
 
-    kind: the type or types of the error.
+    error: its type or types.
     match: a name that its text must hold, never words of a sentence.
     numbers: what its text must hold besides, in any order.
     attributes: what it carries: `check`, `key`, `status`, `kind`, `peer`, ...
     """
-    return pytest.raises(kind, match=match, check=_Has(attributes, tuple(map(str, numbers))))
+    return pytest.raises(error, match=match, check=_Has(attributes, tuple(map(str, numbers))))

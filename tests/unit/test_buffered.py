@@ -23,6 +23,7 @@ from fedcore.federation import Policy
 from fedcore.state import ModelState
 from fedcore.transcript import Chain, SignedRecord, keys_of
 from fedcore.wire import Buffer, Task, Version, staleness_factor
+from tests.support.raising import raises
 
 POLICY = Policy(min_cohort=3, min_threshold=3)
 SETTINGS = JobSettings(asynchrony="buffered").for_clients()
@@ -51,7 +52,7 @@ class TestTask:
         assert "buffer" not in make_task().content()
 
     def test_each_of_the_cohort_has_a_start(self) -> None:
-        with pytest.raises(pydantic.ValidationError, match="one version for each client"):
+        with pytest.raises(pydantic.ValidationError, match="type=value_error"):
             task(1, 0, 0, 0)
 
     def test_what_an_update_counts_falls_with_its_age(self) -> None:
@@ -154,7 +155,7 @@ class TestBook:
     def test_nobody_is_given_work_before_there_is_a_model(self) -> None:
         book = self.book()
         assert book.free([1, 2]) == []
-        with pytest.raises(UsageError, match="no version"):
+        with pytest.raises(UsageError, match=r"\bversion\b"):
             _ = book.version
 
     def test_one_piece_of_work_or_one_update_at_a_time(self) -> None:
@@ -163,7 +164,7 @@ class TestBook:
         assert book.hand_out(1) == Version(number=0, sha256="00" * 32)
         for _ in range(2):
             assert book.free([1, 2]) == [2]
-            with pytest.raises(UsageError, match="cannot be given work"):
+            with raises(UsageError, numbers=(1,)):
                 book.hand_out(1)
             if book.training:
                 book.finish(1)
@@ -227,9 +228,9 @@ def test_a_buffer_is_as_large_as_a_sum_has_to_be(settings: dict[str, Any], membe
     assert buffer_size(JobSettings(asynchrony="buffered", **settings), members, 3) == size
 
 
-@pytest.mark.parametrize(("size", "message"), [(3, "a sum needs 4 clients"), (11, "no buffer would ever be full")])
-def test_other_sizes_are_refused(size: int, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize(("size", "other"), [(3, 4), (11, 10)])
+def test_other_sizes_are_refused(size: int, other: int) -> None:
+    with raises(ConfigurationError, match="buffer-size", numbers=(size, other)):
         buffer_size(JobSettings(asynchrony="buffered", buffer_size=size, max_corrupt=0.1), 10, 3)
 
 

@@ -15,6 +15,7 @@ from http_message_signatures.algorithms import ED25519
 
 from fedcore.errors import Unauthorized, UsageError, WrongClock
 from fedcore.http_signing import NonceCache, sign_headers, verify_headers
+from tests.support.raising import raises
 
 NOW = 1_800_000_000
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -45,7 +46,7 @@ def test_round_trip(target):
 def test_a_long_field_is_refused_before_it_is_parsed(field):
     headers = sign()
     headers[field] += f", other=:{'A' * 48_000}:"
-    with pytest.raises(Unauthorized, match=f"the field {field.lower()} is longer than"):
+    with raises(Unauthorized, check="field-length", match=field.lower()):
         verify(headers)
 
 
@@ -101,7 +102,7 @@ def test_another_request_is_refused(method, target):
 
 
 def test_a_query_that_was_not_signed_is_refused():
-    with pytest.raises(Unauthorized, match="must cover exactly"):
+    with raises(Unauthorized, check="not-covered"):
         verify(sign("/v1/poll"), "/v1/poll?admin=1")
 
 
@@ -140,7 +141,7 @@ def test_an_altered_header_is_refused(name, old, new):
 
 def test_two_digests_are_refused():
     headers = sign()
-    with pytest.raises(Unauthorized, match="one Content-Digest"):
+    with raises(Unauthorized, check="field-count", match="Content-Digest"):
         verify(headers | {"content-digest": headers["Content-Digest"]})
 
 
@@ -148,7 +149,7 @@ def test_two_digests_are_refused():
     "changes", [{"key": OTHER_KEY}, {"key_id": "client-2"}, {"key": OTHER_KEY, "key_id": "client-2"}]
 )
 def test_a_foreign_key_is_refused(changes):
-    with pytest.raises(Unauthorized, match="not signed by a key of this federation"):
+    with raises(Unauthorized, check="unknown-signer"):
         verify(sign(**changes))
 
 
@@ -200,7 +201,7 @@ def test_a_valid_signature_over_no_sha256_is_refused(digest):
         "Signature-Input": f"fedcore={covered}",
         "Signature": f"fedcore=:{base64.b64encode(KEY.sign(base.encode())).decode()}:",
     }
-    with pytest.raises(Unauthorized, match="must be one sha-256"):
+    with raises(Unauthorized, check="digest-form"):
         verify(headers, "/", method="GET")
 
 
@@ -210,14 +211,14 @@ def test_age(age, good):
     if good:
         assert verify(headers).key_id == "client-1"
     else:
-        with pytest.raises(WrongClock, match="set the clock"):
+        with raises(WrongClock, numbers=(abs(age),)):
             verify(headers)
 
 
 def test_a_request_is_good_once():
     seen = NonceCache()
     verify(sign(), seen=seen)
-    with pytest.raises(Unauthorized, match="came before"):
+    with raises(Unauthorized, check="replayed"):
         verify(sign(), seen=seen, now=NOW + 300)
     verify(sign(nonce="n-2"), seen=seen)
 
@@ -246,7 +247,7 @@ def test_only_targets_can_be_signed(target):
 
 
 def test_only_digests_can_be_signed():
-    with pytest.raises(UsageError, match="32 bytes"):
+    with raises(UsageError, numbers=(32,)):
         sign_headers("GET", "/", b"short", key_id="client-1", key=KEY, now=NOW, nonce="n")
 
 
@@ -281,7 +282,7 @@ def test_a_full_cache_of_one_key_leaves_the_others_alone():
 def test_requests_from_before_the_start_are_refused():
     seen = NonceCache(not_before=NOW)
     verify(sign(now=NOW, nonce="a"), seen=seen)
-    with pytest.raises(Unauthorized, match="older"):
+    with raises(Unauthorized, check="older"):
         verify(sign(now=NOW - 1, nonce="b"), seen=seen)
 
 

@@ -164,5 +164,5 @@ def test_a_field_that_comes_twice_is_refused(name):
 
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "é", "a\n"])
 def test_what_cannot_be_read_is_not_signed(text):
-    with pytest.raises(UsageError, match="printable ASCII"):
+    with pytest.raises(UsageError, match="ASCII"):
         sign_headers("GET", "/", BODY, key_id="client-1", key=KEY, now=NOW, nonce=text)

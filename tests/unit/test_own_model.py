@@ -15,6 +15,7 @@ from support.own_models import RECORD, loaded, state_of
 
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
 from fedcore.state import ModelState, OwnModelFolder, StateSink, own_model
+from tests.support.raising import raises
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_it_can_be_written_block_by_block(tmp_path: Path) -> None:
         raise RuntimeError("the rank that has the rest is gone")
 
     store.write(state.layout, write, RECORD)
-    with pytest.raises(RuntimeError, match="is gone"):
+    with pytest.raises(RuntimeError, match="rank"):
         store.write(state.layout, half, replace(RECORD, server_round=4))
     model = store.load(layout=state.layout)
     assert model is not None
@@ -78,9 +79,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 def test_another_apps_model_is_refused(tmp_path: Path) -> None:
     store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
-    with pytest.raises(
-        ConfigurationError, match=r"is of app abababababab…, this is app cdcdcdcdcdcd…; .*move the folder"
-    ):
+    with raises(ConfigurationError, check="other-app", match=r"abababababab….*cdcdcdcdcdcd…"):
         store.load(app_sha256="cd" * 32)
 
 
@@ -88,15 +87,13 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
     store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     wider = ModelState.from_arrays({**state_of(1.0), "body.weight": np.zeros((2, 4), np.float32)})
-    with pytest.raises(
-        ConfigurationError, match=r"does not fit the app's model .*'body.weight' is F32\[2, 3\], expected"
-    ):
+    with raises(ConfigurationError, check="other-layout", match=r"'body.weight'.*F32\[2, 3\]"):
         store.load(layout=wider.layout)
 
 
 def test_a_personal_tensor_that_is_not_there_is_a_bug(tmp_path: Path) -> None:
     store = OwnModelFolder(tmp_path / "local")
-    with pytest.raises(UsageError, match="no tensor 'tail'"):
+    with pytest.raises(UsageError, match="'tail'"):
         store.save(state_of(1.0), replace(RECORD, personal=("head.bias", "tail")))
     assert not store.folder.exists()
 
@@ -151,22 +148,22 @@ def test_a_reader_that_a_save_overtakes_gets_the_new_model(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("spoil", "names"),
     [
-        (lambda folder: (folder / "record.json").write_text("{"), "is not JSON"),
-        (lambda folder: (folder / "record.json").write_text("[]"), "another version"),
-        (lambda folder: edit(folder, version=2), "another version"),
-        (lambda folder: edit(folder, more=1), "other keys"),
-        (lambda folder: edit(folder, serial="../x"), "other keys"),
-        (lambda folder: (folder / "model-1.safetensors").unlink(), "is missing"),
-        (lambda folder: os.truncate(folder / "model-1.safetensors", 40), "not an intact safetensors file"),
+        (lambda folder: (folder / "record.json").write_text("{"), r"record\.json.*JSON"),
+        (lambda folder: (folder / "record.json").write_text("[]"), r"record\.json"),
+        (lambda folder: edit(folder, version=2), r"record\.json"),
+        (lambda folder: edit(folder, more=1), r"record\.json"),
+        (lambda folder: edit(folder, serial="../x"), r"record\.json"),
+        (lambda folder: (folder / "model-1.safetensors").unlink(), "local"),
+        (lambda folder: os.truncate(folder / "model-1.safetensors", 40), r"model-1\.safetensors"),
     ],
 )
-def test_a_damaged_folder_is_refused(tmp_path: Path, spoil: Any, reason: str) -> None:
+def test_a_damaged_folder_is_refused(tmp_path: Path, spoil: Any, names: str) -> None:
     store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     spoil(store.folder)
-    with pytest.raises(ConfigurationError, match=rf"is damaged \(.*{reason}.*move the folder away"):
+    with raises(ConfigurationError, check="damaged", match=names):
         store.load()
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fedcore.errors import EncodingError, PeerError, StorageFull, UsageError
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, TensorSpec, from_float, sha256_file
+from tests.support.raising import raises
 
 
 def spec(name: str = "w", dtype: str = "F32", shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
@@ -178,7 +179,7 @@ def test_open_refuses_every_truncation_of_a_good_file(tmp_path: Path) -> None:
 
 def test_open_names_a_dtype_that_cannot_be_averaged(tmp_path: Path) -> None:
     path = raw_file(tmp_path / "m", {"w": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, b"1")
-    with pytest.raises(EncodingError, match="'w' has dtype 'F8_E4M3'"):
+    with raises(EncodingError, check="tensor-dtype", match=r"'w'.*'F8_E4M3'"):
         ModelState.open(path)
     with pytest.raises(EncodingError, match="complex64"):
         ModelState.from_arrays({"w": np.zeros(1, np.complex64)})
@@ -199,7 +200,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path) -> Non
         with FileSink(path, layout) as sink:
             sink.write(layout.specs[0], 0, np.zeros(2, np.float32))
 
-    with pytest.raises(UsageError, match="8 bytes of the state were not written"):
+    with raises(UsageError, numbers=(8,)):
         half_written()
     with pytest.raises(KeyboardInterrupt), FileSink(path, layout):
         raise KeyboardInterrupt
@@ -209,7 +210,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path) -> Non
 
 def test_a_sink_refuses_a_block_of_another_dtype(tmp_path: Path) -> None:
     layout = Layout(specs=(spec(shape=(4,)),))
-    with pytest.raises(UsageError, match="storage dtype"), FileSink(tmp_path / "m", layout) as sink:
+    with raises(UsageError, check="block-dtype", match="'w'"), FileSink(tmp_path / "m", layout) as sink:
         sink.write(layout.specs[0], 0, np.zeros(4, np.float64))
 
 
@@ -219,7 +220,7 @@ def test_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Mon
         pytest.skip("needs /dev/full")
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, flags, mode: real("/dev/full", os.O_WRONLY))
-    with pytest.raises(StorageFull, match="free some space"):
+    with pytest.raises(StorageFull, match=r"/m\b"):
         mixed_state().save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
@@ -259,31 +260,31 @@ def test_bfloat16_rounding_is_torchs() -> None:
 
 @pytest.mark.parametrize(("dtype", "value"), [("F16", 65520.0), ("BF16", 3.4e38), ("F32", 1e39)])
 def test_a_cast_that_overflows_names_the_tensor(dtype: str, value: float) -> None:
-    with pytest.raises(EncodingError, match="tensor 'layer' holds values that are too large"):
+    with raises(EncodingError, check="dtype-overflow", match=rf"'layer'.*{dtype}"):
         from_float(spec("layer", dtype), np.array([0.0, -value]))
 
 
 def test_a_cast_keeps_what_fits_and_what_was_infinite() -> None:
     np.testing.assert_array_equal(from_float(spec(dtype="F16"), np.array([65504.0, np.inf])), [65504.0, np.inf])
     np.testing.assert_array_equal(from_float(spec(dtype="F64"), np.array([0.1])), [0.1])
-    with pytest.raises(UsageError, match="floating point"):
+    with pytest.raises(UsageError, match="'w'"):
         from_float(spec(dtype="I64"), np.array([0.1]))
 
 
 @pytest.mark.parametrize("name", ["", "__metadata__"])
 def test_names_that_a_file_cannot_hold_are_refused(name: str) -> None:
-    with pytest.raises(EncodingError, match="cannot be the name"):
+    with raises(EncodingError, check="tensor-name"):
         spec(name)
 
 
 @pytest.mark.parametrize("shape", [(-1,), (1.0,), (True,), (1 << 40, 1 << 40)])
 def test_impossible_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(EncodingError, match="tensor 'w'"):
+    with pytest.raises(EncodingError, match="'w'"):
         spec(shape=shape)
 
 
 def test_one_name_twice_is_refused() -> None:
-    with pytest.raises(EncodingError, match="'w' occurs twice"):
+    with raises(EncodingError, check="tensor-twice", match="'w'"):
         Layout(specs=(spec(), spec()))
 
 
@@ -306,18 +307,18 @@ def test_layout_digest_changes_with_everything_it_covers() -> None:
 def test_check_same_names_the_difference() -> None:
     layout = Layout(specs=(spec("a"), spec("b")))
     layout.check_same(Layout(specs=(spec("a"), spec("b"))), what="the model")
-    with pytest.raises(EncodingError, match=r"the model: tensor 'b' is F16\[2, 3\], expected F32\[2, 3\]"):
+    with raises(EncodingError, check="tensor-form", match=r"'b'.*F16\[2, 3\].*F32\[2, 3\]"):
         layout.check_same(Layout(specs=(spec("a"), spec("b", "F16"))), what="the model")
-    with pytest.raises(EncodingError, match="expected tensor 'b', found no further tensor"):
+    with raises(EncodingError, check="tensor-names", match="'b'"):
         layout.check_same(Layout(specs=(spec("a"),)), what="the model")
-    with pytest.raises(EncodingError, match="expected tensor 'a', found tensor 'b'"):
+    with raises(EncodingError, check="tensor-names", match=r"'a'.*'b'"):
         layout.check_same(Layout(specs=(spec("b"), spec("a"))), what="the model")
 
 
 def test_a_state_must_match_its_layout() -> None:
     layout = Layout(specs=(spec(),))
     for wrong in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((3, 2), np.float32).T):
-        with pytest.raises(UsageError, match="does not match its layout"):
+        with pytest.raises(UsageError, match="'w'"):
             ModelState(layout, {"w": wrong})
 
 

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.privacy import Accountant
 from fedcore.statistics import Column, Question, _counted, standardised
+from tests.support.raising import raises
 
 VALUES = st.floats(-50, 150, width=32) | st.just(math.nan) | st.sampled_from([math.inf, -math.inf])
 CLIENTS = st.lists(arrays.arrays(np.float64, st.integers(0, 30), elements=VALUES), min_size=1, max_size=4)
@@ -60,27 +61,27 @@ def test_cells_at_both_ends_are_the_outer_ones_that_hold_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "expected"),
     [
-        ({"bounds": {"x": (1.0, 1.0)}}, "the first has to be the lower one"),
-        ({"bounds": {"x": (0.0, math.inf)}}, "bounds of x"),
-        ({"bounds": {}}, "no bounds"),
-        ({"bounds": {"x": (0.0, 1.0)}, "bins": 0}, "1 to 2048 bins"),
-        ({"bounds": (0.0, 1.0), "epsilon": 1.0, "delta": 1e-5}, "bounds for each column"),
-        ({"bounds": {"x": (0.0, 1.0)}, "epsilon": -1.0, "delta": 1e-5}, "no privacy budget"),
-        ({"bounds": {"x": (0.0, 1.0)}, "epsilon": 1.0, "delta": 1.0}, "no privacy budget"),
+        ({"bounds": {"x": (1.0, 1.0)}}, {"match": r"\bx\b", "numbers": (1, 1)}),
+        ({"bounds": {"x": (0.0, math.inf)}}, {"match": r"\bx\b.*inf"}),
+        ({"bounds": {}}, {"check": "bounds-count"}),
+        ({"bounds": {"x": (0.0, 1.0)}, "bins": 0}, {"numbers": (1, 2048, 0)}),
+        ({"bounds": (0.0, 1.0), "epsilon": 1.0, "delta": 1e-5}, {"check": "bounds-needed"}),
+        ({"bounds": {"x": (0.0, 1.0)}, "epsilon": -1.0, "delta": 1e-5}, {"match": "epsilon.*delta"}),
+        ({"bounds": {"x": (0.0, 1.0)}, "epsilon": 1.0, "delta": 1.0}, {"match": "epsilon.*delta"}),
     ],
 )
-def test_a_question_without_an_answer_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_question_without_an_answer_is_refused(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    with raises(ConfigurationError, **expected):
         Question.of(**asked)
 
 
 def test_a_column_that_is_not_there_or_no_numbers() -> None:
     question = Question.of({"age": (0.0, 100.0)})
-    with pytest.raises(AppError, match="no column 'age' to count; there are sex"):
+    with pytest.raises(AppError, match=r"'age'.*sex"):
         question.answer({"sex": [0, 1]}, os.urandom)
-    with pytest.raises(AppError, match="'age' holds values that are no numbers"):
+    with raises(AppError, check="not-numbers", match="'age'"):
         question.answer({"age": ["old", "young"]}, os.urandom)
 
 
@@ -134,7 +135,7 @@ class TestStandardised:
         assert standardised(np.array([[3.0, 5.0]]), {"statistics-bins": 8}).tolist() == [[3.0, 5.0]]
 
     def test_without_them_it_says_what_to_do(self) -> None:
-        with pytest.raises(AppError, match="ask for them first"):
+        with raises(AppError, check="no-statistics"):
             standardised(np.zeros((1, 2)), {"server-round": 1})
-        with pytest.raises(AppError, match="no statistics of column 'age'"):
+        with pytest.raises(AppError, match=r"'age'.*x0"):
             standardised(np.zeros((1, 1)), self.CONFIG, ["age"])

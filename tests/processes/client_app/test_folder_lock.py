@@ -20,7 +20,7 @@ def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
         return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
 
     with Ledger(tmp_path):
-        with pytest.raises(ConfigurationError, match="another agent uses"):
+        with pytest.raises(ConfigurationError, match=str(tmp_path)):
             Ledger(tmp_path)
         assert "BlockingIOError" in lock_elsewhere().stderr
     assert lock_elsewhere().returncode == 0

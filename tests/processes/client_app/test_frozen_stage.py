@@ -133,8 +133,8 @@ async def test_a_stage_without_anything_to_train(
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"frozen": "0 2 4"}, "no parameter to train"),
-        ({"optimizer": "raises"}, "rank 0 raised KeyError: 'no such layer here'"),
+        ({"frozen": "0 2 4"}, "parameter"),
+        ({"optimizer": "raises"}, "KeyError"),
     ],
 )
 async def test_what_one_rank_cannot_build_ends_the_group(

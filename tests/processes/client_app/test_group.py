@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from fedcore.errors import AppError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Task
+from tests.support.raising import raises
 
 SUM_OF_TWO = 3.0  # 1 of rank 0 and 2 of rank 1
 
@@ -78,12 +80,12 @@ async def test_one_process_stays_warm_and_survives_what_the_app_raises(
         assert (value == base[name] + 1).all()
     await said(log, f"data in {tmp_path} as north")
 
-    with pytest.raises(AppFailed, match="rank 0 raised ValueError: patient 4711") as caught:
+    with raises(AppFailed, match="ValueError.*4711", numbers=(0,)) as caught:
         await group.run(task("raise"), model, out)
     assert 'raise ValueError("patient' in caught.value.traceback  # the line, for the client's own log
     with pytest.raises(AppFailed, match="SystemExit: 3"):
         await group.run(task("exit"), model, out)
-    with pytest.raises(AppError, match="exactly one MetricRecord") as wrong:
+    with pytest.raises(AppError, match="MetricRecord") as wrong:
         await group.run(task("wrong-records"), model, out)
     assert not isinstance(wrong.value, AppFailed)
 
@@ -91,7 +93,7 @@ async def test_one_process_stays_warm_and_survives_what_the_app_raises(
     assert (last.metrics["pid"],) == (first.metrics["pid"],) == group.pids
     assert last.metrics["calls"] == 5.0
 
-    with pytest.raises(RankFailed, match="rank 0 ended by signal SIGKILL"):
+    with raises(RankFailed, check="rank-killed", match="SIGKILL", numbers=(0,)):
         await group.run(task("kill"), model, out)
     assert (await group.run(task("ok"), model, out)).metrics["calls"] == 1.0
 
@@ -116,19 +118,19 @@ async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
         if before is not None:
             await pair.run(before, model, out)
         ended = pair.pids
-        with pytest.raises(kind, match=text) as caught:
+        with raises(kind, check=check, match=text) as caught:
             await pair.run(broken, model, out)
         assert caught.value.check == check
         wait_until_gone(ended)
 
     # Rank 1 would wait in its collective for ever.
-    await fails(AppFailed, "rank-exception", "rank 0 raised ValueError", task("raise"))
-    await fails(AppFailed, "rank-exception", "rank 0 raised ValueError", task("raise", late=True))
+    await fails(AppFailed, "rank-exception", r"\b0\b.*ValueError", task("raise"))
+    await fails(AppFailed, "rank-exception", r"\b0\b.*ValueError", task("raise", late=True))
     # Rank 0 waits in a collective for rank 1.
-    await fails(RankFailed, "out-of-memory", "rank 1 is out of memory", task("memory", rank=1))
-    await fails(AppFailed, "rank-exception", "rank 1 raised RuntimeError: DataLoader worker", task("loader", rank=1))
+    await fails(RankFailed, "out-of-memory", r"\b1\b", task("memory", rank=1))
+    await fails(AppFailed, "rank-exception", r"\b1\b.*RuntimeError", task("loader", rank=1))
     hangs, parent = task("hang", rank=1, seconds=1.0), task("parent", rank=1)
-    await fails(RankFailed, "rank-hung", "ranks 0, 1 gave no answer within 1 s", hangs, before=parent)
+    await fails(RankFailed, "rank-hung", r"\b0, 1\b.*\b1\b", hangs, before=parent)
     await said(log, "child ")
     wait_until_gone([int(log.getvalue().split("child ")[1].split()[0])])
     await serves()
@@ -142,7 +144,7 @@ async def test_ranks_killed_from_outside(
     await said(log, "computing")
     pids = pair.pids
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(RankFailed, match="rank 1 ended by signal SIGKILL"):
+    with raises(RankFailed, check="rank-killed", match="SIGKILL", numbers=(1,)):
         await computing
     wait_until_gone(pids)
 
@@ -185,7 +187,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, mon
 async def test_an_app_that_changed_is_not_run(settings: GroupSettings) -> None:
     output = Output(name="client-1", stream=StringIO())
     group = LocalGroup(replace(settings, app_sha256="0" * 64), output, start_rank=spawn)
-    with pytest.raises(AppError, match="was changed while the agent ran"):
+    with pytest.raises(AppError, match=re.escape(str(settings.app))):
         await group.start()
     assert group.pids == ()
 

@@ -20,6 +20,7 @@ from fedcore.errors import ConfigurationError, StorageDamaged, StorageFull, Stor
 from server_app.storage.store import Store
 from server_app.storage.tables import SCHEMA_VERSION, Base
 from server_app.storage.upgrade import migrate, upgrade
+from tests.support.raising import raises
 
 __all__ = ["postgres"]
 
@@ -54,7 +55,7 @@ async def test_the_store_outlives_its_database(postgres: Cluster, open_store: Op
     postgres.stop()
     try:
         for asked in (store.ping(), store.run("run"), store.add_run(run="other", **RUN)):
-            with pytest.raises(StorageUnavailable, match="does not answer for now"):
+            with pytest.raises(StorageUnavailable):
                 await asked
     finally:
         postgres.start()
@@ -86,7 +87,7 @@ async def test_troubles_of_the_database_are_named(open_store: OpenStore, state: 
 
 async def test_a_database_that_is_not_there_is_named_without_the_password(postgres: Cluster) -> None:
     url = postgres.url("absent").replace("fedcore@", "fedcore:open-sesame@")
-    with pytest.raises(StorageUnavailable, match='database "absent" does not exist') as raised:
+    with pytest.raises(StorageUnavailable, match='"absent"') as raised:
         await Store.open(url)
     assert "open-sesame" not in str(raised.value)
 
@@ -98,7 +99,7 @@ def test_the_previous_version_goes_up_and_down_with_its_rows(url: str) -> None:
         for statement in _rows_of_version_2():
             connection.execute(text(statement))
     before = _rows(engine)
-    with pytest.raises(ConfigurationError, match=r"has schema version 2.*fedcore server upgrade"):
+    with raises(ConfigurationError, match="upgrade", numbers=(2,)):
         asyncio.run(Store.open(url))
     assert upgrade(url) == [f"the database was led from version 2 to version {SCHEMA_VERSION}"]
     with engine.connect() as connection:

@@ -143,7 +143,7 @@ def test_ready_kits_are_added_and_one_name_that_is_taken_adds_none(fed: Path) ->
     assert not (fed / "clients" / "west").exists()
     assert told("show", "--federation", fed)["roster"] == 2
     said("revoke", "south", "--federation", fed, "--yes")
-    assert said("add", "south", "--federation", fed).exception.check == "revoked"
+    assert said("add", "south", "--federation", fed).exception.check == "name-taken"
 
 
 def test_the_end_of_a_certificate_is_shown_ahead(fed: Path) -> None:

@@ -19,6 +19,7 @@ from fedcore.federation import FederationFolder, ServerKit, create
 from fedcore.federation.approval import ApprovedApps
 from fedcore.flower.app import AppBundle
 from fedcore.operator_wire import RunStatus
+from tests.support.raising import raises
 
 __all__ = ["federation"]
 
@@ -29,7 +30,7 @@ async def test_only_an_approved_app_can_be_submitted(federation: FederationFolde
     approved = ApprovedApps(tmp_path / "approved_apps")
     async with site(federation, tmp_path, approved_apps=approved) as made:
         approved.approve("ab" * 32, "another")
-        with pytest.raises(Failure, match="fedcore server approve APP_DIR --federation DIR") as refused:
+        with pytest.raises(Failure, match="--federation") as refused:
             await made.submit()
         assert refused.value.problem.kind == "app-not-approved"
         assert SHA256 in refused.value.problem.detail
@@ -81,7 +82,7 @@ def test_the_owner_of_the_servers_folder_approves(tmp_path: Path) -> None:
     assert (status, "is not approved" in said) == (2, True)
     assert approve(SHA256)[0] == 2, "whoever approves has the code"
     (folder / "server" / "approved_apps").write_text("tiny\n")
-    with pytest.raises(KitError, match="approved_apps: line 1 is not a hash"):
+    with raises(KitError, match="approved_apps", numbers=(1,)):
         ApprovedApps(folder / "server" / "approved_apps").load()
 
 

@@ -136,5 +136,5 @@ async def in_folder(folder: Path, key: str) -> Path:
 
 
 def test_what_is_no_end_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the kept end of an exchange"):
+    with pytest.raises(ConfigurationError, match="'survivors'"):
         ExchangeEnd.from_json({"survivors": "all"})

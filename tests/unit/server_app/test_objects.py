@@ -61,7 +61,7 @@ async def test_from_another_file_system_it_is_copied(objects: Objects, elsewhere
 
 async def test_another_kind_of_store_is_refused_by_name(tmp_path: Path) -> None:
     for place in ("gs://bucket", "s3://"):
-        with pytest.raises(ConfigurationError, match=f"objects is '{place}'"):
+        with pytest.raises(ConfigurationError, match=f"'{place}'"):
             await open_objects(place, tmp_path)
     assert isinstance(await open_objects("", tmp_path), DirectoryObjects)
     await (await open_objects("elsewhere", tmp_path)).put(new_file(tmp_path, b"x"), "key")

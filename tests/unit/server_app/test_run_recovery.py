@@ -18,6 +18,7 @@ from fedcore.system.concurrency import end
 from server_app.http.polling import Bell
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.runs.app_process import AppKilled
+from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]
 
@@ -208,7 +209,7 @@ async def test_a_cancelled_run_leaves_its_last_model_and_can_be_resumed(here: Si
     ended = await here.finish(run, again, await round_of(here, again, mean))
     assert ended.status == "finished"
     assert [item["exchange"] for item in events_of(ended, "exchange-done")] == [1, 3], "no number comes twice"
-    with pytest.raises(Exception, match="only one that ended early"):
+    with raises(Exception, kind="bad-configuration", match="finished"):
         await here.application.queue.resume(run)
 
 

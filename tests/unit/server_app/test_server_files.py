@@ -169,5 +169,5 @@ async def test_number_and_size_are_bounded(here: Site, model: ModelState, monkey
 
 @pytest.mark.parametrize("path", ["", "/x", "a//b", "../x", "a/..", ".x", "a\\b", "a\nb", "x" * 301, "a/" * 10 + "b"])
 def test_the_wire_takes_plain_paths_only(path: str) -> None:
-    with pytest.raises(ValueError, match="plain path"):
+    with pytest.raises(ValueError, match="type=value_error"):
         RunFile(path=path, size=0, sha256="0" * 64)

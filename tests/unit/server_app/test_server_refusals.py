@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from server_app.http.problems import STATUS, Rejection, rejection_for
 from server_app.runs.app_messages import PlainReplies, Replies
 from server_app.runs.plan import RunPlan
 from server_app.storage import blobs
+from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]
 
@@ -71,9 +72,9 @@ async def opened(here: Site, model: ModelState) -> AsyncIterator[Open]:
     await end(asked)
 
 
-async def problem(work: Any, kind: str, match: str | None = None) -> Failure:
+async def problem(work: Any, kind: str, match: str | None = None, numbers: Sequence[int] = ()) -> Failure:
     """The refusal, of this kind."""
-    with pytest.raises(Failure, match=match) as refused:
+    with raises(Failure, match=match, numbers=numbers) as refused:
         await work
     assert refused.value.problem.kind == kind, str(refused.value)
     assert refused.value.response.headers["content-type"] == "application/problem+json"
@@ -109,7 +110,7 @@ async def test_a_replayed_request_is_refused(here: Site) -> None:
     first = await here.http.get("/v1/task", headers=headers)
     again = await here.http.get("/v1/task", headers=headers)
     assert (first.status_code, again.status_code) == (204, 401)
-    assert "came before" in as_json(again)["detail"]
+    assert as_json(again)["type"] == "urn:fedcore:problem:unauthorized"
 
 
 async def test_an_unsigned_request_is_no_sign_of_life(here: Site) -> None:
@@ -139,7 +140,7 @@ async def test_a_route_that_does_not_say_who_may_call_it_is_closed(here: Site) -
 
     router = APIRouter(prefix="/v1")
     router.add_api_route("/hidden", hidden)
-    with pytest.raises(UsageError, match=r"/v1/hidden does not say who may call it"):
+    with pytest.raises(UsageError, match="/v1/hidden"):
         Audiences(router.routes)
     for path in ("/hidden", "/v1/runs/hidden/x"):
         here.application.fastapi.add_api_route(path, hidden, methods=["POST"])
@@ -151,7 +152,7 @@ async def test_a_route_that_does_not_say_who_may_call_it_is_closed(here: Site) -
 
 
 def test_what_viewers_are_to_see_is_there() -> None:
-    with pytest.raises(UsageError, match=r"'/v1/live'.*which viewers are to see"):
+    with pytest.raises(UsageError, match="'/v1/live'"):
         Audiences([]).check_viewers()
 
 
@@ -212,7 +213,7 @@ async def test_a_digest_that_is_not_the_bodys_is_refused(opened: Open) -> None:
 
 async def test_a_control_message_has_a_size_limit(here: Site) -> None:
     member = here.members[1]
-    refused = await problem(member.ask("POST", "/v1/heartbeat", b" " * 100_000), "too-large", "may have")
+    refused = await problem(member.ask("POST", "/v1/heartbeat", b" " * 100_000), "too-large")
     assert refused.response.status_code == 413
     assert "connection" not in refused.response.headers, "what is left of it is short, and was read"
 
@@ -230,9 +231,9 @@ async def test_addresses_that_do_not_exist(opened: Open) -> None:
     member = opened.members[0]
     await problem(member.ask("GET", "/v1/nowhere"), "not-found")
     base = f"/v1/runs/{opened.run}/exchanges"
-    await problem(member.ask("GET", f"{base}/7/cohort"), "not-found", "no such exchange")
+    await problem(member.ask("GET", f"{base}/7/cohort"), "not-found")
     await problem(member.ask("GET", f"{base}/0/cohort"), "malformed")
-    await problem(opened.site.operator("GET", "/v1/runs/none"), "not-found", "no such run")
+    await problem(opened.site.operator("GET", "/v1/runs/none"), "not-found")
     await problem(opened.site.operator("GET", f"/v1/runs/{opened.run}/model"), "not-found")
     await problem(member.ask("DELETE", f"{base}/1/cohort"), "not-found")
 
@@ -241,7 +242,7 @@ async def test_plain_exchanges_have_no_protocol_steps(here: Site, model: ModelSt
     _, app = await here.begin({"aggregation": "plain"})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-    await problem(members[0].get("cohort"), "not-found", "plain mode has no such step")
+    await problem(members[0].get("cohort"), "not-found")
     await asyncio.gather(*(member.plain() for member in members))
     await asked
 
@@ -291,7 +292,7 @@ async def test_a_step_before_its_time_is_a_violation(opened: Open) -> None:
     member = opened.members[0]
     await member.advertise()
     body = b'{"signature": "' + b"A" * 86 + b'=="}'
-    refused = await problem(member.ask("PUT", member.at("consistency"), body), "protocol-violation", "not due")
+    refused = await problem(member.ask("PUT", member.at("consistency"), body), "protocol-violation", "out-of-order")
     assert refused.problem.model_extra == {"check": "out-of-order"}
     await opened.complete("advertise", "share", "receive", "upload", "sign", "unmask")
 
@@ -315,19 +316,19 @@ async def test_uploads_that_do_not_fit_are_refused_whole(opened: Open) -> None:
     member = await opened.until("upload")
     body, manifest = member.vector()
     path = member.at("update/parts/0")
-    await problem(member.ask("PUT", member.at("manifest"), manifest), "parts-missing", "part 0 is missing")
+    await problem(member.ask("PUT", member.at("manifest"), manifest), "parts-missing", numbers=(0,))
     right = hashlib.sha256(body).digest()
-    await problem(member.ask("PUT", path, body[:-8]), "malformed", "at least")
-    await problem(member.ask("PUT", path, body + b"x"), "too-large", "at most")
+    await problem(member.ask("PUT", path, body[:-8]), "malformed", numbers=(0, len(body)))
+    await problem(member.ask("PUT", path, body + b"x"), "too-large", numbers=(0, len(body)))
     flipped = bytes([body[0] ^ 1]) + body[1:]
-    await problem(member.ask("PUT", path, flipped, digest=right), "digest-mismatch", "signed")
+    await problem(member.ask("PUT", path, flipped, digest=right), "digest-mismatch", "SHA-256")
     settings = opened.site.services.settings
     assert list(settings.spool_dir.iterdir()) == []
     await member.send(body)
     for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}, {"error": ReplyError(code=2, reason="x")}):
         await problem(member.ask("PUT", member.at("manifest"), manifest.model_copy(update=change)), "malformed")
     wrong = manifest.model_copy(update={"digest": "ab" * 32})
-    await problem(member.ask("PUT", member.at("manifest"), wrong), "digest-mismatch", "of the manifest")
+    await problem(member.ask("PUT", member.at("manifest"), wrong), "digest-mismatch", "manifest")
     await member.put("manifest", manifest)
     opened.members.remove(member)
     await asyncio.gather(*(other.upload() for other in opened.members))
@@ -402,7 +403,7 @@ async def test_a_full_disk_takes_nothing_and_the_upload_can_come_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(blobs, "write_all", full)
-        refused = await problem(member.send(body), "storage-full", "nothing was taken over")
+        refused = await problem(member.send(body), "storage-full")
     assert refused.response.status_code == 507
     assert list(opened.site.services.settings.spool_dir.iterdir()) == []
     await member.send(body)
@@ -426,7 +427,7 @@ async def test_plain_replies_are_files_or_errors(here: Site, model: ModelState) 
     empty = manifest.model_copy(update={"size": 0, "digest": digest_of(b"")})
     await problem(first.ask("PUT", first.at("manifest"), empty), "malformed")
     both = manifest.model_copy(update={"error": ReplyError(code=2, reason="x")})
-    await problem(first.ask("PUT", first.at("manifest"), both), "malformed", "not both")
+    await problem(first.ask("PUT", first.at("manifest"), both), "malformed")
     await asyncio.gather(*(member.plain() for member in members))
     answer = await asked
     assert isinstance(answer, PlainReplies)
@@ -449,10 +450,10 @@ async def test_clients_outside_the_cohort_and_after_the_end(here: Site, model: M
         await problem(outsider.get("cohort"), "not-in-cohort")
         await asyncio.gather(*(member.secure() for member in members))
         await asked
-        await problem(members[0].get("cohort"), "round-failed", f"exchange {number} has ended")
+        await problem(members[0].get("cohort"), "round-failed", numbers=(number,))
     members[0].task = members[0].task.model_copy(update={"exchange": 1})  # type: ignore[union-attr]
     outsider.task = members[0].task
-    await problem(members[0].get("cohort"), "round-failed", "exchange 1 has ended")
+    await problem(members[0].get("cohort"), "round-failed", numbers=(1,))
     await problem(outsider.get("cohort"), "not-in-cohort")
     await members[0].ask("PUT", f"/v1/runs/{run}/exchanges/2/unmask", members[0].sent["unmask"])
 
@@ -509,12 +510,12 @@ def run_in(**changes: Any) -> RunIn:
         ({"files": {"pyproject.toml": b"", "../evil.py": b""}}, "bad-configuration", "path"),
         ({"files": {"main.py": b""}}, "bad-configuration", "pyproject.toml"),
         ({"run_config": {"num-server-round": 3}}, "bad-configuration", "num-server-rounds"),
-        ({"run_config": {"num-server-rounds": "three"}}, "bad-configuration", "type int"),
+        ({"run_config": {"num-server-rounds": "three"}}, "bad-configuration", "num-server-rounds.*int"),
         ({"settings": {"agregation": "plain"}}, "bad-configuration", "aggregation"),
         ({"settings": {"aggregation": "none"}}, "bad-configuration", "secure, plain"),
-        ({"settings": {"min-clients": 5}}, "bad-configuration", "the federation has 4"),
-        ({"settings": {"min-clients": 2}}, "bad-configuration", "min-clients is 2, but it must be at least 3"),
-        ({"settings": {"quorum": 2}}, "bad-configuration", "quorum is 2, but it must be at least 3"),
+        ({"settings": {"min-clients": 5}}, "bad-configuration", r"\b5\b.*\b4\b"),
+        ({"settings": {"min-clients": 2}}, "bad-configuration", r"min-clients.*\b2\b.*\b3\b"),
+        ({"settings": {"quorum": 2}}, "bad-configuration", r"quorum.*\b2\b.*\b3\b"),
         ({"settings": {"w-max": 2**60}}, "bad-configuration", "w-max"),
     ],
 )
@@ -528,15 +529,15 @@ def test_what_a_plan_needs_follows_the_clients_policies() -> None:
         given = {"run": "run", "app": "app", "app_sha256": "0", "run_config": {}}
         return RunPlan(**given, settings=JobSettings(**settings))
 
-    with pytest.raises(ConfigurationError, match=r"more than half of min-clients \(6\)"):
+    with pytest.raises(ConfigurationError, match=r"quorum.*min-clients.*\b6\b"):
         plan(quorum=3, min_clients=6).check(8, 3)
-    with pytest.raises(ConfigurationError, match="needs 5 clients"):
+    with raises(ConfigurationError, numbers=(5, 4)):
         plan().check(4, 5)
     plan(quorum=5, min_clients=5).check(8, 5)
     plan().check(5, 5)
-    with pytest.raises(ConfigurationError, match="min-clients is 7, but it must be at least 8"):
+    with raises(ConfigurationError, match="min-clients", numbers=(7, 8)):
         plan(min_clients=7).check(100, 3)
-    with pytest.raises(ConfigurationError, match="quorum must be more than half"):
+    with pytest.raises(ConfigurationError, match=r"quorum.*min-clients.*\b16\b"):
         plan(quorum=10, min_clients=16).check(100, 3)
     plan(quorum=11, min_clients=16).check(100, 3)
     plan(aggregation="plain", min_clients=1).check(4, 3)
@@ -552,7 +553,7 @@ async def test_a_full_queue_is_busy(here: Site, monkeypatch: pytest.MonkeyPatch)
         await here.services.store.add_run(
             run=f"filler-{_}", aggregation="secure", app="x", app_sha256="0", run_config={}, settings={}
         )
-    refused = await problem(here.operator("POST", "/v1/runs", run_in()), "busy", "try again later")
+    refused = await problem(here.operator("POST", "/v1/runs", run_in()), "busy")
     assert refused.response.status_code == 503
     assert "retry-after" in refused.response.headers
 

@@ -26,6 +26,7 @@ from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.sum_file import SumFile
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
+from tests.support.raising import raises
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -47,7 +48,7 @@ def test_fold_adds_modulo_2_to_the_64(
 def test_fold_refuses_another_length_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "vector").write_bytes(b"\x01" * 23)
     (tmp_path / "sum").write_bytes(bytes(24))
-    with pytest.raises(UsageError, match="23 bytes does not fit a sum of 3 words"):
+    with raises(UsageError, numbers=(23, 3)):
         fold.fold_file(tmp_path / "vector", tmp_path / "sum", threads=1)
     assert (tmp_path / "sum").read_bytes() == bytes(24)
 
@@ -134,7 +135,7 @@ def test_a_sum_has_its_place_on_the_disk_before_anything_is_added(
     monkeypatch.setattr("os.posix_fallocate", fails)
     here = SumFile(spool(tmp_path).create())
     if code == errno.ENOSPC:
-        with pytest.raises(StorageFull, match="no room for a sum"):
+        with pytest.raises(StorageFull):
             here.allocate(8)
     else:
         here.allocate(8)

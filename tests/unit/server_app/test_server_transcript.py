@@ -17,6 +17,7 @@ from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.storage.database import Change
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened
+from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]
 
@@ -80,7 +81,7 @@ async def test_a_record_that_is_open_is_shown_to_nobody(here: Site, model: Model
 
 @pytest.mark.parametrize(("after", "problem"), [("00" * 32, "not-found"), ("x", "malformed")])
 async def test_a_hash_that_the_transcript_does_not_contain(here: Site, after: str, problem: str) -> None:
-    with pytest.raises(Failure, match=problem):
+    with raises(Failure, kind=problem):
         await here.members[1].ask("GET", f"/v1/transcript?after={after}")
 
 

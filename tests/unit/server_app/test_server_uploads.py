@@ -26,6 +26,7 @@ from server_app.runs.app_messages import PlainReplies, Replies
 from server_app.storage import objects
 from server_app.storage.blobs import Body, Spool
 from server_app.storage.objects import DirectoryObjects
+from tests.support.raising import raises
 
 THREE = os.urandom(2 * PART_BYTES + 8000)
 """An update of three parts, the last one short."""
@@ -84,10 +85,9 @@ class Desk:
             await work
         assert caught.value.kind == kind
 
-    def not_whole(self, kind: str, announced: ManifestIn, match: str) -> None:
-        with pytest.raises(Rejection, match=match) as caught:
+    def not_whole(self, kind: str, announced: ManifestIn, *numbers: int) -> None:
+        with raises(Rejection, kind=kind, numbers=numbers):
             self.uploads.check_whole(1, announced)
-        assert caught.value.kind == kind
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_a_part_that_breaks_off_is_not_here_and_can_come_again(desk: Desk)
     with pytest.raises(ConnectionResetError):
         await desk.take(1, body(parts[1], chunks=broken()))
     assert list(desk.uploads.held(1)) == [0]
-    desk.not_whole("parts-missing", manifest(THREE), "part 1 is missing; 2 of 3")
+    desk.not_whole("parts-missing", manifest(THREE), 1, 2, 3)
     await desk.take_all(THREE)
     desk.uploads.check_whole(1, manifest(THREE))
     assert (await desk.publish(len(THREE))).read_bytes() == THREE
@@ -194,14 +194,14 @@ def test_an_update_that_may_be_shorter_still_has_a_length(size: int, kind: str) 
 
 async def test_a_manifest_is_checked_against_what_came(tmp_path: Path) -> None:
     desk = Desk(tmp_path, longest=4 * PART_BYTES, exact=False)
-    desk.not_whole("parts-missing", manifest(THREE), "part 0 is missing; 3 of 3")
+    desk.not_whole("parts-missing", manifest(THREE), 0, 3, 3)
     await desk.take_all(THREE)
-    desk.not_whole("digest-mismatch", manifest(THREE, digest="ab" * 32), "of the manifest")
+    desk.not_whole("digest-mismatch", manifest(THREE, digest="ab" * 32))
     for size in (len(THREE) - 1, len(THREE) + 1, 2 * PART_BYTES):
-        desk.not_whole("malformed", manifest(THREE, size=size), "not those of")
-    desk.not_whole("parts-missing", manifest(THREE, size=4 * PART_BYTES), "part 3 is missing; 1 of 4")
+        desk.not_whole("malformed", manifest(THREE, size=size), size)
+    desk.not_whole("parts-missing", manifest(THREE, size=4 * PART_BYTES), 3, 1, 4)
     swapped = THREE[PART_BYTES : 2 * PART_BYTES] + THREE[:PART_BYTES] + THREE[2 * PART_BYTES :]
-    desk.not_whole("digest-mismatch", manifest(swapped), "of the manifest")
+    desk.not_whole("digest-mismatch", manifest(swapped))
     desk.uploads.check_whole(1, manifest(THREE))
 
 
@@ -220,7 +220,7 @@ async def test_nothing_is_added_to_a_complete_update(tmp_path: Path) -> None:
     await desk.take(0, body(b"all"))
     desk.uploads.check_whole(1, manifest(b"all"))
     path = await desk.publish(3)
-    with pytest.raises(ConflictingMessage, match="complete without a part 1"):
+    with raises(ConflictingMessage, numbers=(1,)):
         await desk.take(1, body(b"more"))
     await desk.take(0, body(b"all"))
     desk.uploads.drop(1)
@@ -248,7 +248,7 @@ async def test_a_manifest_while_a_part_is_still_coming_is_refused(desk: Desk) ->
     slow = Held(parts[1])
     sending = asyncio.create_task(desk.take(1, body(parts[1], chunks=slow.chunks())))
     await slow.half.wait()
-    desk.not_whole("malformed", manifest(THREE), "still being sent")
+    desk.not_whole("malformed", manifest(THREE))
     slow.go_on.set()
     await sending
     desk.uploads.check_whole(1, manifest(THREE))
