@@ -49,7 +49,7 @@ async def test_a_run_that_waited_still_needs_the_approval(federation: Federation
         await made.finish(first, app)
         ended = await made.follow(second.run)
     assert ended.status is RunStatus.FAILED
-    assert "has not approved the app" in ended.reason
+    assert SHA256 in ended.reason
 
 
 async def test_an_app_that_was_changed_on_the_server_does_not_run(federation: FederationFolder, tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_the_owner_of_the_servers_folder_approves(tmp_path: Path) -> None:
 
     assert approve("--list") == (0, "")
     status, said = approve(str(TINY))
-    assert (status, "approved tiny" in said, SHA256 in said) == (0, True, True)
+    assert (status, "tiny" in said, SHA256 in said) == (0, True, True)
     assert approve("--list") == (0, f"{SHA256}  tiny\n")
     assert approve("--remove", SHA256)[0] == 0
     status, said = approve("--remove", str(TINY))
-    assert (status, "is not approved" in said) == (2, True)
+    assert (status, SHA256 in said) == (2, True)
     assert approve(SHA256)[0] == 2, "whoever approves has the code"
     (folder / "server" / "approved_apps").write_text("tiny\n")
     with raises(KitError, match="approved_apps", numbers=(1,)):
