@@ -18,6 +18,7 @@ from sitegen import (
     metrics,
     modules,
     python_api,
+    report,
     settings,
     storage,
 )
@@ -32,6 +33,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "tables": storage.render,
     "packages": modules.packages,
     "modules": modules.modules,
+    "report": report.render,
     "HTTP": http_api.render,
     "Python": python_api.render,
 }

@@ -94,15 +94,32 @@ class LostWorker:
 class RunResult:
     """One mode with one seed at one point of a sweep.
 
-    mode: its label. point: the values of the sweep. status: "failed" with a reason where the mode ended without its
-    last model. steps: optimizer steps by worker. sums: in how many sums of trainings each worker's update was, for the
-    federated modes of `fedcore compare`. bytes_up, bytes_down: on the wire in the whole run, by worker.
-    seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
-    model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
-    were lost. failures: attempts at a round that failed. privacy, epsilon_spent: None without differential privacy.
-    precision: data types of the trained model, as in its file. samples: examples that all workers trained on, as they
-    were counted, repetitions with them; None where the app's own loop takes them, or where they are private.
-    by_server: the names of the metrics that the ServerApp's own evaluation gave.
+    schema: of this form.
+    mode, kind, seed: label and kind of the mode, and the seed.
+    point: the values of the sweep.
+    status: "finished", or "failed" if the mode ended without its last model.
+    reason: why it failed.
+    aggregation: "secure", "plain" or "none".
+    parameters: numbers in the model.
+    samples: examples that all workers trained on, repetitions counted; null if not counted, or private.
+    steps: optimizer steps by worker.
+    sums: for the federated modes, in how many sums of trainings each worker's update was.
+    seconds: of training.
+    wall_seconds: with the start of all processes and the evaluation.
+    simulated_seconds: on the network model, or null.
+    bytes_up, bytes_down: on the wire in the whole run, by worker.
+    initial_sha256, model_sha256: of the first model and of the last.
+    precision: data types of the trained model.
+    curve: after each round: samples, seconds, bytes (mean over the workers) and metrics, in `local` the mean over the
+        sites' models; round 0 is the first model.
+    sites: the last model on the test examples of each site; in `local` the site's own, and `everywhere`: on those of
+        all sites.
+    staleness: histograms `clocks` and `updates` by age, and the `bound`; null in other modes.
+    losses: workers that were lost, and what followed.
+    failures: failed attempts at a round.
+    privacy: the terms of differential privacy, with `epsilon_budget`; null without it.
+    epsilon_spent: by the run; null without differential privacy.
+    by_server: names of the metrics that `evaluate_fn` of the ServerApp returned.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

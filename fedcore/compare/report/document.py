@@ -65,14 +65,26 @@ class Source:
 class Comparison:
     """Everything that a report is made from.
 
-    partition: how the app divided its data. run_config, settings: of the app, as changed for all modes alike; changed:
-    keys of both that are otherwise than the app or fedcore has them. Seeds, sweeps and options of modes are in the
-    runs. network: None for this machine as it is. cost: seconds of computation for the simulated clock. created: ISO
-    8601, UTC. modes: in the order of the report. split: of the first seed. runs: every mode with every seed at every
-    point of a sweep. sources: empty unless several reports were merged. judged_by: the metric that models are judged
-    by, None where nobody says whether more of one is better. own_evaluation: the metrics are those that the app's own
-    evaluation reports, weighted as it says; else every model was evaluated in the same way, on the same examples.
-    target: how good a model was wanted; None where nobody said.
+    schema: of this form.
+    app: name of the app.
+    sites: number of sites.
+    partition: how the app divided its data.
+    seeds: of all runs.
+    run_config: of the app, with the changes for all modes.
+    settings: `[tool.fedcore]`, with the changes for all modes.
+    changed: keys of both that differ from the app or from fedcore's defaults.
+    created: ISO 8601, UTC.
+    machine: system, Python, cores and versions of packages.
+    modes: label, kind and title of each mode, in the order of the report.
+    runs: every mode with every seed at every point of a sweep.
+    judged_by: the metric that models are judged by, and whether "max" or "min" is better; null if unknown.
+    own_evaluation: whether the metrics are those of the app's own evaluation; otherwise every model was evaluated in
+        the same way, on the same examples.
+    network: the network model; null for this machine as it is.
+    cost: seconds of computation for the simulated clock, or null.
+    split: training and test examples of each site for the first seed, and its labels if an example has one.
+    sources: the heads of several merged reports; else empty.
+    target: how good a model had to be: metric, value and better; null without one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
