@@ -13,7 +13,7 @@ project = "fedcore"
 author = "the fedcore authors"
 copyright = "the fedcore authors, Apache-2.0"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sitegen"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton", "sitegen"]
 exclude_patterns = ["_build"]
 nitpicky = False
 default_role = "code"

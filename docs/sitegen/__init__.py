@@ -24,7 +24,7 @@ from sitegen import (
 )
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
-    "commands": commands.render,
+    "commands": lambda: commands.PLACE,
     "settings of a run": settings.of_a_run,
     "settings of an engine": settings.of_an_engine,
     "files of a kit": settings.of_kits,
@@ -35,7 +35,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "modules": modules.modules,
     "report": report.render,
     "HTTP": http_api.render,
-    "Python": python_api.render,
+    "Python": lambda: python_api.PLACE,
 }
 """What can be made, by its name in a page: Markdown."""
 
@@ -55,4 +55,5 @@ def setup(app: Any) -> dict[str, bool]:
 
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", python_api.as_rst)
+    app.connect("sphinx-click-process-options", commands.tidy)
     return {"parallel_read_safe": True}

@@ -1,29 +1,13 @@
-"""The reference of `import fedcore`: each public name, by autodoc."""
+"""The reference of `import fedcore`, by autodoc."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any, Final
 
-import fedcore
-
+PLACE: Final = "```{eval-rst}\n.. automodule:: fedcore\n.. autofunction:: fedcore.api.comparing.compare\n```\n"
+"""All of `fedcore.__all__`, but for the package that can be called."""
 _ENTRY: Final = re.compile(r"^[a-z][\w, ]*: ")
-
-
-def render() -> str:
-    """A section for each of `fedcore.__all__`."""
-    return "\n".join(_section(name) for name in fedcore.__all__ if name != "__version__")
-
-
-def _section(name: str) -> str:
-    found = getattr(fedcore, name)
-    if inspect.ismodule(found):  # a package that can be called
-        found = found.__wrapped__
-    kind = "exception" if inspect.isclass(found) and issubclass(found, BaseException) else None
-    kind = kind or ("class" if inspect.isclass(found) else "function")
-    where = f"{found.__module__}.{found.__qualname__}"
-    return f"## {name}\n\n`from fedcore import {name}`\n\n```{{eval-rst}}\n.. auto{kind}:: {where}\n```\n"
 
 
 def as_rst(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
