@@ -148,6 +148,10 @@ class SimulatedOwners:
         self._histories = {client: MemoryHistory() for client in self.roster.keys}
         self._verify = lru_cache(maxsize=2 * len(self.roster.members))(verifies)  # every group is shown all answers
 
+    def history(self, client: int) -> MemoryHistory:
+        """What a client remembers."""
+        return self._histories[client]
+
     def take_work(self, task: Task, version: Version, clients: Collection[int]) -> None:
         """What every agent checks before it trains from a version, for a sum that is made later."""
         for client in clients:

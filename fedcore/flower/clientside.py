@@ -155,6 +155,11 @@ class ClientRunner:
         save_records(state, self._context.state, durable=self.durable)
         return True
 
+    @property
+    def context(self) -> Context | None:
+        """What the app keeps for this client; None before its first task here."""
+        return self._context
+
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
 

@@ -343,6 +343,11 @@ class Simulation:
         return self._owners.policy.min_cohort
 
     @property
+    def owners(self) -> SimulatedOwners:
+        """What the clients' owners insist on, and what they have seen."""
+        return self._owners
+
+    @property
     def told(self) -> Mapping[str, Mapping[str, Any]]:
         """The configurations that went with the last secure training."""
         return self._sums.told

@@ -37,6 +37,11 @@ class Runners:
     counted: dict[int, int] = field(default_factory=dict, init=False)
     _warm: OrderedDict[int, tuple[ClientRunner, _Version]] = field(default_factory=OrderedDict, init=False)
 
+    @property
+    def warm(self) -> int:
+        """How many runners there are; the state of all other clients is in files."""
+        return len(self._warm)
+
     def of(self, client: int) -> ClientRunner:
         """The runner of a client, with the Context as the client's last task left it."""
         file = self._file(client)

@@ -6,12 +6,14 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from support.tiny import TINY
 
@@ -131,17 +133,19 @@ def test_an_app_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path):
         ProcessCrew(app=FlowerApp.load(tmp_path), clients=3, workers=2) as crew,
         pytest.raises(AppError, match="OSError"),
     ):
-        crew._processes.ready()
+        simulated(crew, COUNTING, "secure")
 
 
-def test_nothing_is_left_of_a_pool():
+def test_nothing_is_left_of_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = psutil.Process().children()
     with of(ProcessCrew, COUNTING, workers=2) as crew:
+        [folder] = tmp_path.iterdir()
         simulated(crew, COUNTING, "secure", num_server_rounds=1)
-        group = crew._processes._process.pid  # type: ignore[attr-defined]
-        assert len(processes_of(group)) == 3
-        folder: Path = crew._folder  # type: ignore[attr-defined]
+        [leader] = [child for child in psutil.Process().children() if child not in others]
+        assert len(processes_of(leader.pid)) == 3
         assert [path.name for path in folder.iterdir()] == ["states"]
-    wait_for(lambda: not processes_of(group))
+    wait_for(lambda: not processes_of(leader.pid))
     assert not folder.exists()
 
 

@@ -260,7 +260,11 @@ def test_an_update_in_a_second_sum_ends_the_run(monkeypatch: pytest.MonkeyPatch)
     def keeps(book: WorkBook, clients: Collection[int]) -> None:
         held = {client: book.in_hand[client] for client in clients}
         spend(book, clients)
-        book._ready.update(held)
+        spent = dict(book.spent)
+        for client, start in held.items():
+            del book.spent[client]
+            assert book.take_back(client, start, ready=True)
+        book.spent.update(spent)
 
     monkeypatch.setattr(WorkBook, "spend", keeps)
     monkeypatch.setattr("fedcore.admission.simulated.SimulatedOwners.drop_work", lambda owners, clients: None)
@@ -277,7 +281,11 @@ def test_an_update_that_was_deleted_is_not_promised_again(monkeypatch: pytest.Mo
     def keeps(book: WorkBook, clients: Collection[int]) -> None:
         held = {client: book.in_hand[client] for client in clients}
         spend(book, clients)
-        book._ready.update(held)
+        spent = dict(book.spent)
+        for client, start in held.items():
+            del book.spent[client]
+            assert book.take_back(client, start, ready=True)
+        book.spent.update(spent)
 
     monkeypatch.setattr(WorkBook, "spend", keeps)
     with pytest.raises(RunFailed, match="start-mismatch"):

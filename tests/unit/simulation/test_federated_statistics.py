@@ -13,6 +13,7 @@ from support.raising import raises
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.statistics import app_bounds
 from fedcore.flower.statistics_run import run_statistics
@@ -39,9 +40,10 @@ def ask(question: Question, mode: str = "secure", clients: int = 3, **run_config
     app = FlowerApp.load(APP)
     config = {**app.run_config, **run_config}
     settings = JobSettings.from_mapping({"aggregation": mode})
-    backend = Simulation(app=app, clients=clients, run_config=config, settings=settings)
+    events: list[RunEvent] = []
+    backend = Simulation(app=app, clients=clients, run_config=config, settings=settings, emit=events.append)
     found = run_statistics(question, backend=backend, run="simulation", aggregation=settings.aggregation)
-    return found, backend._sums.count + backend._plain_exchanges.count
+    return found, sum(event.kind in ("exchange-done", "exchange-failed") for event in events)
 
 
 @pytest.mark.parametrize("mode", ["secure", "plain"])

@@ -15,6 +15,7 @@ from support.raising import raises
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunFailed
+from fedcore.events import EventSink, RunEvent, ignore
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
@@ -26,7 +27,9 @@ sys.path.insert(0, str(APP))
 from columns_app.table import table  # noqa: E402
 
 
-def simulation(clients: int = 3, settings: dict[str, Any] | None = None, **run_config: Any) -> Simulation:
+def simulation(
+    clients: int = 3, settings: dict[str, Any] | None = None, emit: EventSink = ignore, **run_config: Any
+) -> Simulation:
     app = FlowerApp.load(APP)
     config = {**app.run_config, **{key.replace("_", "-"): value for key, value in run_config.items()}}
     return Simulation(
@@ -35,6 +38,7 @@ def simulation(clients: int = 3, settings: dict[str, Any] | None = None, **run_c
         run_config=config,
         settings=JobSettings.from_mapping(settings or {}),
         policy=Policy.own(clients),
+        emit=emit,
     )
 
 
@@ -86,11 +90,12 @@ def test_what_cannot_be_added_up_is_refused_by_name(fault: str, said: str) -> No
 
 
 def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
-    backend = simulation(fault="other")
+    events: list[RunEvent] = []
+    backend = simulation(fault="other", emit=events.append)
     with pytest.raises(RunFailed) as failed:
         ask(backend)
     assert isinstance(failed.value.__cause__, RepliesDiffer)
-    assert backend._sums.count == 1
+    assert [event.kind for event in events] == ["exchange-failed"]
 
 
 def test_more_than_1000_clients_have_room() -> None:

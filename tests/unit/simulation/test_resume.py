@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,19 @@ def simulation(
     )
 
 
-def run_to_its_end(
-    folder: Path, breaks: int, settings: Mapping[str, Any] | None = None
-) -> tuple[Simulation, list[RunEvent]]:
+@dataclass(frozen=True)
+class Finished:
+    """A run that was broken off, or not, and went on to its end; what was told of it then."""
+
+    simulation: Simulation
+    events: list[RunEvent]
+    weight: Any
+
+    def done(self) -> list[dict[str, Any]]:
+        return [told(event) for event in self.events if event.kind == "exchange-done"]
+
+
+def run_to_its_end(folder: Path, breaks: int, settings: Mapping[str, Any] | None = None) -> Finished:
     if breaks:
         with pytest.raises(Broken):
             simulation(folder, [], breaks=breaks, settings=settings).run()
@@ -64,37 +75,31 @@ def run_to_its_end(
     again = simulation(folder, events, settings=settings)
     outcome = again.run()
     assert outcome.state is not None
-    again._sums.told = {"weight": outcome.state["weight"]}  # type: ignore[dict-item]
-    return again, events
+    return Finished(again, events, outcome.state["weight"])
 
 
 class TestSecure:
     @pytest.mark.parametrize("breaks", [1, 2, 4])
     def test_it_goes_on_as_it_would_have(self, tmp_path: Path, breaks: int) -> None:
-        calm, calm_events = run_to_its_end(tmp_path / "calm", 0)
-        late, late_events = run_to_its_end(tmp_path / "late", breaks)
-        assert np.allclose(calm.told["weight"], late.told["weight"], atol=1e-4)  # type: ignore[arg-type]
-        done = [told(event) for event in calm_events if event.kind == "exchange-done"]
-        again = [told(event) for event in late_events if event.kind == "exchange-done"]
+        calm, late = run_to_its_end(tmp_path / "calm", 0), run_to_its_end(tmp_path / "late", breaks)
+        assert np.allclose(calm.weight, late.weight, atol=1e-4)
+        done, again = calm.done(), late.done()
         for name in ("exchange", "server_round", "survivors", "examples", "bytes_up"):
             assert [one[name] for one in again] == [one[name] for one in done], name
-        assert len(late._owners.chain.links) == len(calm._owners.chain.links) == len(done)
-        assert all(
-            late._owners._histories[client].entered == calm._owners._histories[client].entered
-            for client in range(1, 13)
-        )
+        ours, theirs = late.simulation.owners, calm.simulation.owners
+        assert len(ours.chain.links) == len(theirs.chain.links) == len(done)
+        assert all(ours.history(client).entered == theirs.history(client).entered for client in range(1, 13))
 
     def test_the_budget_that_was_spent_stays_spent(self, tmp_path: Path) -> None:
-        calm, _ = run_to_its_end(tmp_path / "calm", 0, PRIVATE)
-        late, _ = run_to_its_end(tmp_path / "late", 3, PRIVATE)
-        assert late._account.epsilon_spent == calm._account.epsilon_spent
-        assert calm._account.epsilon_spent
+        calm, late = (run_to_its_end(tmp_path / str(breaks), breaks, PRIVATE) for breaks in (0, 3))
+        spent = [one["epsilon_spent"] for one in calm.done()]
+        assert [one["epsilon_spent"] for one in late.done()] == spent
+        assert all(spent)
 
     def test_a_run_that_is_over_is_told_again(self, tmp_path: Path) -> None:
-        first, events = run_to_its_end(tmp_path / "run", 0)
-        second, again = run_to_its_end(tmp_path / "run", 0)
-        assert np.array_equal(first.told["weight"], second.told["weight"])  # type: ignore[arg-type]
-        assert [event for event in again if event.kind != "resumed"] == events
+        first, second = (run_to_its_end(tmp_path / "run", 0) for _ in range(2))
+        assert np.array_equal(first.weight, second.weight)
+        assert [event for event in second.events if event.kind != "resumed"] == first.events
 
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("ten years of work")
@@ -124,7 +129,7 @@ class TestSecure:
         first = simulation(tmp_path / "run", [])
         with raises(ConfigurationError, check="taken", match="--state"):
             simulation(tmp_path / "run", [])
-        assert first._kept_in is not None
+        del first
 
 
 class TestMemento:

@@ -57,7 +57,7 @@ def test_those_that_make_room_come_back_as_they_were(tmp_path: Path, task: Task)
     held = runners(tmp_path, shared=False, most=2)
     for turn in (1, 2, 3):
         assert [rounds(held, client, task) for client in (1, 2, 3, 4, 5)] == [turn] * 5
-    assert len(held._warm) == 2
+    assert held.warm == 2
 
 
 def test_two_processes_that_take_turns_go_on_where_the_other_stopped(tmp_path: Path, task: Task):
@@ -81,9 +81,9 @@ def test_arrays_survive_bit_for_bit(tmp_path: Path, task: Task):
     one, other = (runners(tmp_path, shared=True) for _ in range(2))
     one.of(1).run(task, MODEL)
     kept = np.array([np.nan, -0.0, 1e-42], np.float32)
-    context: Any = one.of(1)._context
-    context.state["kept"] = ArrayRecord({"value": Array(kept)})
+    context: Any = one.of(1).context
+    context.state["bits"] = ArrayRecord({"value": Array(kept)})
     one.done(1)
     found: Any = other.of(1)
-    found._context_of(task)
-    assert found._context.state["kept"]["value"].numpy().tobytes() == kept.tobytes()
+    found.run(task, MODEL)
+    assert found.context.state["bits"]["value"].numpy().tobytes() == kept.tobytes()
