@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -119,7 +119,9 @@ class Digits:
 
     def randomness(self, size: int) -> bytes:
         """Bytes for whoever asks; the codec asks through the agent's maker of words."""
-        if sys._getframe(1).f_globals["__name__"] != CODEC:
+        here = inspect.currentframe()
+        caller = here and here.f_back
+        if caller is None or caller.f_globals["__name__"] != CODEC:
             return os.urandom(size)
         self._draws += 1
         return hashlib.shake_256(f"{self._seed} {self._draws}".encode()).digest(size)

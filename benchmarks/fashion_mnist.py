@@ -87,7 +87,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Secure and plain on every partition."""
-    length = _length(arguments)
+    length = length_of(arguments)
     partitions = (QUICK_PARTITION,) if arguments.quick else tuple(PUBLISHED)
     step = sized(arguments, smallest=100, quick=1, whole=1)
     return report(simulate_all(partitions, length, step), partitions, length)
@@ -174,7 +174,8 @@ def report(outcomes: Mapping[tuple[str, str], Outcome], partitions: Sequence[str
     )
 
 
-def _length(arguments: argparse.Namespace) -> Length:
+def length_of(arguments: argparse.Namespace) -> Length:
+    """How long the run is, by the command line; raises ConfigurationError."""
     if arguments.quick and arguments.full:
         raise ConfigurationError("--quick and --full exclude each other")
     base = QUICK if arguments.quick else FULL if arguments.full else SHORT

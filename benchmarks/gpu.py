@@ -169,7 +169,7 @@ def _run_part(part: str, limit: float, *, quick: bool, device: bool) -> Ended:
 def run_within(command: list[str], limit: float, log: Path, environment: dict[str, str], out: Path) -> Ended:
     """Run the command of a part; what it says goes to `log`, what it finds to `out`."""
     began = time.monotonic()
-    status = _within(command, limit, log, environment)
+    status = finish_within(command, limit, log, environment)
     seconds = time.monotonic() - began
     found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
@@ -197,7 +197,7 @@ def _command(part: str, out: Path, *, quick: bool) -> list[str]:
     return [*asked, "--quick"] if quick else asked
 
 
-def _within(command: list[str], limit: float, log: Path, environment: dict[str, str]) -> int | None:
+def finish_within(command: list[str], limit: float, log: Path, environment: dict[str, str]) -> int | None:
     """The exit status of a command, None where it took too long; what it started ends with it."""
     with log.open("wb") as told:
         child = subprocess.Popen(

@@ -25,7 +25,7 @@ def missing() -> list[str]:
     """Packages that fedcore or its tests need and this Python lacks, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = [re.split(r"[\[<>=~! ;]", line, maxsplit=1)[0] for line in project["dependencies"]]
-    return [name for name in [*names, *TESTING] if not _installed(name)]
+    return [name for name in [*names, *TESTING] if not is_installed(name)]
 
 
 def help_without(names: list[str]) -> str:
@@ -34,7 +34,7 @@ def help_without(names: list[str]) -> str:
     runtime, testing = ({name.lower(): version for name, version in _LOCKED.findall(text)} for text in locks)
     wanted = runtime | {name: testing[name] for name in (*TESTING, *_BELOW) if name in testing}
     wanted.pop("torch", None)  # the lock's is for processors
-    wheels = " ".join(f"{name}=={version}" for name, version in sorted(wanted.items()) if not _installed(name))
+    wheels = " ".join(f"{name}=={version}" for name, version in sorted(wanted.items()) if not is_installed(name))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"{sys.executable} lacks {', '.join(names)}. With a network: make install. Without one, on a machine that has "
@@ -48,7 +48,7 @@ def help_without(names: list[str]) -> str:
 
 def python() -> str:
     """A Python that has fedcore and all packages of this one: this one itself, or that of build/gpu, made anew."""
-    return sys.executable if _installed("fedcore") else beside(ROOT / "build" / "gpu")
+    return sys.executable if is_installed("fedcore") else beside(ROOT / "build" / "gpu")
 
 
 def beside(folder: Path) -> str:
@@ -79,7 +79,8 @@ def _describe(site: Path) -> None:
     (about / "entry_points.txt").write_text("\n\n".join(words) + "\n", encoding="utf-8")
 
 
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether this Python has a package."""
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

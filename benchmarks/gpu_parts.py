@@ -225,7 +225,7 @@ def loading(found: Found, quick: bool) -> None:
     """Data that stay on the host, sent batch by batch, against the same data on the device."""
     work = resnet_work("bf16", side=64, batches=12)
     kept, sent = work.engine(), work.engine()
-    sent._loaders._room = 0
+    sent.loaders.room = 0
     times = take_turns((work.ours(kept), work.ours(sent)), 3 if quick else 6, seconds)
     found.figure("sent_over_kept", value=median_ratio(times), aim=0.9, at_least=True)
     found.row(_row("images kept on the device", work, median(times[0]), 1.0))

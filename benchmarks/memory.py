@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Each engine in processes of its own."""
     width = sized(arguments, smallest=100, quick=1000, whole=3162)
     setups = SETUPS[:1] if arguments.smallest else SETUPS
-    model_bytes = sum(spec.nbytes for spec in _layout(width).specs)
+    model_bytes = sum(spec.nbytes for spec in layout_of(width).specs)
     # See mallopt(3); read when a process starts, as each rank does.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
     peaks = {}
@@ -183,14 +183,15 @@ class Layers(nn.Sequential):
         return ParallelPlan(blocks=tuple(names), tensor=split, heads=2, layers=layers)
 
 
-def _layout(width: int) -> Layout:
+def layout_of(width: int) -> Layout:
+    """The tensors of a model of square layers."""
     names = (f"linear{number}.weight" for number in range(BLOCKS))
     return Layout(specs=tuple(TensorSpec(name=name, dtype="F32", shape=(width, width)) for name in names))
 
 
 def _write_model(path: Path, width: int) -> None:
     rng = np.random.default_rng(1)
-    layout = _layout(width)
+    layout = layout_of(width)
     with FileSink(path, layout) as sink:
         for spec in layout.specs:
             sink.write(spec, 0, rng.standard_normal(spec.size, np.float32) / np.float32(width**0.5))

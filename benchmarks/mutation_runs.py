@@ -198,8 +198,8 @@ class Campaign:
                 source=mutant.apply(source).decode(),
                 arguments=sorted(set(map(_file_of, tests))),
                 tests=tests,
-                limit=_limit(sum(self.baseline.seconds[test] for test in tests)),
-                test_limit=_limit(max(self.baseline.seconds[test] for test in tests)),
+                limit=time_limit(sum(self.baseline.seconds[test] for test in tests)),
+                test_limit=time_limit(max(self.baseline.seconds[test] for test in tests)),
                 record=False,
             )
         )
@@ -214,12 +214,12 @@ def campaign(subject: Subject, jobs: int) -> Iterator[Campaign]:
     with tempfile.TemporaryDirectory(prefix="mutation-") as name, ExitStack() as stack:
         folders = [Path(name).resolve() / str(number) for number in range(jobs)]
         for part in subject.copied:
-            _copy(subject.root / part, folders[0] / part, ignore=("__pycache__", ".*"))
+            copy_tree(subject.root / part, folders[0] / part, ignore=("__pycache__", ".*"))
         workers = [stack.enter_context(Worker(folders[0]))]
         baseline = _baseline(workers[0], subject)
         for folder in folders[1:]:
             # With the bytecode that the first run has left.
-            _copy(folders[0], folder, ignore=(".*",))
+            copy_tree(folders[0], folder, ignore=(".*",))
             workers.append(stack.enter_context(Worker(folder)))
         yield Campaign(subject=subject, baseline=baseline, workers=workers)
 
@@ -228,11 +228,13 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def _limit(seconds: float) -> float:
+def time_limit(seconds: float) -> float:
+    """Seconds after which tests hang that take so many without a mutant."""
     return LEAST_LIMIT + LIMIT_FACTOR * seconds
 
 
-def _copy(source: Path, target: Path, ignore: tuple[str, ...]) -> None:
+def copy_tree(source: Path, target: Path, ignore: tuple[str, ...]) -> None:
+    """Copy a file, or a folder without what `ignore` names."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns(*ignore))

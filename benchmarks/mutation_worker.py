@@ -167,7 +167,7 @@ def main() -> int:
     for line in sys.stdin:
         request: Request = json.loads(line)
         with _replaced(folder, request):
-            answer = _run_forked(folder, request)
+            answer = run_forked(folder, request)
         print(json.dumps(answer), flush=True)
     return 0
 
@@ -188,13 +188,13 @@ def _replaced(folder: Path, request: Request) -> Iterator[None]:
         path.write_bytes(before)
 
 
-def _run_forked(folder: Path, request: Request) -> Answer:
+def run_forked(folder: Path, request: Request) -> Answer:
     """Run in a child, and end it and all that it started at the limit."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         os.close(reader)
-        _run(folder, request, writer)
+        carry_out(folder, request, writer)
     os.close(writer)
     # The child does the same; neither may be the first to need it.
     os.setpgid(child, child)
@@ -224,7 +224,7 @@ def _read_until(descriptor: int, deadline: float) -> tuple[bytes, bool]:
     return b"".join(parts), True
 
 
-def _run(folder: Path, request: Request, writer: int) -> NoReturn:
+def carry_out(folder: Path, request: Request, writer: int) -> NoReturn:
     """The child: no way out but the last line, so that nothing of the parent's runs twice."""
     try:
         os.setpgid(0, 0)

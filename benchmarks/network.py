@@ -136,7 +136,7 @@ def measure_rounds(network: Network, aggregation: str, *, rounds: int) -> Rounds
     fast = replace(network, name="fast", bandwidth=1e9, server=1e9, latency=0.0)
     (record, wire), (other, _) = (_federated(each, aggregation, rounds) for each in (network, fast))
     records = (record, other)
-    seconds = [min(_round_seconds(record)) for record in records]
+    seconds = [min(round_seconds(record)) for record in records]
     clocks = [_clock(each, record) for each, record in zip((network, fast), records, strict=True)]
     return Rounds(
         network=network,
@@ -199,7 +199,7 @@ def _wait_for(group: ProcessGroup, names: Sequence[str]) -> None:
         time.sleep(0.1)
 
 
-def _round_seconds(record: RunRecord) -> list[float]:
+def round_seconds(record: RunRecord) -> list[float]:
     """From the end of one evaluation to the end of the next."""
     ends = [end for exchange, end in zip(record.exchanges, record.ends, strict=True) if not exchange.trains]
     return [after - before for before, after in pairwise(ends)]

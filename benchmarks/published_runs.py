@@ -199,10 +199,10 @@ class Runner:
                 simulation.run()
             except FedcoreError as error:
                 self.outcome.failure = str(error)
-                self._save()
+                self.save()
                 raise
         self.outcome.ended = self.outcome.ended or "rounds"
-        self._save()
+        self.save()
         if state is not None and self.outcome.ended != "time":
             remove_tree(state)
         return self.outcome
@@ -234,14 +234,14 @@ class Runner:
         elif found.server_round < run.rounds and time.time() > self.deadline:
             outcome.ended = "time"
         if time.monotonic() - self._saved > _SAVE_SECONDS:
-            self._save()
+            self.save()
             say(
                 f"{run.name}, {run.aggregation}: round {found.server_round} of {run.rounds}, "
                 f"accuracy {outcome.curve[-1]:.2f}, best {outcome.best:.2f}, {outcome.seconds:.0f} s"
             )
         return outcome.ended != ""
 
-    def _save(self) -> None:
+    def save(self) -> None:
         self._saved = time.monotonic()
         self.outcome.seconds = self._saved - self._started
         self.outcome.date = datetime.now(UTC).date().isoformat()

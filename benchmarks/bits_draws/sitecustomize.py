@@ -17,7 +17,7 @@ drawn_by_the_system = os.urandom
 
 def urandom(size: int) -> bytes:
     """As `os.urandom`; who asks decides."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # noqa: SLF001 - what `inspect` calls, which is much to import here
     for _ in range(CALLERS):
         if not FIXED.isdisjoint(str(frame.f_globals.get("__name__")).split(".")):
             return hashlib.shake_256(b"fedcore/benchmarks/bits").digest(size)

@@ -12,7 +12,7 @@ from support.rank_app import alive
 
 from benchmarks import gpu_machine
 from benchmarks.common import Figure
-from benchmarks.gpu import ALL_SECONDS, LIMITS, _within, limit_of, run_within
+from benchmarks.gpu import ALL_SECONDS, LIMITS, finish_within, limit_of, run_within
 from benchmarks.gpu_found import Found
 
 HANGS = """
@@ -25,7 +25,7 @@ time.sleep(600)
 
 def test_a_part_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert _within([sys.executable, "-c", HANGS], 3.0, log, dict(os.environ)) is None
+    assert finish_within([sys.executable, "-c", HANGS], 3.0, log, dict(os.environ)) is None
     child, deadline = int(log.read_text()), time.monotonic() + 60
     while alive(child):
         assert time.monotonic() < deadline
@@ -33,7 +33,7 @@ def test_a_part_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None
 
 
 def test_the_status_of_a_part_is_its_own(tmp_path: Path) -> None:
-    assert _within([sys.executable, "-c", "raise SystemExit(3)"], 60.0, tmp_path / "log", {}) == 3
+    assert finish_within([sys.executable, "-c", "raise SystemExit(3)"], 60.0, tmp_path / "log", {}) == 3
 
 
 FAILS_THEN = """
@@ -99,7 +99,7 @@ def test_nothing_is_missing_where_tests_run() -> None:
 
 
 def test_what_is_missing_comes_with_the_versions_of_the_lock(monkeypatch) -> None:
-    monkeypatch.setattr(gpu_machine, "_installed", lambda name: name not in ("flwr", "pytest", "torch"))
+    monkeypatch.setattr(gpu_machine, "is_installed", lambda name: name not in ("flwr", "pytest", "torch"))
     assert gpu_machine.missing() == ["flwr", "torch", "pytest"]
     said = gpu_machine.help_without(["flwr", "torch", "pytest"])
     assert " flwr==1.41" in said

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.groups import on_ranks
-from benchmarks.memory import SETUPS, Layers, _layout
+from benchmarks.memory import SETUPS, Layers, layout_of
 from fedcore.training.engines.building import plan_of
 
 
@@ -15,7 +15,7 @@ def test_the_arithmetic_of_each_engine():
 
 
 def test_the_file_holds_the_model_and_the_plan_every_layer():
-    model, layout = Layers(8), _layout(8)
+    model, layout = Layers(8), layout_of(8)
     assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == {s.name: s.shape for s in layout.specs}
     assert (
         set(plan_of(model).tensor) == set(plan_of(model).blocks) == {name.split(".")[0] for name in model.state_dict()}

@@ -356,7 +356,7 @@ def test_a_mutant_that_hangs_or_cannot_be_imported_is_noticed(ready, monkeypatch
         (b"        words = words[:-1]", 2.0, Fate.HUNG),
         (b"class Refused", LONG, Fate.KILLED),
     ):
-        monkeypatch.setattr(mutation_runs, "_limit", lambda _, limit=limit: limit)
+        monkeypatch.setattr(mutation_runs, "time_limit", lambda _, limit=limit: limit)
         start = source.index(line)
         edit = replace(killed.edits[0], start=start, stop=start + len(line), text="        pass")
         [outcome] = ready.run([replace(killed, edits=(edit,), scope="tries")])
@@ -368,13 +368,13 @@ def test_a_run_that_has_not_begun_at_its_limit_is_ended(monkeypatch, tmp_path):
         time.sleep(300)
         os._exit(0)
 
-    monkeypatch.setattr(mutation_worker, "_run", slow)
-    assert mutation_worker._run_forked(tmp_path, {"limit": 0.1})["hung"]
+    monkeypatch.setattr(mutation_worker, "carry_out", slow)
+    assert mutation_worker.run_forked(tmp_path, {"limit": 0.1})["hung"]
 
 
 def test_tests_that_fail_without_a_mutant_are_no_measure(subject, tmp_path):
     for part in subject.copied:
-        mutation_runs._copy(subject.root / part, tmp_path / part, ignore=())
+        mutation_runs.copy_tree(subject.root / part, tmp_path / part, ignore=())
     (tmp_path / "tests" / "test_door.py").write_text("def test_no():\n    assert False\n")
     with (
         pytest.raises(ConfigurationError, match=r"test_door\.py::test_no"),

@@ -3,7 +3,7 @@
 import pytest
 from support.events import event
 
-from benchmarks.network import _round_seconds
+from benchmarks.network import round_seconds
 from benchmarks.relay import Link, Switch
 from fedcore.record import RunRecord
 
@@ -58,4 +58,4 @@ def test_a_round_lasts_from_one_evaluation_to_the_next() -> None:
     record = RunRecord()
     for at, kind in ((1.0, "train"), (2.0, "evaluate"), (4.0, "train"), (7.0, "evaluate")):
         record.add(event("exchange-done", message_type=kind), at)
-    assert _round_seconds(record) == [5.0]
+    assert round_seconds(record) == [5.0]

@@ -106,7 +106,7 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
     assert shelf.outcome(replace(run, seed=43)) is None
     runner = Runner(run, shelf, deadline=time.time() + 100)
     heard(runner, figures_of(0, 0.5))
-    runner._save()
+    runner.save()
     assert shelf.outcome(run) == kept
 
 

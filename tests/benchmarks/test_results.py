@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from benchmarks.fashion_mnist import FULL, PLAIN, QUICK, SECURE, SHORT, Length, Outcome, _length
+from benchmarks.fashion_mnist import FULL, PLAIN, QUICK, SECURE, SHORT, Length, Outcome, length_of
 from benchmarks.fashion_mnist import report as fashion_report
 from benchmarks.heart_disease import FEDAVG, POOLED, PUBLISHED, Cell, Spread, compare
 from benchmarks.heart_disease import report as heart_report
@@ -79,10 +79,10 @@ def lengths(**given):
 
 
 def test_lengths():
-    assert _length(lengths()) == SHORT
-    assert _length(lengths(quick=True)) == QUICK
-    assert _length(lengths(full=True, rounds=3)) == Length(rounds=3, local_epochs=FULL.local_epochs)
+    assert length_of(lengths()) == SHORT
+    assert length_of(lengths(quick=True)) == QUICK
+    assert length_of(lengths(full=True, rounds=3)) == Length(rounds=3, local_epochs=FULL.local_epochs)
     with pytest.raises(ConfigurationError, match=r"--quick.*--full"):
-        _length(lengths(quick=True, full=True))
+        length_of(lengths(quick=True, full=True))
     with pytest.raises(ConfigurationError, match=r"--rounds.*--local-epochs"):
-        _length(lengths(rounds=-1))
+        length_of(lengths(rounds=-1))
