@@ -133,7 +133,7 @@ class Question:
                     f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
                     check="no-such-column",
                 )
-        counted = [_counted(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
+        counted = [count_column(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
         if not self.epsilon:
             return {name: numbers.tolist() for name, numbers in zip(names, counted, strict=True)}
         steps = self.noise().add_to(np.concatenate(counted), randomness).reshape(len(names), self.length)
@@ -156,7 +156,7 @@ class Question:
         )  # fmt: skip
 
 
-def _counted(question: Question, name: str, values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+def count_column(question: Question, name: str, values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
     """One column of one client, [question.length]."""
     try:
         flat = np.asarray(values, np.float64).reshape(-1)

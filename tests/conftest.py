@@ -129,14 +129,14 @@ def _group(item: pytest.Item) -> None:
     """
     mark = item.get_closest_marker("xdist_group")
     if mark is not None and not item.nodeid.endswith(f"@{mark.args[0]}"):
-        item._id = NodeId.parse(f"{item.nodeid}@{mark.args[0]}")
+        item._id = NodeId.parse(f"{item.nodeid}@{mark.args[0]}")  # noqa: SLF001 - pytest's
 
 
 def _shares(item: pytest.Item) -> bool:
     """Whether a fixture is made once for it and for others: one worker then runs all of its file (`loadgroup`)."""
     if not isinstance(item, pytest.Function):
         return False
-    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    fixtures = item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001 - pytest's
     return any(one.scope != "function" and one.baseid.startswith("tests/") for found in fixtures for one in found)
 
 

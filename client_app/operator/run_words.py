@@ -50,7 +50,7 @@ def _seen(folder: Path, *, younger: float) -> list[Offer] | None:
 def _asked(folder: Path) -> list[Offer]:
     """What the server lists, if it does in time; kept for the next TAB."""
     found: list[Offer] = []
-    asking = Thread(target=lambda: found.extend(_list(folder)), daemon=True)
+    asking = Thread(target=lambda: found.extend(list_runs(folder)), daemon=True)
     asking.start()
     asking.join(PATIENCE)
     answer = list(found)
@@ -59,7 +59,8 @@ def _asked(folder: Path) -> list[Offer]:
     return answer
 
 
-def _list(folder: Path) -> list[Offer]:
+def list_runs(folder: Path) -> list[Offer]:
+    """What the server lists now; empty where it cannot be asked."""
     try:
         kit = tomllib.loads((folder / "operator.toml").read_text(encoding="utf-8"))
         token = (folder / "token").read_text(encoding="ascii").strip()

@@ -53,7 +53,7 @@ class ElasticGroup(RankGroup):
 
     async def _stop_ranks(self) -> None:
         """End the ranks on all machines; those elsewhere wait for this one to come back."""
-        await RankGroup._stop_ranks(self)  # a class with slots is made anew, so that super() finds the old one
+        await super(ElasticGroup, self)._stop_ranks()  # a class with slots is made anew; super() finds the old one
         await self._open.aclose()
         self._keeping = None
         while not self._callers.empty():

@@ -144,7 +144,7 @@ class Rendezvous:
         if self.is_host:
             self.store.set("host", str(position.rank))
         own = self.clone()
-        watch = partial(own._watch, position.rank) if tell is None else partial(own._watch_and_tell, position, tell)
+        watch = partial(own.watch, position.rank) if tell is None else partial(own.watch_and_tell, position, tell)
 
         def run() -> None:
             try:
@@ -154,13 +154,15 @@ class Rendezvous:
 
         threading.Thread(target=run, name="failures", daemon=True).start()
 
-    def _watch(self, rank: int) -> None:
+    def watch(self, rank: int) -> None:
+        """Wait for the first failure, and until rank 0 knows that this rank has seen it."""
         with contextlib.suppress(DistNetworkError, DistStoreError):  # rank 0 is gone, or the store
             self.wait_for(_FAILURE)
             self.mark(f"here/{rank}")
             self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
 
-    def _watch_and_tell(self, position: Position, tell: Callable[[Failure], None]) -> None:
+    def watch_and_tell(self, position: Position, tell: Callable[[Failure], None]) -> None:
+        """On rank 0: wait for the first failure, tell the agent what it was, and let the others end."""
         self.wait_for("host")
         host = int(self.store.get("host"))
         try:

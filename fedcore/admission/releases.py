@@ -99,7 +99,7 @@ def agree(
         summed = chain.sums(asked.purpose, asked.model, here=here if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
-        _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
+        check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(asked)
 
 
@@ -134,9 +134,10 @@ def smallest_group(sums: Iterable[frozenset[int]]) -> int:
     return min(map(len, groups), default=0)
 
 
-def _check_groups(
+def check_smallest_group(
     known: Set[frozenset[int]], asked: frozenset[int], min_cohort: int, corrupt: int, queries: bool
 ) -> None:
+    """Refuse a sum that, with those that are known already, could give that over too small a group."""
     size = smallest_group({*known, asked})
     if size < min_cohort + corrupt:
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)

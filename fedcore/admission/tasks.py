@@ -88,7 +88,7 @@ TOO_LITTLE_NOISE: Final = "too-little-noise"
 PRIVACY_BUDGET: Final = "privacy-budget"
 BUFFER_OFF_SETTINGS: Final = "buffer-off-settings"
 START_MISMATCH: Final = "start-mismatch"
-_LEAST_TIME: Final = 0.5
+LEAST_TIME: Final = 0.5
 """Share of train-seconds that is left of it at least when a client hears of a task."""
 _ENDLESS: Final = 1e18
 """Stands for an epsilon without bound where a number is told."""
@@ -388,7 +388,7 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
             allowed=policy.max_seconds,
         )
     # Who is not done in time contributes nothing, unseen: a short time would choose whom a sum is made of.
-    least = _LEAST_TIME * settings.train_seconds
+    least = LEAST_TIME * settings.train_seconds
     if task.aggregation == "secure" and task.seconds < least and not policy.report_failures:
         raise ProtocolViolation(
             TOO_SHORT,

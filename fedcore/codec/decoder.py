@@ -93,7 +93,7 @@ def decode(
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
-    failures, words = _unlock(encoding, words, survivors, threads)
+    failures, words = unlock(encoding, words, survivors, threads)
     small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
     contributors = survivors - failures
     large = small["large"][0]
@@ -151,7 +151,7 @@ Releases = Sequence[Callable[[], None]]
 """What gives back the memory of mapped files."""
 
 
-def _unlock(
+def unlock(
     encoding: Encoding, words: NDArray[np.uint64], survivors: int, threads: int
 ) -> tuple[int, NDArray[np.uint64]]:
     """Take off the masks of the clients that failed, where they are few enough: their number, and the words."""

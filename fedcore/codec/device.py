@@ -38,8 +38,8 @@ _PIECE_BYTES: Final = 64 * PIECE_FIELDS
 """Device memory that a piece takes beside the words, with room: both models, random bits, fields, the next piece."""
 _BLOCK_WORDS: Final = CIPHER_BLOCK_BYTES // WORD_BYTES
 _RANDOM_BYTES: Final = 2
-_LANES: Final = 128
-_SIZE: Final = 1024
+PROGRAM_BLOCKS: Final = 128
+PROGRAM_FIELDS: Final = 1024
 """Cipher blocks, and elements, of one program."""
 _COPIED: Final = 1 << 20
 """Elements that one thread copies at a time."""
@@ -107,7 +107,7 @@ class DeviceVector:
                     at = span.place - first
                     self._start(
                         "round_update",
-                        -(-span.size // _SIZE),
+                        -(-span.size // PROGRAM_FIELDS),
                         new,
                         old,
                         random[at:],
@@ -118,11 +118,13 @@ class DeviceVector:
                         part.levels,
                         STORED=span.spec.dtype,
                         BITS=part.field_bits,
-                        SIZE=_SIZE,
+                        SIZE=PROGRAM_FIELDS,
                     )
                 if part.field_bits == 21:
                     words = self._words[start + first // 3 :]
-                    self._start("pack_thirds", -(-count // (3 * _SIZE)), fields, words, count, SIZE=_SIZE)
+                    self._start(
+                        "pack_thirds", -(-count // (3 * PROGRAM_FIELDS)), fields, words, count, SIZE=PROGRAM_FIELDS
+                    )
                 base.release()
                 local.release()
         largest, clipped = found.cpu().numpy().T
@@ -145,7 +147,7 @@ class DeviceVector:
 
     def add_masks(self, terms: Iterable[MaskTerm], start: int, stop: int) -> None:
         """`apply_masks` on the words [start, stop)."""
-        self._add_streams(self._words[start:stop], tuple(terms), start, CHUNK_BYTES)
+        self.add_streams(self._words[start:stop], tuple(terms), start, CHUNK_BYTES)
 
     def apply_lock(self, spared: slice, end: int, masks: Sequence[MaskTerm]) -> None:
         """Add masks to all words before `end` but those of the slice `spared`, as `locks.apply_lock`."""
@@ -189,10 +191,10 @@ class DeviceVector:
 
         words = torch.zeros(-(-count * _RANDOM_BYTES // WORD_BYTES), dtype=torch.int64, device=self._device)
         stream = MaskTerm(sign=1, seed=Secret(key))
-        self._add_streams(words, (stream,), first * _RANDOM_BYTES // WORD_BYTES, BLOCK_FIELDS * _RANDOM_BYTES)
+        self.add_streams(words, (stream,), first * _RANDOM_BYTES // WORD_BYTES, BLOCK_FIELDS * _RANDOM_BYTES)
         return words.view(torch.int16)
 
-    def _add_streams(self, words: torch.Tensor, terms: Sequence[MaskTerm], offset: int, chunk_bytes: int) -> None:
+    def add_streams(self, words: torch.Tensor, terms: Sequence[MaskTerm], offset: int, chunk_bytes: int) -> None:
         """Add streams to `words`, which begin at word `offset`; each `chunk_bytes` of a stream have a nonce."""
         import torch
 
@@ -207,7 +209,7 @@ class DeviceVector:
             return
         self._start(
             "add_streams",
-            -(-lanes // _LANES),
+            -(-lanes // PROGRAM_BLOCKS),
             words,
             words.numel(),
             seeds,
@@ -215,7 +217,7 @@ class DeviceVector:
             first,
             skip,
             chunk_bytes // CIPHER_BLOCK_BYTES,
-            LANES=_LANES,
+            LANES=PROGRAM_BLOCKS,
         )
         seeds.zero_()
 

@@ -13,7 +13,6 @@ that is little-endian lays out arrays of these integers: the words are viewed as
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,9 +134,6 @@ class StochasticRounder:
         self._levels = levels
         self._field_bits = field_bits
         self._key = randomness(KEY_BYTES)
-        self._allocate()
-
-    def _allocate(self) -> None:
         narrow = self._field_bits <= 16
         self._scaled = np.empty(BLOCK_FIELDS, np.float32 if narrow else np.float64)
         self._fixed = np.empty(BLOCK_FIELDS, np.int32) if narrow else self._scaled.view(np.int64)
@@ -149,9 +145,7 @@ class StochasticRounder:
 
     def for_thread(self) -> Self:
         """Another rounder with the same key and buffers of its own; let each `begin` chunks of its own."""
-        twin = copy.copy(self)
-        twin._allocate()
-        return twin
+        return type(self)(field_bits=self._field_bits, levels=self._levels, randomness=lambda _: self._key)
 
     def begin(self, chunk: int) -> None:
         """Go to the start of a chunk of the keystream, which nobody has used before."""

@@ -144,7 +144,7 @@ def _noised(
     def all_blocks() -> Iterator[NDArray[Any]]:
         return chain(blocks(), (np.full(1, failed),))
 
-    _round(encoding, lanes.view(np.int32), all_blocks, shrink / encoding.step, randomness)
+    round_within_norm(encoding, lanes.view(np.int32), all_blocks, shrink / encoding.step, randomness)
     _add_noise(encoding, lanes, randomness)
     return words
 
@@ -176,7 +176,7 @@ def _norm(blocks: Blocks) -> float:
     return math.sqrt(squares)
 
 
-def _round(
+def round_within_norm(
     encoding: PrivateEncoding,
     lanes: NDArray[np.int32],
     blocks: Blocks,

@@ -125,7 +125,7 @@ def find_facts(run: PlannedRun) -> AppFacts:
         tempfile.TemporaryDirectory(prefix="fedcore-app-") as folder,
         Workers(Path(folder), run.environment()) as workers,
     ):
-        workers.start("app", _find_facts, run)
+        workers.start("app", report_facts, run)
         reports = [event.report for event in workers.events(silence=_SILENCE_SECONDS)]
     match reports:
         case [AppFacts() as facts, Ended(exitcode=0)]:
@@ -138,7 +138,7 @@ def find_facts(run: PlannedRun) -> AppFacts:
     raise AssertionError(reports)  # the last report of a worker is its end
 
 
-def _find_facts(report: ReportSink, run: PlannedRun) -> None:
+def report_facts(report: ReportSink, run: PlannedRun) -> None:
     """In the worker."""
     try:
         problem = Problem.of(run)

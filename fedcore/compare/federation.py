@@ -97,6 +97,11 @@ class Federation:
     ) -> None:
         self._close()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a federation for the next run; else that starts one."""
+        return self._running is not None
+
     def carry_out(self, run: PlannedRun, emit: EventSink) -> Followed:
         """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
 

@@ -27,8 +27,8 @@ FEDCORE = (sys.executable, "-m", "fedcore")
 START_SECONDS = 600.0
 STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_UNPRIVILEGED, _PORTS, _TRIES = 1024, 8192, 20
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_UNPRIVILEGED, PORTS, _TRIES = 1024, 8192, 20
 """The first port that anybody may use, and below the kernel's own: how many are drawn from, and how often."""
 # Looked up here: a lock of the loader that another thread held at the fork would stay locked in the child.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -69,6 +69,11 @@ class ProcessGroup:
             )
         self._children[name] = child
         return child
+
+    @property
+    def living(self) -> list[str]:
+        """The names of the children that have not ended."""
+        return [name for name, child in self._children.items() if child.poll() is None]
 
     def check(self, *, but: subprocess.Popen[str] | None = None) -> None:
         """Raise EnvironmentFailure, with the end of its log, for a child other than `but` that ended with an error."""
@@ -184,14 +189,19 @@ def _toml(value: Scalar) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port(host: str = "127.0.0.1", *, reserved: Path = PORT_RANGE, count: int = PORTS) -> int:
     """A port of an address of this machine that nobody uses at the moment.
 
     It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
     might be another connection's by the time that the server listens. Whoever seeds `random` does not decide which.
+
+    Args:
+        host: the address.
+        reserved: the file in which the kernel says which ports it hands out.
+        count: how many ports below those are drawn from.
     """
-    lowest = int(_PORT_RANGE.read_text(encoding="ascii").split()[0]) if _PORT_RANGE.exists() else _UNPRIVILEGED
-    below = range(max(_UNPRIVILEGED, lowest - _PORTS), lowest)
+    lowest = int(reserved.read_text(encoding="ascii").split()[0]) if reserved.exists() else _UNPRIVILEGED
+    below = range(max(_UNPRIVILEGED, lowest - count), lowest)
     for port in (*random.SystemRandom().sample(below, min(_TRIES, len(below))), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))

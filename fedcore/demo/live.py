@@ -81,7 +81,7 @@ class _Page:
         if self.as_json:
             sys.stdout.write(json.dumps(link) + "\n")
             sys.stdout.flush()
-        shown = _has_screen() and webbrowser.open(link["url"])
+        shown = has_screen() and webbrowser.open(link["url"])
         what = "the page is open in your browser" if shown else "open this page in a browser"
         self.console.print(f"{what}: {link['url']}", highlight=False, soft_wrap=True)
         self.console.print(
@@ -103,6 +103,6 @@ def _link(operator: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _has_screen() -> bool:
+def has_screen() -> bool:
     """Whether a browser has somewhere to open; one for terminals would take this one."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -123,7 +123,7 @@ class Admission:
         """
         admission = _read(TypeAdapter(cls), path, "the admission")
         remedy = "ask the authority for it again"
-        if not admission._is_signed():
+        if not admission.is_signed():
             raise broken(path, "not signed by the authority that it names", remedy, check="unsigned")
         try:
             admission.roster.verify(admission.authority)
@@ -131,7 +131,8 @@ class Admission:
             raise broken(path, str(error), remedy) from None
         return admission
 
-    def _is_signed(self) -> bool:
+    def is_signed(self) -> bool:
+        """Whether the authority that it names has signed it."""
         try:
             statement = _admission_statement(self.client_id, self.name, self.server_url, self.ca, self.roster)
         except (OverflowError, UnicodeEncodeError):  # of an id, or of half a character, nothing was ever signed

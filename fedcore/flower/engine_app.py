@@ -293,6 +293,11 @@ class LocalApp(TensorApp):
                 warm.engine.optimizer.load_state_dict(warm.histories.pop(client))
         warm.client = client
 
+    @property
+    def engine(self) -> Engine | None:
+        """The one that waits for the next task; None before the first."""
+        return self._warm.engine if self._warm is not None else None
+
     def warm_for(self, config: UserConfig, engine_config: EngineConfig | None) -> Warm:
         """The engine for tasks of one run config; another config takes its place."""
         if self._warm is None or self._warm.config != config:

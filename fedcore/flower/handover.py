@@ -9,6 +9,7 @@ asked: Flower's own loop with a strategy whose functions are all known or declar
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -259,7 +260,8 @@ def _first_argument(frame: FrameType) -> object:
 
 def callers() -> Iterator[FrameType]:
     """The frames outside of the grid, from its caller outwards."""
-    frame: FrameType | None = sys._getframe(1)
+    here = inspect.currentframe()
+    frame: FrameType | None = here and here.f_back
     while frame is not None:
         if frame.f_globals.get("__name__") not in _OURS:
             yield frame

@@ -36,7 +36,7 @@ def starting_from(model: ModelState | None, grid: ExchangeGrid) -> Iterator[None
         yield
         return
     grid.awaits_start = True
-    start, legacy = Strategy.start, Server._get_initial_parameters
+    start, legacy = Strategy.start, Server._get_initial_parameters  # noqa: SLF001 - Flower's, see above
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (Strategy, "start", _start(start, model, grid)),
         (Server, "_get_initial_parameters", _initial_parameters(legacy, model, grid)),
@@ -46,7 +46,7 @@ def starting_from(model: ModelState | None, grid: ExchangeGrid) -> Iterator[None
     try:
         yield
     finally:
-        Strategy.start, Server._get_initial_parameters = start, legacy  # type: ignore[method-assign]
+        Strategy.start, Server._get_initial_parameters = start, legacy  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _start(original: Callable[..., Any], model: ModelState, grid: ExchangeGrid) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ def _initial_parameters(original: Callable[..., Any], model: ModelState, grid: E
             parameters: Parameters = original(server, server_round, timeout)
             return parameters
         # A strategy without parameters of its own would ask a client for them; no client need be asked now.
-        own = server.strategy.initialize_parameters(client_manager=server._client_manager)
+        own = server.strategy.initialize_parameters(client_manager=server._client_manager)  # noqa: SLF001
         arrays = arrays_from_state(model)
         if own is not None:
             arrays = _in_place_of(compat.parameters_to_arrayrecord(own, keep_input=True), model)

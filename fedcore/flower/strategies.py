@@ -136,7 +136,7 @@ def averaging_server(
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
         known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)))
-        options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
+        options = {**participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
         result = strategy(config, trained=client.trained(config), **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config, known),
@@ -171,7 +171,7 @@ def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:
     return f"round {last}: {shown}" if shown else ""
 
 
-def _participation(config: UserConfig) -> dict[str, float | int]:
+def participation(config: UserConfig) -> dict[str, float | int]:
     """How many nodes take part in a round; where a fraction of them does, one is enough."""
     nodes = int(config.get("min-nodes", 1))  # a federation waits for the clients of a run by itself
     participation: dict[str, float | int] = {"min_available_nodes": nodes}

@@ -197,13 +197,13 @@ class NoiseSampler:
         self._stream.fill(words)
         signs = (words & _ONE).view(np.int64)
         words >>= _ONE
-        drawn = self._magnitudes(words)
+        drawn = self.magnitudes(words)
         signs *= -2
         signs += 1
         drawn *= signs
         return drawn
 
-    def _magnitudes(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def magnitudes(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
         """How many entries are at most U; `words` ([m]) are the first 63 bits of each U."""
         high = self._table.high
         found: NDArray[np.int64] = np.searchsorted(high, words).astype(np.int64, copy=False)

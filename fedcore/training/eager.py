@@ -46,10 +46,10 @@ def _defer(method: Function) -> None:
     def deferred(*arguments: Any, **named: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*arguments, **named)
-        del function.__dynamo_disable
+        del function.__dynamo_disable  # noqa: SLF001 - torch's
         return method(*arguments, **named)
 
-    function.__dynamo_disable = deferred
+    function.__dynamo_disable = deferred  # noqa: SLF001 - torch's
 
 
 def _eager(step: Function) -> Function:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training.dtensors import local
 
-_CHUNK_ELEMENTS = 1 << 24
+CHUNK_ELEMENTS = 1 << 24
 """Elements whose differences are held at a time: a second model would be too much."""
 
 
@@ -39,7 +39,7 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     if mu == 0:
         return
     for chunk in _chunks(pairs):
-        pulls = torch._foreach_sub([local(w) for w, _ in chunk], [local(w0) for _, w0 in chunk])
+        pulls = torch._foreach_sub([local(w) for w, _ in chunk], [local(w0) for _, w0 in chunk])  # noqa: SLF001
         torch._foreach_add_([_gradient(w) for w, _ in chunk], pulls, alpha=mu)
 
 
@@ -55,12 +55,12 @@ def _pairs(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Iterator[t
 
 
 def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Stretches of at most _CHUNK_ELEMENTS elements, or of one tensor."""
+    """Stretches of at most CHUNK_ELEMENTS elements, or of one tensor."""
     chunk: list[tuple[Tensor, Tensor]] = []
     elements = 0
     for w, w0 in pairs:
         size = local(w).numel()
-        if chunk and elements + size > _CHUNK_ELEMENTS:
+        if chunk and elements + size > CHUNK_ELEMENTS:
             yield chunk
             chunk, elements = [], 0
         chunk.append((w, w0))

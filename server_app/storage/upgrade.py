@@ -94,7 +94,7 @@ def migrate(connection: Connection, version: int, to: int) -> None:
     script = ScriptDirectory.from_config(config)
     if version:  # a database from before the history was kept does not say its revision
         MigrationContext.configure(connection).stamp(script, revision_of(version))
-    lead = script._upgrade_revs if to > version else script._downgrade_revs
+    lead = script._upgrade_revs if to > version else script._downgrade_revs  # noqa: SLF001 - as alembic's commands
 
     def revisions(current: Any, _: MigrationContext) -> Any:
         return lead(revision_of(to), current)

@@ -92,7 +92,7 @@ def test_arrays_beyond_the_room_leave_it_or_stay_away(device: torch.device) -> N
     sets = [Split(x=GREY.x.copy(), y=GREY.y.copy()) for _ in range(3)]
     for data in sets:
         next(iter(loaders.batches(data, rows_of("shuffled"))))
-    assert list(loaders._arrays) == [id(sets[1]), id(sets[2])]
+    assert [loaders.keeps(data) for data in sets] == [False, True, True]
     large = Split(x=np.concatenate([GREY.x] * 3), y=np.concatenate([GREY.y] * 3))
     next(iter(loaders.batches(large, rows_of("shuffled"))))
-    assert id(large) not in loaders._arrays
+    assert not loaders.keeps(large)

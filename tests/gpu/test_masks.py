@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-from support.on_device import vector_of, words_of
+from support.on_device import DEVICE, vector_of, words_of
 from support.raising import raises
 
 from fedcore.codec.device import LEAST_WORDS, open_vector
@@ -54,10 +55,10 @@ def test_any_range_is_masked_as_by_the_processor(at, count):
 def test_the_nonce_follows_the_chunk(chunk):
     """A counter that went on instead of the nonce, or a nonce cut to 32 bits, would differ after the fourth word."""
     words, first = np.zeros(9, np.uint64), chunk * CHUNK_WORDS - 4
-    vector = vector_of(words)
-    vector._add_streams(vector._words, _terms(-1), first, CHUNK_WORDS * 8)
+    masked = torch.zeros(9, dtype=torch.int64, device=DEVICE)
+    vector_of(0).add_streams(masked, _terms(-1), first, CHUNK_WORDS * 8)
     apply_masks(words, _terms(-1), offset=first)
-    np.testing.assert_array_equal(words_of(vector, 9), words)
+    np.testing.assert_array_equal(masked.cpu().numpy().view(np.uint64), words)
 
 
 def test_a_range_leaves_the_words_beside_it():

@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             kinds: list[str] = []
             result = carry_out_run(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
             found[name] = (result, run.folder, kinds)
-            found.setdefault("warm", []).append(federation._running is not None)
+            found.setdefault("warm", []).append(federation.is_running)
         found["federations"] = len(list((out / "federations").iterdir()))
         yield found
 

@@ -31,7 +31,7 @@ def test_a_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A file: the workers are other processes, which import it.
     (tmp_path / "first_site.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    names = {"_ROWS": modes._ROWS, "FirstSite": importlib.import_module("first_site").FirstSite}
+    names = {"_ROWS": (), "FirstSite": importlib.import_module("first_site").FirstSite}
     exec(row, names)
     mode = names["_ROWS"][-1]
     monkeypatch.setitem(modes.MODES, mode.name, mode)

@@ -105,7 +105,7 @@ def fork_from_here_on() -> None:
     from server_app.runs import app_process
 
     # The standard library has no public way to say that a fork server runs already.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001
     for module in (supervisor, app_process):
         module.start_process = start_process  # type: ignore[attr-defined]
     for module in (federation, local_federation):

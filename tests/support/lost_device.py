@@ -65,8 +65,8 @@ class _Vector(DeviceVector):
         super().close()
         self._card.given_back += 1
 
-    def _add_streams(self, words: torch.Tensor, terms: Sequence[MaskTerm], offset: int, chunk_bytes: int) -> None:
+    def add_streams(self, words: torch.Tensor, terms: Sequence[MaskTerm], offset: int, chunk_bytes: int) -> None:
         if self._card.streams:
-            super()._add_streams(words, terms, offset, chunk_bytes)
+            super().add_streams(words, terms, offset, chunk_bytes)
         else:
             apply_masks(words.numpy().view(np.uint64), terms, offset=offset)  # within the first chunk of either kind

@@ -10,7 +10,7 @@ from fedcore.codec import DeviceVector, device
 
 if not torch.cuda.is_available():
     # The interpreter takes its time for each operation, however many lanes that has.
-    device._LANES, device._SIZE = 1 << 14, 1 << 18
+    device.PROGRAM_BLOCKS, device.PROGRAM_FIELDS = 1 << 14, 1 << 18
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -84,10 +84,10 @@ class TestRuns:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         context = SimpleNamespace(params={"operator": tmp_path})
-        monkeypatch.setattr(run_words, "_list", lambda folder: [("ab12", "running, digits")])
+        monkeypatch.setattr(run_words, "list_runs", lambda folder: [("ab12", "running, digits")])
         offered = run_words.runs(context, "")  # type: ignore[arg-type]
         assert offered == [("last", "the newest run"), ("ab12", "running, digits")]
-        monkeypatch.setattr(run_words, "_list", lambda folder: pytest.fail("it was listed a moment ago"))
+        monkeypatch.setattr(run_words, "list_runs", lambda folder: pytest.fail("it was listed a moment ago"))
         assert run_words.runs(context, "ab") == [("ab12", "running, digits")]  # type: ignore[arg-type]
         assert (tmp_path / run_words.CACHE_FILE).stat().st_mode & 0o077 == 0
 

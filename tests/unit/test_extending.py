@@ -82,7 +82,7 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("channels_last")
     vars(module).update(run_example("An engine", __name__="example"))
     monkeypatch.setitem(sys.modules, f"{engines.__name__}.channels_last", module)
-    monkeypatch.setitem(engines._ENGINES, "channels-last", "channels_last:ChannelsLastEngine")
+    monkeypatch.setitem(engines.ENGINES, "channels-last", "channels_last:ChannelsLastEngine")
 
     def model() -> nn.Module:
         torch.manual_seed(1)

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.privacy import Accountant
-from fedcore.statistics import Column, Question, _counted, standardised
+from fedcore.statistics import Column, Question, count_column, standardised
 from tests.support.raising import raises
 
 VALUES = st.floats(-50, 150, width=32) | st.just(math.nan) | st.sampled_from([math.inf, -math.inf])
@@ -121,7 +121,8 @@ class TestNoise:
 
 
 def _counts(question: Question, rows: np.ndarray) -> list[np.ndarray]:
-    return [_counted(question, name, rows[:, at], *question.bounds_of(at)) for at, name in enumerate(question.names)]
+    names = enumerate(question.names)
+    return [count_column(question, name, rows[:, at], *question.bounds_of(at)) for at, name in names]
 
 
 class TestStandardised:

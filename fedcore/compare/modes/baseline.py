@@ -113,7 +113,7 @@ class Baseline(Mode):
     def _lose(self, run: PlannedRun, workers: Workers, log: RoundLog, name: str, end: Ended) -> None:
         """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
         noticed = time.monotonic()
-        name, end = _to_blame(workers, name, end)
+        name, end = worker_to_blame(workers, name, end)
         if end.exitcode > 0:
             workers.stop()
             log.reason = f"{name}: {end.reason}"
@@ -151,7 +151,7 @@ def start_group(workers: Workers, names: Sequence[str], target: Callable[..., ob
             workers.start(name, target, run, rank, port, listening if rank == 0 else None)
 
 
-def _to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended]:
+def worker_to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended]:
     """The worker whose end led to the others': one that merely lost its peer waits for the peer's own end."""
 
     def endings() -> Iterator[tuple[str, Ended]]:

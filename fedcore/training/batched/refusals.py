@@ -20,8 +20,8 @@ _ELEMENTWISE = (
 )
 """Optimizers that change each element by its own gradients alone, with the same number of steps for all."""
 
-_BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
-_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RReLU)
+_BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 - torch's base class
+_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RReLU)  # noqa: SLF001 - torch's base class
 
 
 def why_not(engine: Engine) -> str | None:
@@ -51,7 +51,7 @@ def _of_model(module: nn.Module) -> str | None:
             return f"its model has {called}, whose examples depend on each other"
         if isinstance(part, nn.RNNBase):
             return f"its model has {called}, which torch.func.vmap has no rule for"
-        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:  # noqa: SLF001 - torch's base class
             return f"its model has {called}, which counts what it sees"
         if isinstance(part, _DROPOUT) and _chance(part):
             return f"its model has {called}, which draws numbers for each client"

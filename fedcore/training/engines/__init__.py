@@ -36,7 +36,7 @@ __all__ = [
     "make_engine",
 ]
 
-_ENGINES: Final = {
+ENGINES: Final = {
     "single": "replicated:SingleEngine",
     "ddp": "replicated:DdpEngine",
     "fsdp": "fsdp:FsdpEngine",
@@ -55,6 +55,6 @@ def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World
     """
     world = world or World.current()
     config = config or EngineConfig.from_mapping({}, ranks=world.size)
-    module, _, name = _ENGINES[config.engine].partition(":")
+    module, _, name = ENGINES[config.engine].partition(":")
     kind: type[Engine] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return kind(recipe, config, world)

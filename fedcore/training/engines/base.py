@@ -84,7 +84,7 @@ class Engine(ABC):
         self.examples_taken = 0
         self._share_of: tuple[float, torch.dtype, torch.device, type] | None = None
         self._last_share = torch.zeros(())
-        self._loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
+        self.loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
         recipe.loss.check_engine(config, world.size)
         if config.deterministic:
             be_deterministic()
@@ -160,7 +160,7 @@ class Engine(ABC):
     def _share(self, loss: Tensor, share: float) -> Tensor:
         """`share` as a gradient of `loss`; steps of one size have the same, unless somebody wrote into it."""
         wanted = share, loss.dtype, loss.device, type(loss)
-        if self._share_of != wanted or self._last_share._version:
+        if self._share_of != wanted or self._last_share._version:  # noqa: SLF001 - torch's count of writes
             self._share_of, self._last_share = wanted, torch.full_like(loss, share)
         return self._last_share
 
@@ -219,7 +219,7 @@ class Engine(ABC):
         if not held:
             return torch.zeros((), device=self.device)
         wide = functools.reduce(torch.promote_types, (tensor.dtype for tensor, _ in held), torch.float32)
-        norms = torch._foreach_norm([tensor for tensor, _ in held], dtype=wide)
+        norms = torch._foreach_norm([tensor for tensor, _ in held], dtype=wide)  # noqa: SLF001
         squares = torch.stack(norms).to(self.device).float().square()
         copies = [number for _, number in held]
         if len(set(copies)) == 1:
@@ -258,7 +258,7 @@ class Engine(ABC):
 
     def read(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
         """The batches with the given rows of `data`, for an order that is not one of `batches`."""
-        return self._loaders.batches(data, rows, workers=workers, seed=seed)
+        return self.loaders.batches(data, rows, workers=workers, seed=seed)
 
     def passes(
         self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
@@ -269,7 +269,7 @@ class Engine(ABC):
         """
         counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
         rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
-        return self._loaders.batches(data, rows, workers=workers)
+        return self.loaders.batches(data, rows, workers=workers)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks that have different examples; every rank has to call it."""
@@ -375,7 +375,7 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Release what must not outlive the process group."""
-        self._loaders.close()
+        self.loaders.close()
 
     def _average_buffers(self) -> None:
         if self.data_size == 1:

@@ -247,7 +247,7 @@ class Loaders:
 
     def __init__(self, device: torch.device, *, room: int | None = None) -> None:
         self._device = device
-        self._room = room
+        self.room = room
         # The data set itself is kept too, so that its id stays its own.
         self._arrays: dict[int, tuple[Split, Tensor, Tensor]] = {}
         self._loaders: dict[tuple[int, int], tuple[Any, _Order, DataLoader[Any]]] = {}
@@ -263,6 +263,10 @@ class Loaders:
             batches = self._from_dataset(data, list(rows), workers, seed)
         return ahead(batches, self._device) if self._device.type == "cuda" else batches
 
+    def keeps(self, data: Split) -> bool:
+        """Whether the arrays of a data set lie on the device."""
+        return id(data) in self._arrays
+
     def close(self) -> None:
         """End the loader processes."""
         self._loaders.clear()
@@ -270,9 +274,9 @@ class Loaders:
 
     def _fits(self, data: Split) -> bool:
         """Whether the arrays may stay on the device; others may have to leave it for them."""
-        if self._room is None or id(data) in self._arrays:
+        if self.room is None or id(data) in self._arrays:
             return True
-        room = self._room - _bytes(data)
+        room = self.room - _bytes(data)
         while self._arrays and sum(_bytes(kept) for kept, _, _ in self._arrays.values()) > room:
             del self._arrays[next(iter(self._arrays))]
         return room >= 0

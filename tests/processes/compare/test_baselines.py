@@ -16,7 +16,7 @@ from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.measure.clock import allreduce_seconds
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.baseline import _to_blame
+from fedcore.compare.modes.baseline import worker_to_blame
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun
 from fedcore.compare.workers.problem import Problem
@@ -208,7 +208,7 @@ def test_who_was_killed_is_found_when_another_is_seen_to_end_first(tmp_path: Pat
         workers.start("killed", end_late)
         first = next(event for event in workers.events(silence=60.0) if isinstance(event.report, Ended))
         assert first.name == "left"
-        assert _to_blame(workers, *first)[0] == "killed"
+        assert worker_to_blame(workers, *first)[0] == "killed"
 
 
 def test_what_the_app_raises_is_the_reason(tmp_path: Path):

@@ -74,17 +74,13 @@ def killing(group: ProcessGroup, *, buffered: bool = False) -> Killing:
     return Killing(group=group, kill=kill, sites=2, buffered=buffered, clock=clock)
 
 
-def living(group: ProcessGroup) -> list[str]:
-    return [name for name, child in group._children.items() if child.poll() is None]
-
-
 def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGroup) -> None:
     watch = killing(group)
     for data in (done(1), done(2, "train")):
         watch.see(data)
-    assert living(group) == CLIENTS
+    assert group.living == CLIENTS
     watch.see(done(2))
-    assert living(group) == ["client-1"]
+    assert group.living == ["client-1"]
     group.check()  # it is not missed
     watch.see(dropped("client-1"))
     assert watch.losses(ended("finished"))[0].consequence.startswith("not missed"), "the other one was not to be lost"
@@ -106,9 +102,9 @@ def test_a_buffer_without_it_does_not_say_that_it_is_missed(group: ProcessGroup)
 def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGroup) -> None:
     watch = killing(group)
     watch.see(exchange(2, "a"))
-    assert living(group) == CLIENTS
+    assert group.living == CLIENTS
     watch.see(exchange(3, "b"))
-    assert living(group) == ["client-1"]
+    assert group.living == ["client-1"]
     watch.see(event("ended", status="failed", reason="too few"))
     (loss,) = watch.losses(ended("failed", "too few"))
     assert loss.consequence == "not missed before the end; the run failed: too few"
@@ -118,7 +114,7 @@ def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ProcessGroup) -> Non
     watch = Killing(group=group, kill=None, sites=2)
     watch.see(done(2))
     assert watch.losses(ended("finished")) == ()
-    assert living(group) == CLIENTS
+    assert group.living == CLIENTS
 
 
 def test_a_child_that_ends_by_itself_is_missed(group: ProcessGroup) -> None:

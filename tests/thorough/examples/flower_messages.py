@@ -71,12 +71,12 @@ def message(kind: str, arrays: ArrayRecord, server_round: int, node: int) -> Mes
 def server_task() -> Iterator[None]:
     """The identity without which a strategy cannot make a Message, taken back afterwards."""
     # The class has no way to read an identity that is not set, hence the private names.
-    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)  # noqa: SLF001
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
     try:
         yield
     finally:
-        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before  # noqa: SLF001
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
         assert size < max(exchange["bytes_up"].values()) < size + 1000 < 4 * BASE_PARAMETERS
 
     # Every client of the simulation trained on this one engine: the frozen part of its model is what it was.
-    now = dict(client.app._warm.engine.module.named_parameters())
+    now = dict(client.app.engine.module.named_parameters())
     assert sum(p.numel() for p in base.values()) == BASE_PARAMETERS
     assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
     model.load_state_dict(start, strict=False)

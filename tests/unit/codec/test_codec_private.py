@@ -24,7 +24,7 @@ from fedcore.codec import (
     private_encoding,
     release_of,
 )
-from fedcore.codec.noised import _round
+from fedcore.codec.noised import round_within_norm
 from fedcore.errors import EncodingError, NothingContributed, PeerError, UsageError
 from fedcore.privacy import BLOCK, ROUNDING, KeyStream, accounting, noise_bound
 from fedcore.state import ModelState
@@ -166,7 +166,9 @@ class TestFailures:
         encoding = encoding_for(size, dp_noise_multiplier=2.0**-9)
         lanes = np.zeros(encoding.coordinates, np.int32)
         values = np.append(np.zeros(size), encoding.clip)
-        _round(encoding, lanes, lambda: iter(np.split(values, range(BLOCK, size, BLOCK))), 1 / encoding.step, seeded(3))
+        round_within_norm(
+            encoding, lanes, lambda: iter(np.split(values, range(BLOCK, size, BLOCK))), 1 / encoding.step, seeded(3)
+        )
         assert int(lanes.astype(np.int64) @ lanes.astype(np.int64)) <= encoding.release.norm_squared
         nothing = encode_nothing(encoding, randomness=seeded(4)).words
         update = words_of(encoding, weights(*[1.0] * min(size, 999), size=size))
@@ -225,7 +227,7 @@ class TestSensitivity:
         lanes = np.zeros(encoding.coordinates, np.int32)
         vector = np.array(values, np.float64)
         norm = max(float(np.sqrt(vector @ vector)), 1.0)
-        _round(encoding, lanes, lambda: iter((vector,)), encoding.release.scale / norm, seeded(3))
+        round_within_norm(encoding, lanes, lambda: iter((vector,)), encoding.release.scale / norm, seeded(3))
         assert int(lanes.astype(np.int64) @ lanes.astype(np.int64)) <= encoding.release.norm_squared
 
     def test_a_rounding_that_came_out_too_long_is_done_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +246,7 @@ class TestSensitivity:
         monkeypatch.setattr(accounting, "rounded_norm_squared", lambda scale, dimension: limit)
         for seed in range(20):
             lanes = np.zeros(values.size, np.int32)
-            _round(encoding, lanes, lambda: iter((values,)), 1.0, seeded(seed))
+            round_within_norm(encoding, lanes, lambda: iter((values,)), 1.0, seeded(seed))
             assert int(lanes.astype(np.int64) @ lanes) <= limit
         assert len(attempts) > 25
 
@@ -254,7 +256,7 @@ class TestSensitivity:
         vector = np.array([0.0, 1.0, 0.0])
         lanes = np.zeros(3, np.int32)
         with raises(UsageError, check="longer-than-clipping"):
-            _round(encoding, lanes, lambda: iter((vector,)), encoding.release.scale * 1.1, seeded(4))
+            round_within_norm(encoding, lanes, lambda: iter((vector,)), encoding.release.scale * 1.1, seeded(4))
 
     def test_an_update_with_nan(self) -> None:
         with raises(EncodingError, check="not-finite"):

@@ -7,7 +7,7 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.compare.app_facts import AppFacts, Unreadable, _find_facts
+from fedcore.compare.app_facts import AppFacts, Unreadable, report_facts
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
@@ -34,7 +34,7 @@ def found_in(app: Path, network: str = "none", **config: Any) -> WorkerReport:
     )
     (run,) = plan(job)
     reports: list[WorkerReport] = []
-    _find_facts(reports.append, run)
+    report_facts(reports.append, run)
     (report,) = reports
     # As it comes out of the worker, and out of job.json.
     return WorkerReport.decoded(report.encoded())

@@ -4,29 +4,23 @@ import random
 import socket
 from pathlib import Path
 
-import pytest
-
-from fedcore.compare import local_federation
-from fedcore.compare.local_federation import free_port
+from fedcore.compare.local_federation import PORTS, free_port
 
 
-def test_a_port_is_none_that_the_kernel_hands_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_none_that_the_kernel_hands_out(tmp_path: Path) -> None:
     ranges = tmp_path / "range"
-    monkeypatch.setattr(local_federation, "_PORT_RANGE", ranges)
     ranges.write_text("20000\t60999\n")
-    assert 20000 - local_federation._PORTS <= free_port() < 20000
+    assert 20000 - PORTS <= free_port(reserved=ranges) < 20000
 
 
-def test_a_port_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_not_taken(tmp_path: Path) -> None:
     ranges = tmp_path / "range"
-    monkeypatch.setattr(local_federation, "_PORT_RANGE", ranges)
-    monkeypatch.setattr(local_federation, "_PORTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         ranges.write_text(f"{taken + 1}\t60999\n")
-        assert free_port() != taken
+        assert free_port(reserved=ranges, count=1) != taken
     ranges.unlink()
-    assert free_port() > 0, "the kernel does not tell its range"
+    assert free_port(reserved=ranges, count=1) > 0, "the kernel does not tell its range"
 
 
 def test_programs_with_one_seed_get_other_ports() -> None:

@@ -133,7 +133,8 @@ def test_a_push_without_a_read_or_from_too_old_a_model_is_refused():
         core.push(0, push())
     core.ask(0)
     core.ask(1)
-    core._reads[0] = (2, 0)
+    core.push(0, push())
+    core.bound = 0  # it has read one step ahead of the other
     with pytest.raises(StalenessExceeded):
         core.push(0, push())
 

@@ -40,6 +40,6 @@ def test_a_browser_of_the_terminal_does_not_take_the_terminal(monkeypatch: pytes
     monkeypatch.setattr(live.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    assert not live._has_screen()
+    assert not live.has_screen()
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert live._has_screen()
+    assert live.has_screen()

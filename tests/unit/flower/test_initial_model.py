@@ -113,6 +113,6 @@ def test_the_functions_of_flower_are_put_back() -> None:
     from flwr.server.server import Server
     from flwr.serverapp.strategy import Strategy
 
-    before = Strategy.start, Server._get_initial_parameters
+    before = Strategy.start, Server._get_initial_parameters  # noqa: SLF001 - Flower's
     run(Echo(), "steady", ModelState.from_arrays({"weight": np.zeros(10, np.float32)}), size=10, strategy="FedAvg")
-    assert (Strategy.start, Server._get_initial_parameters) == before
+    assert (Strategy.start, Server._get_initial_parameters) == before  # noqa: SLF001

@@ -8,7 +8,7 @@ from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
 from fedcore.flower.buffered import FedBuff
 from fedcore.flower.memory_app import READ_TOO
-from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, _participation, make_strategy
+from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, make_strategy, participation
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_values_out_of_range_are_refused(config: dict[str, float | str], message
 
 
 def test_an_app_need_not_say_how_many_nodes_it_waits_for() -> None:
-    assert _participation({}) == _participation({"min-nodes": 1})
+    assert participation({}) == participation({"min-nodes": 1})
 
 
 def test_an_app_without_a_folder_knows_the_keys_of_all_strategies() -> None:

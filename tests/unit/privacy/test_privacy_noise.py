@@ -84,12 +84,12 @@ def test_64_more_bits_decide_where_the_first_63_do_not() -> None:
     word = 12345
     table = hand_made(5 << 64, (word << 64) + 2**63, (word << 64) + 2**63 + 2**62, 1 << 126)
     sampler = NoiseSampler(table, seeded(3))
-    found = sampler._magnitudes(np.full(4000, word, np.uint64))
+    found = sampler.magnitudes(np.full(4000, word, np.uint64))
     # U is below the second entry with chance 1/2, between the two with 1/4, above both with 1/4.
     counts = np.bincount(found, minlength=4)
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:] / 4000, [0.5, 0.25, 0.25], atol=0.04)
-    np.testing.assert_array_equal(sampler._magnitudes(np.array([4, 6, word + 1], np.uint64)), [0, 1, 3])
+    np.testing.assert_array_equal(sampler.magnitudes(np.array([4, 6, word + 1], np.uint64)), [0, 1, 3])
 
 
 def test_noise_is_chacha20_and_each_use_has_its_own_stream() -> None:

@@ -37,7 +37,7 @@ def penalty_of(model, anchor):
 
 @pytest.mark.parametrize("chunk", [1 << 24, 7])
 def test_the_gradient_is_that_of_the_penalty(monkeypatch, chunk):
-    monkeypatch.setattr(proximal, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(proximal, "CHUNK_ELEMENTS", chunk)
     model, anchor = model_and_anchor()
     twin = copy.deepcopy(model)
     (loss_of(twin) + penalty_of(twin, anchor)).backward()

@@ -33,7 +33,7 @@ async def test_nobody_signs_that_more_may_fail(stock: Any, tmp_path: Path) -> No
 
 async def test_without_the_lock_it_is_that_ones_update(stock: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedcore.codec.encoder.apply_lock", lambda words, spared, masks: None)
-    monkeypatch.setattr("fedcore.codec.decoder._unlock", lambda _, words, *rest: (3, words))
+    monkeypatch.setattr("fedcore.codec.decoder.unlock", lambda _, words, *rest: (3, words))
     (release,) = (await play([CRAFTED], DATA, stock, tmp_path)).releases
     assert release.decoded.examples == DATA[1].examples
     assert release.decoded.state["layer"][0] == pytest.approx(0.25 + 0.5 + DATA[1].secret, abs=1e-2)
