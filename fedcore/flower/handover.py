@@ -201,7 +201,7 @@ def _check(holder: object, names: tuple[str, ...], title: str, remedy: str, want
             continue
         flower = of_flower(code_of(value))
         if flower:
-            raise AppError(_flowers_own(title, type(holder)), check="secure-aggregation")
+            raise _flowers_own(title, type(holder))
         if wants == "groups":
             raise AppError(
                 f"{title} cannot run with groups: its {name}{_where(value)} would get the weighted mean of each group "
@@ -289,13 +289,14 @@ _METRICS_REMEDY = (
 )
 
 
-def _flowers_own(title: str, kind: type) -> str:
+def _flowers_own(title: str, kind: type) -> AppError:
     reasons = [_REASONS[base.__name__] for base in kind.__mro__ if base.__name__ in _REASONS]
     reason = reasons[0] if reasons else "it is not known to need nothing but the mean"
     place = _app_frame(list(callers()))
-    return (
+    return AppError(
         f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
-        f"({_SOME}), or {_PLAIN}{_grouped(kind)}"
+        f"({_SOME}), or {_PLAIN}{_grouped(kind)}",
+        check="secure-aggregation" if reasons else "unknown-strategy",
     )
 
 

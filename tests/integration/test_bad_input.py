@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -46,12 +47,12 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_refused(status: int, message: str, *words: str | Path, untouched: Path) -> str:
-    """The command ends with this status, says this on one line of standard error, and changes no file."""
+def assert_refused(status: int, named: str, *words: str | Path, untouched: Path) -> str:
+    """The command ends with this status, names this (a pattern) on one line of standard error, and changes no file."""
     before = snapshot(untouched)
     done = forked(*words)
     assert done.returncode == status, done.stderr
-    assert message in done.stderr
+    assert re.search(named, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -62,11 +63,11 @@ def assert_refused(status: int, message: str, *words: str | Path, untouched: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "qorum=3"), "unknown key 'qorum' in --set; did you mean 'quorum'?"),
-        (("--set", "field-bits=17"), "field-bits in --set must be one of 8, 10, 12, 16, 21, 32, auto, not 17"),
-        (("--set", "quorum"), "expected key=value, not 'quorum'"),
-        (("--run-config", "lrr=1"), "unknown key 'lrr' in the run config; did you mean 'lr'?"),
-        (("--run-config", "lr=fast"), "lr in the run config must be of type float, not str"),
+        (("--set", "qorum=3"), "'qorum'.*--set.*'quorum'"),
+        (("--set", "field-bits=17"), "field-bits.*--set.*8, 10, 12, 16, 21, 32, auto.*17"),
+        (("--set", "quorum"), "key=value.*'quorum'"),
+        (("--run-config", "lrr=1"), "'lrr'.*'lr'"),
+        (("--run-config", "lr=fast"), r"\blr\b.*float"),
     ],
 )
 def test_settings_of_a_run(fed: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
@@ -75,7 +76,7 @@ def test_settings_of_a_run(fed: Path, tmp_path: Path, words: tuple[str, ...], me
 
 def test_an_unknown_key_in_the_apps_pyproject(fed: Path, app: Path, tmp_path: Path) -> None:
     replace(app / "pyproject.toml", "field-bits = 32", "feild-bits = 32")
-    message = f"unknown key 'feild-bits' in [tool.fedcore] of {app}/pyproject.toml; did you mean 'field-bits'?"
+    message = rf"'feild-bits'.*\[tool\.fedcore\].*{app}/pyproject.toml.*'field-bits'"
     assert_refused(2, message, "run", app, "--operator", fed / "operator", untouched=tmp_path)
     assert_refused(2, message, "client", "--kit", fed / "clients" / "client-1", "--app", app, untouched=tmp_path)
     assert_refused(2, message, "simulate", app, "--clients", "3", untouched=tmp_path)
@@ -112,14 +113,14 @@ def another_app(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (unknown_policy, "policy.toml; did you mean 'min-cohort'?"),
-        (unknown_client_key, "client.toml; did you mean 'server-url'?"),
-        (readable, "identity.key: a secret that other users of this machine can read; run: chmod 600"),
-        (another_clients_key, "identity.key: not the key that the roster has for this client"),
+        (unknown_policy, "'min-cohorts'.*policy.toml.*'min-cohort'"),
+        (unknown_client_key, "'server-uri'.*client.toml.*'server-url'"),
+        (readable, "identity.key.*chmod 600"),
+        (another_clients_key, "identity.key.*roster"),
         (altered_roster, "roster.json: "),
-        (no_key, "identity.key: the file is missing; copy the folder again"),
-        (another_app, "policy.toml agrees to the app abababababab… only"),
-        (shutil.rmtree, "clients/client-2: there is no such folder; name the folder that holds client.toml"),
+        (no_key, "clients/client-2/identity.key: (?!.*(chmod|roster))"),
+        (another_app, "policy.toml.*abababababab"),
+        (shutil.rmtree, "clients/client-2: .*client.toml"),
     ],
 )
 def test_a_clients_kit(fed: Path, tmp_path: Path, spoil: Spoil, message: str) -> None:
@@ -132,20 +133,19 @@ def test_a_clients_kit(fed: Path, tmp_path: Path, spoil: Spoil, message: str) ->
 def test_a_secret_that_others_can_read(fed: Path, tmp_path: Path, secret: str) -> None:
     (fed / secret).chmod(0o640)
     command = ("run", TINY, "--operator", fed) if "operator" in secret else ("server", "--federation", fed)
-    message = f"{fed / secret}: a secret that other users of this machine can read; run: chmod 600 {fed / secret}"
+    message = f"{fed / secret}: .*chmod 600 {fed / secret}"
     assert_refused(2, message, *command, untouched=tmp_path)
 
 
 def test_no_federation_for_the_server_and_the_operator(tmp_path: Path) -> None:
     missing = tmp_path / "fed"
-    assert_refused(2, f"{missing}: there is no such folder", "server", "--federation", missing, untouched=tmp_path)
-    assert_refused(2, f"{missing}: there is no such folder", "run", TINY, "--operator", missing, untouched=tmp_path)
+    assert_refused(2, f"{missing}: ", "server", "--federation", missing, untouched=tmp_path)
+    assert_refused(2, f"{missing}: ", "run", TINY, "--operator", missing, untouched=tmp_path)
 
 
 def test_a_server_that_is_not_there(fed: Path, tmp_path: Path) -> None:
     command = ("run", TINY, "--operator", fed, "--connect-seconds", "1", "--out", tmp_path / "m.safetensors")
-    told = assert_refused(4, "no fedcore server answers at https://localhost:", *command, untouched=tmp_path)
-    assert "is it running (fedcore server --federation DIR)" in told
+    assert_refused(4, "https://localhost:.*fedcore server --federation", *command, untouched=tmp_path)
 
 
 def test_a_port_in_use(fed: Path) -> None:
@@ -153,19 +153,19 @@ def test_a_port_in_use(fed: Path) -> None:
         port = taken.getsockname()[1]
         done = forked("server", "--federation", fed, "--port", str(port))
     assert done.returncode == 4
-    assert f"another process listens on 127.0.0.1:{port}; stop it, or choose one with --port" in done.stderr
+    assert re.search(rf"127\.0\.0\.1:{port}\b.*--port", done.stderr)
     assert "Traceback" not in done.stderr
 
 
 def test_places_for_the_model_that_cannot_be(fed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = ("run", TINY, "--operator", fed, "--connect-seconds", "1", "--out")
-    assert_refused(2, f"--out: {tmp_path} is a folder", *run, tmp_path, untouched=tmp_path)
-    assert_refused(2, "--out: no file can be made in", *run, tmp_path / "file" / "m.safetensors", untouched=tmp_path)
+    assert_refused(2, f"--out: {tmp_path} ", *run, tmp_path, untouched=tmp_path)
+    assert_refused(2, f"--out: .*{tmp_path}/file", *run, tmp_path / "file" / "m.safetensors", untouched=tmp_path)
 
 
 def test_provisioning_into_a_folder_with_something_in_it(fed: Path, tmp_path: Path) -> None:
-    message = f"{fed} exists and is not an empty folder; choose another one, nothing was changed"
+    message = f"{fed} "
     assert_refused(2, message, "provision", fed, "--clients", "2", untouched=tmp_path)
 
 
@@ -173,14 +173,14 @@ def test_provisioning_into_a_folder_with_something_in_it(fed: Path, tmp_path: Pa
 def test_a_comparison_over_something_else(tmp_path: Path, force: tuple[str, ...]) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    message = "holds something else than a comparison; it is left as it is" if force else "is not empty; choose another"
+    message = f"{tmp_path}/out "
     assert_refused(2, message, "compare", TINY, "--out", tmp_path / "out", *force, untouched=tmp_path)
     file = tmp_path / "out" / "thesis.tex"
-    assert_refused(2, f"--out: {file} is a file", "compare", TINY, "--out", file, *force, untouched=tmp_path)
+    assert_refused(2, f"--out: {file} ", "compare", TINY, "--out", file, *force, untouched=tmp_path)
 
 
 def test_a_mode_that_does_not_exist(tmp_path: Path) -> None:
-    message = "unknown key 'decentralized' in --modes; did you mean 'centralized'?"
+    message = "'decentralized'.*--modes.*'centralized'"
     command = ("compare", TINY, "--modes", "federated,decentralized", "--out", tmp_path / "out")
     assert_refused(2, message, *command, untouched=tmp_path)
     assert not (tmp_path / "out").exists()

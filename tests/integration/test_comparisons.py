@@ -29,9 +29,7 @@ def test_an_app_that_cannot_be_imported_is_not_compared(tmp_path: Path) -> None:
     (app / "tiny_app" / "client_app.py").write_text("import a_module_that_is_not_installed\n")
     done = forked("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json")
     assert done.returncode == 2
-    assert (
-        "tiny cannot be compared: ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
-    )
+    assert "ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
     assert 'client_app.py", line 1' in done.stderr, "where to look"
     assert not (tmp_path / "out").exists()
 
@@ -82,9 +80,9 @@ def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> 
     listed = forked(*command, "--list-metrics")
     assert listed.stdout.split() == ["c_index:max", "mean_risk:min", "loss:min"]
     unknown = forked(*command, "--metric", "c_indx")
-    assert (unknown.returncode, "there are c_index:max, mean_risk:min" in unknown.stderr) == (2, True)
+    assert (unknown.returncode, "c_index:max, mean_risk:min" in unknown.stderr) == (2, True)
     divided = forked(*command, "--modes", "allreduce,local")
-    assert (divided.returncode, "--modes allreduce: the loss cox is over a whole batch" in divided.stderr) == (2, True)
+    assert (divided.returncode, re.search("--modes allreduce.*cox", divided.stderr)) == (2, True)
     assert not (tmp_path / "out").exists()
     modes = ("--modes", "federated,centralized,local", "--metric", "c_index:max", "--run-config", "passes=3")
     done = forked(*command, *modes, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -103,8 +104,8 @@ def test_a_disk_that_stays_full_fails_the_run_and_not_the_server(cramped: Crampe
     run.go_on()
     done = run.finish()
     assert done.status == 5
-    assert "0 clients are left at step 'input'" in done.stderr
-    assert "the server's disk was full when an upload came" in done.stderr
+    assert re.search(r"\b0\b.*'input'", done.stderr)
+    assert "disk was full" in done.stderr
     cramped.ballast.unlink()
     again = two.submit().finish()
     assert again.status == 0, again.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,8 +93,7 @@ def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: D
     federation.kill("client-1", "client-4")
     failed = run.wait_for("exchange-failed")
     assert failed["retry"] is True
-    assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
-    assert "client-1: silent for more than" in failed["reason"]
+    assert re.search(r"\b2\b.*'input'.*\b3\b.*client-1: silent", failed["reason"])
     federation.start_clients("client-1", "client-4")
     run.go_on()
     done = run.finish()
@@ -108,7 +108,7 @@ def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> Non
     federation.kill("client-1", "client-4")
     done = run.finish()
     assert done.status == 5
-    assert "3 clients are needed, 2 are connected after 1 s" in done.stderr
+    assert re.search(r"\b3\b.*\b2\b.* 1 s", done.stderr)
     assert done.of("ended")[0]["status"] == "failed"
     assert not done.model.exists()
 
@@ -120,7 +120,7 @@ def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     done = run.finish()
     assert done.status == 5
     assert [data["retry"] for data in done.of("exchange-failed")] == [False]
-    assert "2 clients are left at step 'input', 3 are needed" in done.stderr
+    assert re.search(r"\b2\b.*'input'.*\b3\b", done.stderr)
 
 
 def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> None:
@@ -135,7 +135,7 @@ def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> 
     assert done.trained() == [["client-1", "client-2", "client-3"], list(NAMES)]
     expected = step_of(NAMES, step_of(NAMES[:3], problem.initial()["weight"]))
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
-    assert "rank 0 ended by signal SIGKILL" in federation.log("client-4")
+    assert re.search("rank 0.*SIGKILL", federation.log("client-4"))
     assert federation.process("client-4").poll() is None, "the agent lives"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_another_run_is_refused_by_what_differs(tmp_path: Path, more: list[str],
     killed_after_an_exchange(tmp_path, "one")
     refused = forked(*words(tmp_path, "one", *more))
     assert refused.returncode != 0
-    assert f"holds another run: {named} differ" in refused.stderr
+    assert re.search(rf"--state.*\b{re.escape(named)}\b", refused.stderr)
 
 
 def test_an_app_that_does_not_repeat_itself_is_told_why(tmp_path: Path) -> None:
@@ -93,8 +94,7 @@ def test_an_app_that_does_not_repeat_itself_is_told_why(tmp_path: Path) -> None:
             step.write_text(json.dumps(kept))
     refused = forked(*words(tmp_path, "drawn"))
     assert refused.returncode != 0
-    assert "did not do the same again" in refused.stderr
-    assert "differs in questions" in refused.stderr
+    assert "questions" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_in_plain_mode_an_exception_is_the_reply_of_one_client(capfd: pytest.Cap
 def test_a_worker_that_dies_is_an_error_with_its_client(workers: int):
     with of(ProcessCrew, TINY, workers=workers) as crew, pytest.raises((WorkerDied, RunFailed)) as raised:
         simulated(crew, TINY, "secure", faulty_partition=6, fault="kill")
-    assert "ended by SIGKILL while it worked for client 7" in str(raised.value)
+    assert re.search("SIGKILL.*client 7", str(raised.value))
 
 
 def test_an_app_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path):

@@ -40,6 +40,10 @@ EXTRA: dict[str, dict[str, Any]] = {
 }
 
 
+SINGLE, UNDECLARED, LOOP = "secure-aggregation", "undeclared", "undeclared-loop"
+"""Checks: a known strategy of single updates; what is not declared to need only the mean; a loop of an app's own."""
+
+
 @dataclass
 class Cohort:
     """An ExchangeBackend that adds 1 to every weight."""
@@ -77,9 +81,9 @@ def start(grid: Grid, chosen: Strategy) -> Any:
     return chosen.start(grid, ArrayRecord({"0": Array(np.zeros(2, np.float32))}), num_rounds=2)
 
 
-def refused(cohort: Cohort, run: Callable[[], object]) -> str:
-    """What `run` is refused with, before anybody was asked."""
-    with pytest.raises(AppError) as refusal:
+def refused(cohort: Cohort, check: str, run: Callable[[], object]) -> str:
+    """What `run` is refused with by this check, before anybody was asked."""
+    with raises(AppError, check=check) as refusal:
         run()
     assert cohort.asked == []
     return str(refusal.value)
@@ -98,7 +102,7 @@ def messages(kind: str = "train") -> list[Message]:
 
 def test_a_strategy_is_refused_while_nobody_is_connected(grid: SecureGrid, cohort: Cohort) -> None:
     cohort.connected = ()
-    assert "FedMedian cannot run" in refused(cohort, lambda: start(grid, FedMedian()))
+    assert refused(cohort, SINGLE, lambda: start(grid, FedMedian())).startswith("FedMedian ")
 
 
 # --- Flower's own strategies --------------------------------------------------------------------------------------
@@ -131,9 +135,8 @@ def single(name: str, module: Any) -> Any:
 
 @pytest.mark.parametrize("name", sorted(set(strategy.__all__) - {*AVERAGES, "Result", "Strategy"}))
 def test_each_other_strategy_of_flower_is_refused_by_name(grid: SecureGrid, cohort: Cohort, name: str) -> None:
-    message = refused(cohort, lambda: start(grid, single(name, strategy)))
-    assert message.startswith(f"{name} cannot run with secure aggregation: ")
-    assert "it is not known" not in message, "a reason of its own"
+    message = refused(cohort, SINGLE, lambda: start(grid, single(name, strategy)))
+    assert message.startswith(f"{name} ")
     assert f"(unit/flower/test_handover.py:{line(start, 'chosen.start')})" in message
     assert 'aggregation = "plain"' in message
 
@@ -151,9 +154,8 @@ def test_averages_of_the_legacy_api_are_fine(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(set(legacy.__all__) - {*AVERAGES, "FedOpt", "Strategy"}))
 def test_each_other_strategy_of_the_legacy_api_is_refused_by_name(name: str) -> None:
-    with raises(AppError, check="secure-aggregation", match=f"^{name} ") as refusal:
+    with raises(AppError, check="secure-aggregation", match=f"^{name} "):
         check_strategy(single(name, legacy))
-    assert "it is not known" not in str(refusal.value), "a reason of its own"
 
 
 def test_a_legacy_strategy_that_accepts_no_failures_is_refused() -> None:
@@ -207,16 +209,17 @@ class Logged(FedAvg):
 
 
 def test_an_overridden_aggregation_is_refused_by_its_line(grid: SecureGrid, cohort: Cohort) -> None:
-    message = refused(cohort, lambda: start(grid, Robust()))
+    message = refused(cohort, UNDECLARED, lambda: start(grid, Robust()))
     where = f"unit/flower/test_handover.py:{line(Robust, 'def aggregate_train')}"
-    assert message.startswith(f"Robust cannot run with secure aggregation: its aggregate_train ({where}) would get one")
+    assert message.startswith("Robust ")
+    assert f"aggregate_train ({where})" in message
     assert "mean_only = True" in message
 
 
 @pytest.mark.parametrize("name", ["aggregate_evaluate", "_check_and_log_replies"])
 def test_all_that_sees_replies_is_looked_at_before_the_training(grid: SecureGrid, cohort: Cohort, name: str) -> None:
     own = type("Own", (FedAvg,), {name: lambda self, *args, **options: None})
-    assert f"its {name} (unit/flower" in refused(cohort, lambda: start(grid, own()))
+    assert f" {name} (unit/flower" in refused(cohort, UNDECLARED, lambda: start(grid, own()))
 
 
 def test_a_declared_strategy_gets_the_mean(grid: SecureGrid, cohort: Cohort) -> None:
@@ -246,8 +249,8 @@ def test_who_inherits_a_declaration_and_overrides_more_has_to_declare_again(grid
     class Takes(Inherits):
         mean_only = False
 
-    assert "More cannot run" in refused(cohort, lambda: start(grid, More()))
-    assert "Takes cannot run" in refused(cohort, lambda: start(grid, Takes()))
+    assert refused(cohort, UNDECLARED, lambda: start(grid, More())).startswith("More ")
+    assert refused(cohort, UNDECLARED, lambda: start(grid, Takes())).startswith("Takes ")
     start(grid, mean_only(More)())
     start(grid, Inherits())
 
@@ -259,8 +262,7 @@ def test_a_declaration_does_not_make_a_median_a_mean(grid: SecureGrid, cohort: C
         def start(self, grid: Grid, *args: Any, **options: Any) -> Any:
             return self.aggregate_train(1, grid.send_and_receive(messages()))
 
-    message = refused(cohort, lambda: start(grid, Declared()))
-    assert message.startswith("Declared cannot run with secure aggregation: a median needs every single update")
+    assert refused(cohort, SINGLE, lambda: start(grid, Declared())).startswith("Declared ")
 
 
 def test_functions_put_on_a_strategy_or_on_flowers_classes_are_seen(
@@ -271,12 +273,12 @@ def test_functions_put_on_a_strategy_or_on_flowers_classes_are_seen(
 
     chosen: Any = Logged()
     chosen.aggregate_evaluate = aggregate
-    assert "its aggregate_evaluate (" in refused(cohort, lambda: start(grid, chosen))
+    assert " aggregate_evaluate (" in refused(cohort, UNDECLARED, lambda: start(grid, chosen))
     with monkeypatch.context() as patched:
         patched.setattr(fedavg_module, "aggregate_arrayrecords", aggregate)
-        assert "its aggregate_arrayrecords (" in refused(cohort, lambda: start(grid, FedAvg()))
+        assert " aggregate_arrayrecords (" in refused(cohort, UNDECLARED, lambda: start(grid, FedAvg()))
     monkeypatch.setattr(FedAvg, "aggregate_train", aggregate)
-    assert "its aggregate_train (" in refused(cohort, lambda: start(grid, FedAvg()))
+    assert " aggregate_train (" in refused(cohort, UNDECLARED, lambda: start(grid, FedAvg()))
 
 
 def test_a_start_that_calls_flowers_own_is_fine(grid: SecureGrid, cohort: Cohort) -> None:
@@ -297,8 +299,8 @@ def largest(contents: list[RecordDict], weight_key: str) -> MetricRecord:
 
 @pytest.mark.parametrize("when", ["train", "evaluate"])
 def test_metrics_of_the_apps_own_are_refused_by_their_line(grid: SecureGrid, cohort: Cohort, when: str) -> None:
-    message = refused(cohort, lambda: start(grid, FedAvg(**{f"{when}_metrics_aggr_fn": largest})))  # type: ignore[arg-type]
-    assert f"its {when}_metrics_aggr_fn (unit/flower/test_handover.py:{line(largest, 'def largest')})" in message
+    message = refused(cohort, UNDECLARED, lambda: start(grid, FedAvg(**{f"{when}_metrics_aggr_fn": largest})))  # type: ignore[arg-type]
+    assert f" {when}_metrics_aggr_fn (unit/flower/test_handover.py:{line(largest, 'def largest')})" in message
     assert "fedcore.flower.metric_aggregation" in message
 
 
@@ -333,9 +335,9 @@ def test_a_loop_of_the_apps_own_is_refused_by_its_line(grid: SecureGrid, cohort:
     def main(grid: Grid) -> None:
         getattr(grid, way)(messages())
 
-    message = refused(cohort, lambda: main(grid))
+    message = refused(cohort, LOOP, lambda: main(grid))
     assert message.startswith(f"unit/flower/test_handover.py:{line(main, 'getattr(grid')}: ")
-    assert "main takes the replies itself and would get one, the clients' weighted mean" in message
+    assert ".main " in message
 
 
 def test_a_declared_loop_gets_the_mean_in_its_helpers_too(grid: SecureGrid) -> None:
@@ -375,9 +377,9 @@ class Wrapped(Grid):
 
 
 def test_a_grid_around_ours_hides_no_strategy(grid: SecureGrid, cohort: Cohort) -> None:
-    assert "Wrapped.send_and_receive takes the replies" in refused(cohort, lambda: start(Wrapped(grid), FedAvg()))
+    assert "Wrapped.send_and_receive " in refused(cohort, LOOP, lambda: start(Wrapped(grid), FedAvg()))
     declared = mean_only(type("Declared", (Wrapped,), {"send_and_receive": mean_only(Wrapped.send_and_receive)}))
-    assert "FedMedian cannot run" in refused(cohort, lambda: start(declared(grid), FedMedian()))
+    assert refused(cohort, SINGLE, lambda: start(declared(grid), FedMedian())).startswith("FedMedian ")
     start(declared(grid), FedAvg())
 
 
@@ -387,7 +389,7 @@ def test_a_query_from_a_strategy_is_a_loop_of_its_own(grid: SecureGrid, cohort: 
             grid.send_and_receive(messages("query"))
             return super().configure_train(server_round, arrays, config, grid)
 
-    assert "Asks.configure_train takes the replies" in refused(cohort, lambda: start(grid, Asks()))
+    assert "Asks.configure_train " in refused(cohort, LOOP, lambda: start(grid, Asks()))
 
 
 def test_queries_are_sums_and_have_a_declaration_of_their_own(grid: SecureGrid, cohort: Cohort) -> None:
@@ -395,13 +397,13 @@ def test_queries_are_sums_and_have_a_declaration_of_their_own(grid: SecureGrid, 
     def of_means(grid: Grid) -> list[Message]:
         return list(grid.send_and_receive(messages("query.age")))
 
-    assert "@fedcore.sum_only above" in refused(cohort, lambda: of_means(grid))
+    assert "@fedcore.sum_only " in refused(cohort, LOOP, lambda: of_means(grid))
 
     @sum_only
     def of_sums(grid: Grid, kind: str) -> list[Message]:
         return list(grid.send_and_receive(messages(kind)))
 
-    assert "@fedcore.mean_only above" in refused(cohort, lambda: of_sums(grid, "train"))
+    assert "@fedcore.mean_only " in refused(cohort, LOOP, lambda: of_sums(grid, "train"))
     of_sums(grid, "query.age")
     assert cohort.asked == ["query.age"]
 
@@ -414,4 +416,4 @@ def test_flowers_own_secure_aggregation_is_refused_by_name(grid: SecureGrid, coh
         )
         DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, context)
 
-    assert "Flower's SecAgg workflow cannot run inside secure aggregation" in refused(cohort, main)
+    assert "SecAgg" in refused(cohort, LOOP, main)
