@@ -117,7 +117,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: 
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
