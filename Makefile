@@ -9,6 +9,15 @@ BASE := $(VENV)/.installed-base
 STAMP := $(VENV)/.installed
 # torch comes first and alone: its build decides which of its own dependencies the platform needs.
 TORCH := torch==2.13.0
+LOCKED := --no-deps --require-hashes -r
+
+# uv reads no settings of pip; it is told those that decide where packages come from. The environment's come last, and count.
+FOR_UV = $$($(PYTHON) -m pip config list | sort -r | sed -nE -e "s/^(global|install|:env:)\.index-url='(.*)'/UV_DEFAULT_INDEX=\2/p" \
+	-e "s/^(global|install|:env:)\.find-links='(.*)'/UV_FIND_LINKS=\2/p" -e "s/^(global|install|:env:)\.cert='(.*)'/SSL_CERT_FILE=\2/p")
+UV = env $(FOR_UV) $(VENV)/bin/uv
+# uv takes a small part of pip's time; where it cannot install (an index with a login that only pip knows), pip does.
+# Neither compiles: most modules are never imported.
+install = $(UV) pip install --python $(1) --quiet $(2) || $(PYTHON) -m pip --python $(1) install --quiet --no-compile $(2)
 
 # What the processes that run an app's code import. They may write no bytecode, and would compile it each time: once, here.
 RANKS := torch._dynamo, torch.distributed.tensor, torch.distributed.run, flwr.clientapp, fedcore.training
@@ -30,14 +39,16 @@ $(BASE): requirements.lock pyproject.toml
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
 	@echo "Installing torch and the rest of what fedcore needs into $(VENV), which takes minutes:"
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --no-compile $(TORCH)
-	$(PYTHON) docs/install_locks.py requirements.lock
+	@awk '/^[^ ]/ {uv = /^uv==/} uv' requirements.lock > $(VENV)/uv.lock
+	-@$(PYTHON) -m pip install --quiet --no-compile $(LOCKED) $(VENV)/uv.lock
+	@$(call install,$(PYTHON),$(TORCH))
+	@$(call install,$(PYTHON),$(LOCKED) requirements.lock)
 	$(PYTHON) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
 	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -W ignore -c 'import $(RANKS)'
 	touch $@
 
-$(STAMP): $(BASE) requirements-extras.lock requirements-dev.lock
-	$(PYTHON) docs/install_locks.py requirements-extras.lock requirements-dev.lock
+$(STAMP): $(BASE) requirements-dev.lock
+	@$(call install,$(PYTHON),$(LOCKED) requirements-dev.lock)
 	touch $@
 
 demo: $(BASE)  ## train digits over four sites: together and secure, each alone, and pooled; and compare
@@ -78,14 +89,24 @@ format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
+# Each has all that those before it have, in the same versions. What is in a lock stays, unless UPGRADE says otherwise.
+COMPILE = $(UV) pip compile pyproject.toml --group build --override requirements-overrides.txt --generate-hashes \
+	--python-version 3.11 --no-annotate --custom-compile-command "make lock" --quiet $(UPGRADE)
+IMAGES := --extra huggingface --extra postgres --extra s3 --extra tracing
+
 lock: $(STAMP)  ## renew the locks from pyproject.toml; with UPGRADE=--upgrade to the newest versions
-	$(PYTHON) docs/make_locks.py $(UPGRADE)
+	@$(COMPILE) --output-file requirements.lock
+	@$(COMPILE) $(IMAGES) --constraint requirements.lock --output-file requirements-extras.lock
+	@$(COMPILE) --extra dev --constraint requirements-extras.lock --output-file requirements-dev.lock
 
 peers: $(STAMP)  ## measure a round beside Flower and NVIDIA FLARE, in build/peers.md
 	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/peers.py --save build/peers.md
 
-sbom: $(STAMP)  ## print what an installation consists of, as CycloneDX
-	@$(PYTHON) docs/make_sbom.py
+sbom: $(STAMP)  ## print what an image holds beside Python, as CycloneDX
+	@python3 -m venv --clear --without-pip build/image
+	@$(call install,build/image/bin/python,$(TORCH)) >&2
+	@$(call install,build/image/bin/python,$(LOCKED) requirements-extras.lock) >&2
+	@$(VENV)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml build/image
 
 HAS_GPU := import sys, torch; sys.exit(not torch.cuda.is_available())
 gpu:  ## prove all that fedcore does on a GPU, in under nine minutes, with the active Python or PYTHON=...

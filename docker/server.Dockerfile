@@ -19,8 +19,8 @@ WORKDIR /src
 # The server trains nothing: the CPU build of torch is enough, and a tenth of the size.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --index-url "$TORCH_INDEX" torch==2.13.0
-COPY requirements.lock requirements-extras.lock ./
-RUN pip install --no-deps --require-hashes -r requirements.lock -r requirements-extras.lock
+COPY requirements-extras.lock ./
+RUN pip install --no-deps --require-hashes -r requirements-extras.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY fedcore fedcore
 COPY server_app server_app
