@@ -210,7 +210,7 @@ class RunOrchestrator:
             if not budget.withholds(is_training(message_type)):
                 self._run.clients.check(nodes, message_type)
         if model is not None:
-            await self._run.checkpoint(model.path)
+            await self._run.checkpoint(model.path, model.reference.sha256)
         request = ExchangeRequest(
             message_type=asked.message_type,
             nodes=tuple(asked.nodes),

@@ -119,10 +119,10 @@ class RunContext:
         columns = {"rounds": self.state.rounds, "epsilon": self.state.budget.epsilon_spent}
         await self.services.store.update_run(self.plan.run, **columns)
 
-    async def checkpoint(self, model: Path) -> None:
+    async def checkpoint(self, model: Path, sha256: str) -> None:
         """Keep the model that the app hands over, if a round has made it: what a run leaves that does not finish."""
         if self.state.rounds:
-            kept = await self.files.keep_checkpoint(model, self.facts("checkpoint"))
+            kept = await self.files.keep_checkpoint(model, sha256, self.facts("checkpoint"))
             await self.services.store.update_run(self.plan.run, model_sha256=kept.sha256, model_size=kept.size)
 
     async def close_judged(self, task: Task, end: ExchangeEnd, model: Path | None) -> None:

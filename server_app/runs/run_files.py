@@ -10,6 +10,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,7 @@ class RunFiles:
         self.app = folder / APP_FOLDER
         self.work = folder / _WORK
         self._leftovers: list[Path] = []
+        self._checkpoint: tuple[str, ModelFacts, ModelRef] | None = None
 
     async def prepare(self, sha256: str) -> None:
         """Begin with an empty folder that holds the app, as it was submitted; raises RunFailed."""
@@ -142,9 +144,19 @@ class RunFiles:
         self.leave(model)
         return await self._keep(model, facts, self._keys.model)
 
-    async def keep_checkpoint(self, model: Path, facts: ModelFacts) -> ModelRef:
-        """Keep a copy of a model as the newest that the run has."""
-        return await self._keep(model, facts, self._keys.checkpoint)
+    async def keep_checkpoint(self, model: Path, sha256: str, facts: ModelFacts) -> ModelRef:
+        """Keep a copy of a model, a file with this SHA-256, as the newest that the run has.
+
+        The model that a round evaluates is the one that the next round trains from: where all but the time is as in the
+        last checkpoint, that one stays.
+        """
+        timeless = replace(facts, time="")
+        last = self._checkpoint
+        if last is None or last[:2] != (sha256, timeless):
+            self._checkpoint = None
+            kept = await self._keep(model, facts, self._keys.checkpoint)
+            last = self._checkpoint = sha256, timeless, kept
+        return last[2]
 
     async def keep_best(self, model: Path, facts: ModelFacts) -> ModelRef:
         """Keep a copy of a model as the best that the run has had."""
