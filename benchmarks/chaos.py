@@ -35,7 +35,7 @@ from benchmarks.chaos_checks import Verdict, judge_run, judge_told
 from benchmarks.chaos_clients import Log, clients_of
 from benchmarks.chaos_servers import Server
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
-from client_app.http import tls_context
+from client_app.http.errors import tls_context
 from fedcore.compare.local_federation import free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy, provision

@@ -27,12 +27,12 @@ from client_app.answers import KeptAnswer
 from client_app.client import Client
 from client_app.exchange import prepare_state_dir
 from client_app.held import HeldUpdate
-from client_app.http import tls_context
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from client_app.transport import Transport, signer
 from fedcore.admission.agreed import Agreed
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle, FlowerApp
@@ -80,7 +80,7 @@ class Log:
             self.told.setdefault((place, kind), {}).setdefault(client, set()).add(shown)
 
 
-class RecordingTransport(Transport):
+class RecordingTransport(HttpTransport):
     """Tells the log of every control message that was answered."""
 
     log: Log

@@ -35,8 +35,8 @@ import uvicorn
 from numpy.typing import NDArray
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
-from client_app.http import tls_context
-from client_app.transport import Transport, signer
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
 from client_app.upload import Parts, send_parts
 from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.parts import PART_BYTES
@@ -131,7 +131,7 @@ async def _uploads(
     kit: ClientKit, words: NDArray[np.uint64], terms: list[MaskTerm], threads: int, repeats: int
 ) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {FIRST: [], OVERLAPPED: [], SENT: []}
-    async with Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
+    async with HttpTransport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
         await send_parts(transport, PATH, _given(_parts(words, [], 1)), size=words.nbytes)  # opens the connections
         for _ in range(repeats):
             for kind, values in taken.items():

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility
 from client_app.held import HeldUpdate
+from client_app.http.transport import Transport
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from client_app.transport import Transport
 from fedcore.admission.agreed import Agreed
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules

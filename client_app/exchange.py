@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from client_app.client import Client
 from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.counted import CountedRounds
+from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.ledger import note_asked
 from client_app.models import MODELS_FOLDER, Models
 from client_app.ranks.messages import LocalAnswer
-from client_app.transport import LONG_POLL_SECONDS
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker

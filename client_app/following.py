@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from client_app.client import Client
+from client_app.http.retry import BRIEF
 from client_app.offers import Offers
-from client_app.patience import BRIEF
 from fedcore.admission.agreed import Agreed
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
 from fedcore.flower.app import AppBundle, FlowerApp

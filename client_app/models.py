@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from client_app.transport import Transport
+from client_app.http.transport import Transport
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState, add_difference, sha256_file
 from fedcore.system.concurrency import in_thread

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from client_app.client import Client
-from client_app.patience import BRIEF
-from client_app.transport import signer
+from client_app.http.http_transport import signer
+from client_app.http.retry import BRIEF
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation.identity import next_identity
 from fedcore.federation.membership import follow

@@ -19,7 +19,8 @@ from client_app.eligibility import Eligibility
 from client_app.exchange import prepare_state_dir
 from client_app.following import Follower
 from client_app.held import HeldUpdate
-from client_app.http import tls_context
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
 from client_app.ledger import Ledger, lock_folder
 from client_app.ledger_entries import LEDGER_FILE
 from client_app.offers import Offers
@@ -30,7 +31,6 @@ from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.transcript import Transcript
-from client_app.transport import Transport, signer
 from client_app.word_maker import who_makes_words
 from fedcore.admission.agreed import Agreed
 from fedcore.assignments import parse_assignments
@@ -100,7 +100,7 @@ async def _run_agent(options: Options) -> None:
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
-            transport = Transport(
+            transport = HttpTransport(
                 urls=kit.servers,
                 tls=tls_context(kit.ca_file),
                 sign=signer(kit),

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.transport import Transport
+from client_app.http.transport import Transport
 from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
 from fedcore.system.concurrency import in_thread, tasks
 from fedcore.wire import PartsOut

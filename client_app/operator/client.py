@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import tenacity
 
-from client_app.http import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
+from client_app.http.errors import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.events import RunOut
 from fedcore.federation import OperatorKit, Roster

@@ -14,12 +14,12 @@ import sys
 from typing import Any
 
 import client_app.startup
-from client_app.transport import Transport
+from client_app.http.http_transport import HttpTransport
 from fedcore.cli import main
 from fedcore.wire import Message
 
 
-class DoomedTransport(Transport):
+class DoomedTransport(HttpTransport):
     """Sends what it is asked to; once the fatal request is answered nothing of the process runs any more."""
 
     fatal: str
@@ -44,5 +44,5 @@ class DoomedTransport(Transport):
 
 if __name__ == "__main__":
     DoomedTransport.fatal, sys.argv[1] = sys.argv[1], "client"
-    client_app.startup.Transport = DoomedTransport  # type: ignore[misc]
+    client_app.startup.HttpTransport = DoomedTransport  # type: ignore[misc]
     main()

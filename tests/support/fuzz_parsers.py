@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from uvicorn.server import ServerState
 
 from client_app import ledger_entries, transcript
-from client_app.http import refusal
+from client_app.http.errors import refusal
 from client_app.ranks.messages import FROM_RANK, TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, Ready
 from client_app.task_reading import read_task
 from fedcore.codec import decode, encode, encode_nothing

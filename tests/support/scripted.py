@@ -30,13 +30,13 @@ from client_app.answers import KeptAnswer
 from client_app.client import Client
 from client_app.exchange import prepare_state_dir
 from client_app.held import HeldUpdate
-from client_app.http import tls_context
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
+from client_app.http.retry import Retry
 from client_app.ledger import Ledger
 from client_app.output import Output
-from client_app.patience import Retry
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from client_app.transport import Transport, signer
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
@@ -86,7 +86,7 @@ from support.serving import serving
 CLIENTS = 4
 APP = "ab" * 32
 PROTECTION = Protection(degree=3, threshold=3, corrupt=0, agreement="x25519-mlkem768")
-QUICK = Retry(patience=60.0, first_pause=0.02, longest_pause=0.1)
+QUICK = Retry(stuck_seconds=60.0, first_pause=0.02, longest_pause=0.1)
 Lie = Callable[[Any], Any]
 
 
@@ -612,7 +612,7 @@ async def client(
 ) -> AsyncIterator[Client]:
     """Client 1, with local work that takes no process."""
     kit = kits[1]
-    transport = Transport(
+    transport = HttpTransport(
         urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=retry, notice=notices.append
     )
     with Transcript(tmp_path / "state", kit.roster) as transcript, KeptAnswer(tmp_path / "state") as kept:

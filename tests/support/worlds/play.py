@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest import mock
 
 import numpy as np
@@ -37,8 +37,8 @@ from fedcore.wire import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask
 from support.worlds.data import Data, Work
+from support.worlds.memory_transport import MemoryTransport, Request
 from support.worlds.server import Adversary, Release
-from support.worlds.wire import Request, Wire
 
 SECONDS = 500.0
 AGREED = Agreed(run_config={"lr": 1.0}, settings=JobSettings())
@@ -118,7 +118,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
     """Run whole agents of the clients that have data against the adversary, in a new folder within `folder`."""
     own = Path(tempfile.mkdtemp(dir=folder))
     adversary = Adversary(kits, own)
-    wires = {number: Wire(number, adversary) for number in kits}
+    transports = {number: MemoryTransport(number, adversary) for number in kits}
     logs = {number: StringIO() for number in kits}
     async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
         agents = []
@@ -129,7 +129,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 kit=kit,
                 app_sha256=APP,
                 agreed=AGREED,
-                transport=cast(Any, wires[number]),
+                transport=transports[number],
                 work=Work(data[number]),
                 ledger=ledger,
                 transcript=transcript,
@@ -154,15 +154,16 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 task.cancel()
             await asyncio.gather(leading, *agents, return_exceptions=True)
     return View(
-        {number: wire.seen for number, wire in wires.items()},
+        {number: transport.seen for number, transport in transports.items()},
         releases,
         {number: log.getvalue() for number, log in logs.items()},
     )
 
 
 def _tie(client: Client) -> None:
-    """Let the wire say when an exchange begins, and when its keys are exchanged."""
-    wire, work, randomness = cast(Wire, client.transport), cast(Work, client.work), client.randomness
+    """Let the transport say when an exchange begins, and when its keys are exchanged."""
+    transport, work, randomness = client.transport, cast(Work, client.work), client.randomness
+    assert isinstance(transport, MemoryTransport)
     assert isinstance(client.kept, Unhurried)
     client.kept.begun = work.begun
     assert isinstance(randomness, Randomness)
@@ -171,7 +172,7 @@ def _tie(client: Client) -> None:
         randomness.next_exchange()
         work.begun.clear()
 
-    wire.on_task, wire.on_watch = on_task, work.begun.set
+    transport.on_task, transport.on_watch = on_task, work.begun.set
 
 
 def exchanged(data: Mapping[int, Data], one: int = 1, other: int = 2) -> dict[int, Data]:

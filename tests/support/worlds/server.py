@@ -217,7 +217,7 @@ def _round(task: Task, kit: ClientKit) -> ServerRound | None:
 
 
 class Adversary:
-    """Leads the exchanges that `asks` describe, one after the other; a `support.worlds.wire.Listener`."""
+    """Leads the exchanges that `asks` describe, one after the other; a `support.worlds.memory_transport.Listener`."""
 
     def __init__(self, kits: Mapping[int, ClientKit], folder: Path) -> None:
         self._kit = next(iter(kits.values()))

@@ -19,9 +19,9 @@ from support.scripted import problem
 
 from client_app.agent import Agent
 from client_app.client import Client
-from client_app.http import tls_context
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
-from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation import ClientKit, provision
 from fedcore.forms import our_version
@@ -174,7 +174,10 @@ async def test_a_server_with_another_certificate_ends_the_agent(script: Script, 
     """That is no roster that is still to come."""
     other = provision(tmp_path / "other", name="testing", clients=2, now=datetime.now(UTC))
     foreign = tls_context(ClientKit.load(other.clients[0]).ca_file)
-    async with script.serving(), Transport(urls=client.kit.servers, tls=foreign, sign=signer(client.kit)) as transport:
+    async with (
+        script.serving(),
+        HttpTransport(urls=client.kit.servers, tls=foreign, sign=signer(client.kit)) as transport,
+    ):
         with pytest.raises(Unauthorized):
             await Agent(replace(client, transport=transport), FAST).run()
 

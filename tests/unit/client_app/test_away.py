@@ -20,9 +20,9 @@ from support.scripted import problem
 from support.serving import serving
 
 from client_app.client import Client
-from client_app.http import tls_context
-from client_app.patience import ONCE, Patience, Retry
-from client_app.transport import Transport, signer
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
+from client_app.http.retry import ONCE, Retry, RetryDeadline
 from fedcore.errors import ServerUnreachable
 from fedcore.federation import ClientKit
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason
@@ -30,7 +30,7 @@ from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
 JOIN = JoinIn(app_sha256="0" * 64, version="1")
-QUICK = Retry(patience=0.5, first_pause=0.01, longest_pause=0.05)
+QUICK = Retry(stuck_seconds=0.5, first_pause=0.01, longest_pause=0.05)
 
 
 def broken() -> Response:
@@ -177,7 +177,7 @@ class TestAddresses:
                 lifespan="off",
                 ws="none",
             )
-            transport = Transport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
+            transport = HttpTransport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
             script.tasks.append(script.task)
             async with (
                 serving(config),
@@ -192,7 +192,7 @@ class TestAddresses:
         kit = kits[1]
         with reserved_port() as one, reserved_port() as two, reserved_port() as three:
             servers = [f"https://127.0.0.1:{port}" for port in (one, two, three)]
-            transport = Transport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit))
+            transport = HttpTransport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit))
             beat = HeartbeatIn()
             async with transport:
                 both = (transport.send("POST", "/v1/heartbeat", beat, retry=ONCE) for _ in range(2))
@@ -202,30 +202,30 @@ class TestAddresses:
             assert transport.url == servers[1]
 
 
-class TestPatience:
+class TestRetryDeadline:
     def test_a_server_that_is_away_is_waited_for(self) -> None:
         now = [0.0]
-        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=5)
+        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=5)
         for now[0] in range(0, 100_000, 1000):
-            assert not patience.ends(True, 5)
+            assert not deadline.expired(True, 5)
 
     def test_a_request_that_alone_fails_is_given_up(self) -> None:
         now = [0.0]
-        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=0)
+        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
         ends = []
         for answers, now[0] in enumerate(range(0, 100, 10), start=1):
-            ends.append(patience.ends(True, answers))
+            ends.append(deadline.expired(True, answers))
         assert ends.index(True) == 6
-        assert patience.stuck
+        assert deadline.stuck
 
     def test_an_absence_between_begins_anew(self) -> None:
         now = [0.0]
-        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=0)
-        assert not patience.ends(True, 1)
+        deadline = RetryDeadline(Retry(stuck_seconds=60.0), lambda: now[0], answers=0)
+        assert not deadline.expired(True, 1)
         now[0] = 50.0
-        assert not patience.ends(True, 1)
+        assert not deadline.expired(True, 1)
         now[0] = 100.0
-        assert not patience.ends(True, 2)
+        assert not deadline.expired(True, 2)
 
     @pytest.mark.parametrize("retry", [QUICK])
     async def test_a_request_that_alone_fails_is_named(self, script: Script, client: Client, tmp_path: Path) -> None:

@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from client_app import transport as transport_module
 from client_app.client import Client
-from client_app.direct import LEAST_BYTES, reaches_directly
-from client_app.http import tls_context
-from client_app.patience import ONCE, Retry
-from client_app.transport import Transport, signer
+from client_app.http import http_transport
+from client_app.http.errors import tls_context
+from client_app.http.http_transport import HttpTransport, signer
+from client_app.http.retry import ONCE, Retry
 from fedcore.errors import NotAccepted, ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.secagg_wire import SurvivorsOut
@@ -55,11 +53,11 @@ class Watched:
         self.pauses: list[float] = []
         self.attempts = 0
         self._sign = signer(kit)
-        self.transport = Transport(
+        self.transport = HttpTransport(
             urls=kit.servers,
             tls=tls_context(ca_file or kit.ca_file),
             sign=self._count,
-            retry=Retry(patience=PATIENCE, away=PATIENCE),
+            retry=Retry(stuck_seconds=PATIENCE, away_seconds=PATIENCE),
             clock=lambda: sum(self.pauses),
             sleep=self._pause,
         )
@@ -166,7 +164,7 @@ class TestAnswers:
     async def test_an_endless_answer_is_cut_off(
         self, script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(transport_module, "MAX_CONTROL_BYTES", 10_000)
+        monkeypatch.setattr(http_transport, "MAX_CONTROL_BYTES", 10_000)
 
         async def long() -> AsyncIterator[bytes]:
             for _ in range(10):
@@ -212,7 +210,7 @@ class TestTls:
         kit = kits[1]
         async with (
             script.serving(),
-            Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=forge) as transport,
+            HttpTransport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=forge) as transport,
         ):
             with pytest.raises(NotAccepted):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
@@ -363,12 +361,12 @@ class TestModels:
         script.answers.append(problem(403, "not-in-cohort", "not asked"))
         async with script.serving():
             with raises(Refused, kind="not-in-cohort"):
-                await self.fetch(client, tmp_path / "new", bytes(2 * LEAST_BYTES))
+                await self.fetch(client, tmp_path / "new", bytes(1 << 21))
 
     async def test_a_download_that_is_cancelled_ends_its_connection(
         self, script: Script, client: Client, tmp_path: Path
     ) -> None:
-        began, over, content = asyncio.Event(), asyncio.Event(), bytes(2 * LEAST_BYTES)
+        began, over, content = asyncio.Event(), asyncio.Event(), bytes(1 << 21)
 
         async def stalled() -> AsyncIterator[bytes]:
             yield content[:1000]
@@ -384,18 +382,6 @@ class TestModels:
                 await fetching
             over.set()
         assert names_in(tmp_path) == ["global.safetensors", "state"]
-
-    def test_a_proxy_of_the_environment_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        url = httpx.URL("https://fl.example.org:8443")
-        for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        assert reaches_directly(url, trust_env=True)
-        monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
-        assert not reaches_directly(url, trust_env=True)
-        assert reaches_directly(url, trust_env=False)
-        monkeypatch.setenv("NO_PROXY", "fl.example.org")
-        assert reaches_directly(url, trust_env=True)
-        assert not reaches_directly(httpx.URL("http://fl.example.org"), trust_env=True)
 
     async def test_nothing_is_left_of_a_wrong_model(
         self, script: Script, client: Client, tmp_path: Path, content: bytes

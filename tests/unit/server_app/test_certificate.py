@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from client_app.http import may_pass, tls_context, unanswered
+from client_app.http.errors import may_pass, tls_context, unanswered
 from fedcore.errors import KitError, ServerUnreachable
 from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, provision
 from fedcore.federation import certificates as tls

@@ -1,4 +1,4 @@
-"""HTTPS to the server as the agent and the operator's command both need it: what a failure means, in our errors.
+"""What a failure of HTTPS to the server means, in our errors, for the agent and the operator's command.
 
 Nobody answers: ServerUnreachable. Somebody else does, by their certificate, or the server does not know who asks:
 Unauthorized. The server answers with any other problem document: Refused. A certificate that is wrong stays wrong; a
@@ -8,9 +8,9 @@ server that does not answer may be starting, and one whose certificate has expir
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pydantic
@@ -19,6 +19,13 @@ from client_app.output import clean
 from fedcore.errors import NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
 from fedcore.wire import ProblemDocument, ProblemKind
 
+
+class ConnectionFailed(Exception):
+    """A request of the agent failed on its way; the cause says how."""
+
+
+NETWORK_ERRORS: Final = (ConnectionFailed, httpx.TransportError)
+"""Of the agent, and of the operator's command."""
 AWAY: Final = frozenset({502, 503, 504})
 """Answers of a server that does not serve now, and of a proxy that finds none."""
 _STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
@@ -36,7 +43,7 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
 
 
-def unanswered(url: str, error: httpx.TransportError) -> Unauthorized | ServerUnreachable:
+def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
     """What it means that a request got no answer."""
     if (failure := _certificate_failure(error)) is not None:
         if (why := _OUT_OF_TIME.get(failure.verify_code)) is not None:
@@ -49,12 +56,12 @@ def unanswered(url: str, error: httpx.TransportError) -> Unauthorized | ServerUn
 def may_pass(error: BaseException) -> bool:
     """Whether a request that failed so may succeed when it is sent again, although nobody changes anything here."""
     failure = _certificate_failure(error)
-    return isinstance(error, httpx.TransportError) and (failure is None or failure.verify_code in _OUT_OF_TIME)
+    return isinstance(error, NETWORK_ERRORS) and (failure is None or failure.verify_code in _OUT_OF_TIME)
 
 
 def is_away(error: BaseException) -> bool:
     """Whether no server that leads took the request."""
-    return isinstance(error, httpx.TransportError) or (isinstance(error, Refused) and error.status in AWAY)
+    return isinstance(error, NETWORK_ERRORS) or (isinstance(error, Refused) and error.status in AWAY)
 
 
 def leads_elsewhere(error: BaseException) -> bool:
@@ -69,34 +76,11 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
         kind, detail = clean(problem.kind), clean(problem.detail)[:500]
     except pydantic.ValidationError:
         kind, detail = "unknown", "the server answered without a problem document"
-    if status == httpx.codes.UNAUTHORIZED:
+    if status == HTTPStatus.UNAUTHORIZED:
         return (WrongClock if kind == ProblemKind.WRONG_CLOCK else NotAccepted)(
             f"the server does not accept {of}: {detail}"
         )
     return Refused(status, kind, detail)
-
-
-class Handshake:
-    """Follows the connection of one request; for `extensions={"trace": Handshake().trace}`.
-
-    httpx closes the socket after an error and leaves it open after a cancellation, until the garbage collector finds it
-    (httpcore 1.0, `AnyIOStream.start_tls`). The trace extension shows the socket as it is made.
-    """
-
-    __slots__ = ("_stream",)
-
-    def __init__(self) -> None:
-        self._stream: Any = None
-
-    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take note of a step of httpcore; close the stream when its handshake does not come to an end."""
-        match event:
-            case "connection.connect_tcp.complete":
-                self._stream = info["return_value"]
-            case "connection.start_tls.complete":
-                self._stream = None
-            case "connection.start_tls.failed" if self._stream is not None:
-                await self._stream.aclose()
 
 
 def _certificate_failure(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

@@ -1,21 +1,19 @@
-"""In place of `client_app.transport.Transport`: one client's requests go to a server in this process, written down."""
+"""The transport in memory: one client's requests go to a server in this process, and are written down."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
+from urllib.parse import urlencode
 
-import httpx
-
-from client_app.transport import ByteCount
+from client_app.http.retry import Retry
+from client_app.http.transport import Answer, ByteCount, SignRequest
 from fedcore.errors import ProtocolViolation
 from fedcore.wire import Message
-
-Answer = TypeVar("Answer", bound=Message)
 
 MASKED = ("digest",)
 """Fields of a control message that follow from the masked vector."""
@@ -42,7 +40,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Wire:
+class MemoryTransport:
     """The transport of one client. `parts` have the masked vector, `seen` all the rest, in order.
 
     on_task: called before the client gets a task. on_watch: when it asks for the survivors.
@@ -53,10 +51,14 @@ class Wire:
     seen: list[Request] = field(default_factory=list)
     parts: dict[str, bytes] = field(default_factory=dict)
     url: str = "https://adversary"
+    received: int | None = None
     on_task: Callable[[], None] = lambda: None
     on_watch: Callable[[], None] = lambda: None
     traffic: ByteCount = field(default_factory=ByteCount)
     interruptions: int = 0
+
+    def sign_with(self, sign: SignRequest) -> None:
+        """Nobody checks signatures here."""
 
     async def get(
         self,
@@ -64,10 +66,10 @@ class Wire:
         answer: type[Answer],
         *,
         wait: float | None = None,
-        retry: object = None,
-        limit: object = None,
-        read: object = None,
-        hear: object = None,
+        retry: Retry | None = None,
+        limit: int | None = None,
+        read: Callable[[bytes], Answer] | None = None,
+        hear: Callable[[Mapping[str, str]], None] | None = None,
         **query: str | int,
     ) -> Answer | None:
         asked = dict(query) | ({"wait": f"{wait:g}"} if wait is not None else {})
@@ -79,11 +81,11 @@ class Wire:
     async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
         return _parsed(await self._ask("PUT", path, _json(message), {"wait": f"{wait:g}"}), answer)
 
-    async def send(self, method: str, path: str, message: Message, *, retry: object = None) -> None:
+    async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         await self._ask(method, path, _json(message), {})
 
     async def ask(
-        self, method: str, path: str, message: Message, answer: type[Answer], *, retry: object = None
+        self, method: str, path: str, message: Message, answer: type[Answer], *, retry: Retry | None = None
     ) -> Answer:
         found = _parsed(await self._ask(method, path, _json(message), {}), answer)
         assert found is not None
@@ -108,7 +110,7 @@ class Wire:
         return False
 
     async def _ask(self, method: str, path: str, body: bytes, query: dict[str, Any]) -> Message | Path | None:
-        target = f"{path}?{httpx.QueryParams(query)}" if query else path
+        target = f"{path}?{urlencode(query)}" if query else path
         if path.endswith("/survivors"):
             self.on_watch()
         self.seen.append(Request(method, target, _without_masks(path, body)))

@@ -1,0 +1,1 @@
+"""What lies between an exchange and the server: the transport protocol, and HTTPS as its implementation."""

@@ -1,0 +1,393 @@
+"""The transport over HTTPS: every request signed, every answer bounded, every failure told apart.
+
+A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
+new signature each time; all routes are idempotent. A 4xx but 408 is an answer and never repeated. A federation may have
+several addresses: if nobody answers, or somebody who does not lead, the next attempt goes to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO, Final, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import pydantic
+import tenacity
+import urllib3
+
+from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
+from client_app.http.errors import AWAY, ConnectionFailed, is_away, leads_elsewhere, may_pass, refusal, unanswered
+from client_app.http.retry import Retry, RetryDeadline
+from client_app.http.transport import LONG_POLL_SECONDS, Answer, ByteCount, SignRequest
+from client_app.output import clean
+from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
+from fedcore.federation import ClientKit
+from fedcore.http_signing import sign_headers
+from fedcore.secagg import Signer
+from fedcore.system.concurrency import in_thread
+from fedcore.system.files import full_disk_named, replacing
+from fedcore.wire import DELTA_BASE, Message
+
+MAX_CONTROL_BYTES: Final = 64 << 20
+"""Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
+_PIECE: Final = 1 << 18
+"""Of an answer; what has come of a model is counted in these."""
+_READ_SECONDS: Final = LONG_POLL_SECONDS + 20.0
+_AT_ONCE: Final = 1 << 16
+"""Bytes of an answer up to which it is parsed on the event loop; of more, in a thread."""
+_HASHED_AT_ONCE: Final = 1 << 20
+_EMPTY_DIGEST: Final = hashlib.sha256(b"").digest()
+_COMMON: Final = {"accept-encoding": "identity", "user-agent": "fedcore-client"}
+_JSON: Final = {"content-type": "application/json"}
+_OCTETS: Final = {"content-type": "application/octet-stream"}
+
+Result = TypeVar("Result")
+
+
+class _Incoming:
+    """A file that is being received, at most `size` bytes: written, hashed and counted as it comes."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.digest = hashlib.sha256()
+        self._file = file
+        self.received = 0
+        self._size = size
+
+    def take(self, chunk: bytes) -> None:
+        """The next bytes; raises ProtocolViolation("model-digest") if they are more than there can be."""
+        self.received += len(chunk)
+        if self.received > self._size:
+            raise ProtocolViolation("model-digest", "the model is longer than announced")
+        self.digest.update(chunk)
+        self._file.write(chunk)
+
+
+def signer(
+    kit: ClientKit,
+    *,
+    identity: Signer | None = None,
+    clock: Callable[[], float] = time.time,
+    nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
+) -> SignRequest:
+    """Signs requests as the kit's client, each with a nonce of its own; with `identity` instead of the kit's key."""
+    key_id, key = f"client-{kit.client_id}", identity or kit.identity
+
+    def sign(method: str, target: str, content_sha256: bytes) -> dict[str, str]:
+        return sign_headers(method, target, content_sha256, key_id=key_id, key=key, now=int(clock()), nonce=nonce())
+
+    return sign
+
+
+class HttpTransport:
+    """`Transport` over HTTPS to the addresses of a federation; use as an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        urls: Sequence[str],
+        tls: ssl.SSLContext,
+        sign: SignRequest,
+        retry: Retry | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            urls: where the server is found, in the order of preference.
+            tls: whom to trust.
+            sign: signs each request.
+            retry: how long requests are sent again that have no rule of their own.
+            notice: gets a line for each request that is sent again, with the reason.
+            clock: monotonic seconds, for the deadlines.
+            sleep: waits that many seconds between two attempts.
+        """
+        self.interruptions = 0
+        self.traffic = ByteCount()
+        self.retry = retry or Retry()
+        self.notice = notice
+        self._urls = tuple(urls)
+        self._at = 0
+        self._answers = 0
+        self._counting = threading.Lock()
+        self._incoming: _Incoming | None = None
+        self._clock = clock
+        self._sleep = sleep
+        self._sign = sign
+        # Proxy settings of the environment are for the way out of a site, not for the loopback.
+        trust_env = not all(map(_is_loopback, urls))
+        self._network = BlockingTransport(tls, read_seconds=_READ_SECONDS, trust_env=trust_env)
+
+    async def __aenter__(self) -> HttpTransport:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._network.close()
+
+    @property
+    def url(self) -> str:
+        """Where the next request goes."""
+        return self._urls[self._at]
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that are here of the model that is being downloaded; None if none is."""
+        return self._incoming.received if self._incoming is not None else None
+
+    def sign_with(self, sign: SignRequest) -> None:
+        """Sign all further requests with this; the client's key was replaced."""
+        self._sign = sign
+
+    async def get(
+        self,
+        path: str,
+        answer: type[Answer],
+        *,
+        wait: float | None = None,
+        retry: Retry | None = None,
+        limit: int | None = None,
+        read: Callable[[bytes], Answer] | None = None,
+        hear: Callable[[Mapping[str, str]], None] | None = None,
+        **query: str | int,
+    ) -> Answer | None:
+        """GET a control message; None for 204."""
+        if wait is not None:
+            query["wait"] = f"{wait:g}"
+        target = f"{path}?{urlencode(query)}" if query else path
+        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit, hear), read)
+
+    async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
+        """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
+        target = f"{path}?{urlencode({'wait': f'{wait:g}'})}"
+        return await _parse(answer, path, await self._exchange("PUT", target, message.model_dump_json().encode(), None))
+
+    async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
+        """PUT or POST a control message whose answer does not matter."""
+        await self._exchange(method, path, message.model_dump_json().encode(), retry)
+
+    async def ask(
+        self, method: str, path: str, message: Message, answer: type[Answer], *, retry: Retry | None = None
+    ) -> Answer:
+        """PUT or POST a control message and return the answer."""
+        body = await self._exchange(method, path, message.model_dump_json(exclude_none=True).encode(), retry)
+        parsed = await _parse(answer, path, body)
+        if parsed is None:
+            raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
+        return parsed
+
+    async def put_octets(
+        self, path: str, content: memoryview, *, sha256: bytes, is_there: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """PUT bytes, which are sent from where they lie."""
+        attempts = 0
+
+        async def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1 and await is_there():
+                return
+            await self._request("PUT", path, content, sha256, _OCTETS, self._content_of)
+
+        await self._repeat(attempt, None)
+
+    async def download(self, path: str, target: Path, *, size: int, sha256: str, base: str = "") -> bool:
+        """GET a model into a file; returns whether the difference to `base` came in its place."""
+        address = f"{path}?{urlencode({'base': base})}" if base else path
+
+        async def attempt() -> bool:
+            with replacing(target, mode=0o600) as file:
+                self._incoming = incoming = _Incoming(file, size)
+                headers = await self._request("GET", address, b"", _EMPTY_DIGEST, {}, partial(self._receive, incoming))
+                is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
+                if incoming.digest.hexdigest() != sha256 and not is_difference:
+                    raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
+            return is_difference
+
+        with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
+            try:
+                return await self._repeat(attempt, None)
+            finally:
+                self._incoming = None
+
+    async def _exchange(
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        retry: Retry | None,
+        limit: int | None = None,
+        hear: Callable[[Mapping[str, str]], None] | None = None,
+    ) -> bytes | None:
+        digest = await asyncio.to_thread(_sha256, body) if len(body) > _HASHED_AT_ONCE else _sha256(body)
+
+        def receive(response: HttpResponse) -> tuple[bytes | None, Mapping[str, str]]:
+            content = self._content_of(response, limit)
+            return None if response.status == HTTPStatus.NO_CONTENT else content, response.headers
+
+        async def attempt() -> bytes | None:
+            content, headers = await self._request(method, target, body, digest, _JSON if body else {}, receive)
+            if hear is not None:
+                hear(headers)
+            return content
+
+        return await self._repeat(attempt, retry)
+
+    async def _request(
+        self,
+        method: str,
+        target: str,
+        body: bytes | memoryview,
+        digest: bytes,
+        headers: Mapping[str, str],
+        receive: Callable[[HttpResponse], Result],
+    ) -> Result:
+        """Send one signed request; what `receive` makes of its answer, in the thread that gets it."""
+        server, size = self.url, memoryview(body).nbytes
+        # Sign what is really sent: urllib3 normalises the target.
+        url = urllib3.util.parse_url(server + target)
+        signed = self._sign(method, url.request_uri, digest)
+        length = {"content-length": str(size)} if headers else {}
+        headers = {"host": url.netloc or "", **_COMMON, **length, **headers, **signed}
+        request = HttpRequest(method=method, server=server, target=url.request_uri, headers=headers, body=body)
+
+        def receive_any(response: HttpResponse) -> Result:
+            head = _head_size(response.headers, 0)
+            self._count(up=size, down=head, is_answer=response.status not in AWAY)
+            if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+                raise refusal(response.status, self._content_of(response), of="this client's signature")
+            return receive(response)
+
+        self._count(up=_head_size(headers, len(request.target)))
+        return await self._network.send(request, receive_any)
+
+    def _receive(self, incoming: _Incoming, response: HttpResponse) -> Mapping[str, str]:
+        for piece in response.pieces(_PIECE):
+            self._count(down=len(piece))
+            incoming.take(piece)
+        return response.headers
+
+    def _content_of(self, response: HttpResponse, limit: int | None = None) -> bytes:
+        most = MAX_CONTROL_BYTES if limit is None else limit
+        content = bytearray()
+        for piece in response.pieces(_PIECE):
+            content += piece
+            self._count(down=len(piece))
+            if len(content) > most:
+                raise ProtocolViolation("malformed", f"an answer is longer than {most >> 20} MiB")
+        return bytes(content)
+
+    def _count(self, *, up: int = 0, down: int = 0, is_answer: bool = False) -> None:
+        """Several threads may call it."""
+        with self._counting:
+            self.traffic.up += up
+            self.traffic.down += down
+            self._answers += is_answer
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
+        rule = retry or self.retry
+        deadline = RetryDeadline(rule, self._clock, self._answers)
+        url = self.url
+
+        async def attempt_here() -> Result:
+            nonlocal url
+            url = self.url
+            try:
+                return await attempt()
+            except (ConnectionFailed, Refused) as error:
+                self._note_failure(url, error)
+                raise
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_is_transient),
+            wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
+            stop=lambda state: deadline.expired(is_away(_error_of(state)), self._answers),
+            sleep=self._sleep,
+            before_sleep=lambda state: self._notify(state, url),
+            reraise=True,
+        )
+        try:
+            return await retrying(attempt_here)
+        except ConnectionFailed as error:
+            if deadline.stuck and may_pass(error):
+                raise ServerUnreachable(
+                    f"the server at {url} answers, but one request does not get through to it ({clean(str(error))}); "
+                    "does something between bound the size or the time of requests?",
+                    check="stuck",
+                ) from error
+            raise unanswered(url, error) from error
+
+    def _note_failure(self, url: str, error: Exception) -> None:
+        """Go on to the next address, unless another request has already."""
+        self.interruptions += is_away(error)
+        if leads_elsewhere(error) and url == self.url:
+            self._at = (self._at + 1) % len(self._urls)
+
+    def _notify(self, state: tenacity.RetryCallState, url: str) -> None:
+        if state.attempt_number > 1:
+            return
+        error = _error_of(state)
+        reason = unanswered(url, error) if isinstance(error, ConnectionFailed) else error
+        self.notice(f"{reason}; trying again")
+
+
+def _error_of(state: tenacity.RetryCallState) -> BaseException:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert error is not None  # noqa: S101 - only failures are tried again
+    return error
+
+
+def _is_transient(error: BaseException) -> bool:
+    """408: the line paused in the middle of a body until the server gave that up."""
+    if isinstance(error, Refused):
+        return error.status >= 500 or error.status == HTTPStatus.REQUEST_TIMEOUT
+    return may_pass(error) or isinstance(error, WrongClock)
+
+
+async def _parse(
+    answer: type[Answer], path: str, body: bytes | None, read: Callable[[bytes], Answer] | None = None
+) -> Answer | None:
+    if body is None:
+        return None
+    read = read or answer.model_validate_json
+    try:
+        return await in_thread(read, body) if len(body) > _AT_ONCE else read(body)
+    except pydantic.ValidationError as error:
+        # The error's own text quotes what the server sent.
+        places = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
+        raise ProtocolViolation(
+            "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(places)})"
+        ) from None
+    except ValueError:
+        raise ProtocolViolation("malformed", f"the server's answer to {_public(path)} is no JSON") from None
+
+
+def _public(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _sha256(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _head_size(headers: Mapping[str, str], target: int) -> int:
+    """Size of an HTTP/1.1 head: the lines with their separators, and about 15 bytes of the first line."""
+    return sum(len(name) + len(value) + 4 for name, value in headers.items()) + target + 17
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
