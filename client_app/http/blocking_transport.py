@@ -1,7 +1,7 @@
 """Requests in threads, over urllib3's connections: how `HttpTransport` gets bytes to the server and back.
 
 TLS hands out records of 16 KiB. Through an event loop each of them costs more Python than its decryption, and a request
-with a small answer some 2 ms; a thread that blocks in a socket costs neither (docs/adr/0058). urllib3 speaks HTTP, TLS
+with a small answer some 2 ms; a thread that blocks in a socket costs neither (docs/adr/0009). urllib3 speaks HTTP, TLS
 and CONNECT. Here is what an asyncio program needs beside: threads, connections that are kept, and the end of a request
 that was cancelled. Nothing here knows what is asked, nor sends anything a second time.
 """
