@@ -51,6 +51,9 @@ def test_no_page_asks_another_host(site: Path) -> None:
         ("files", ["operator-token-sha256", "min-threshold", "[node-config]"]),
         ("http", ["/v1/runs/{run}", "for operators", "RunOut"]),
         ("events", ["exchange-repeated", "bytes_up"]),
+        ("metrics", ["fedcore_rounds_total", "repeated"]),
+        ("modules", ["fedcore/secagg", "client_app"]),
+        ("report", ["initial_sha256", "judged_by"]),
         ("python", ["supervised_app", "CompareJob", "The inverse of"]),
     ],
 )
