@@ -137,11 +137,18 @@ def test_an_app_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path):
         simulated(crew, COUNTING, "secure")
 
 
-def test_nothing_is_left_of_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go; its name leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_nothing_is_left_of_a_pool(temporary: Path):
     others = psutil.Process().children()
     with of(ProcessCrew, COUNTING, workers=2) as crew:
-        [folder] = tmp_path.iterdir()
+        [folder] = temporary.iterdir()
         simulated(crew, COUNTING, "secure", num_server_rounds=1)
         [leader] = [child for child in psutil.Process().children() if child not in others]
         assert len(processes_of(leader.pid)) == 3
