@@ -67,6 +67,8 @@ def main() -> int:
     files.add_argument("--write", type=Path, metavar="FILE", help="write it down")
     files.add_argument("--check", type=Path, metavar="FILE", help="compare with what is written down")
     arguments = options.parse_args()
+    if arguments.quick and (arguments.write or arguments.check):
+        options.error("what is written down is of whole runs: leave --quick and --smallest out")
     here = machine()
     before = json.loads(arguments.check.read_text(encoding="utf-8")) if arguments.check else None
     if before is not None and before["machine"] != here:
