@@ -30,13 +30,13 @@ import torch
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
 from benchmarks.few import every
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulation import Simulation
+from fedcore.system.assignments import override
 
 APP = EXAMPLES / "fashion_mnist"
 CLIENTS = 10

@@ -30,7 +30,6 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import torch
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.data import load_femnist
 from fedcore.events import ExchangeDone, RunEvent
@@ -38,6 +37,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
+from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine
 from fedcore.training.models import small_cnn
 

@@ -31,11 +31,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from benchmarks.live import live_federation
-from fedcore.assignments import override
 from fedcore.compare.workers.problem import Problem
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
+from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine, train
 from fedcore.training.engines import EngineConfig, World, make_engine
 from fedcore.training.models import logistic_regression

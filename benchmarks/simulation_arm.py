@@ -91,7 +91,9 @@ def _trained(folder: Path | None) -> float:
 def fedcore(gate: Gate, told: Mapping[str, Any]) -> None:
     """`fedcore.simulate`."""
     import fedcore as package
-    import fedcore.flower.handover  # it notes which functions are Flower's own, before one is put in another's place
+
+    # It notes which functions are Flower's own, before one is put in another's place.
+    import fedcore.flower.handover
 
     _gated_strategies(gate)
     package.simulate(

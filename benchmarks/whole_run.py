@@ -31,7 +31,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
-from fedcore.assignments import override
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.config import JobSettings
@@ -41,6 +40,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.privacy import Accountant, Release
 from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
+from fedcore.system.assignments import override
 from fedcore.training import train
 from fedcore.training.engines import EngineConfig, World, make_engine
 

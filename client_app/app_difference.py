@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore import terminal
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.system import terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

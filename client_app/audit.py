@@ -33,7 +33,7 @@ from client_app.spending import Spending, spent_by_run
 from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 
 WORK: Final = "work"
 """The message type of work for a later sum, which is no exchange."""

@@ -22,7 +22,7 @@ from fedcore.admission.agreed import Agreed
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
-from fedcore.tracing import Traces
+from fedcore.system.tracing import Traces
 from fedcore.wire import Task
 
 OTHERS_SECONDS: Final = 900.0

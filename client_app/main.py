@@ -86,7 +86,7 @@ def client(
     from client_app.ranks.failures import AppFailed
     from client_app.ranks.group_size import GroupSize
     from client_app.startup import Options, engine_settings, start
-    from fedcore.system.sandbox import Rules
+    from fedcore.system.sandbox.sandbox import Rules
 
     options = Options(
         kit=kit,

@@ -33,7 +33,6 @@ from client_app.ranks.supervisor import LocalGroup
 from client_app.transcript import Transcript
 from client_app.word_maker import who_makes_words
 from fedcore.admission.agreed import Agreed
-from fedcore.assignments import parse_assignments
 from fedcore.data.files import data_folder
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
@@ -41,10 +40,11 @@ from fedcore.federation import ClientKit
 from fedcore.federation.identity import IDENTITY_FILE
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import OWN_MODEL_FOLDER
+from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import private_folder, remove_tree
-from fedcore.system.heap import set_aside
-from fedcore.system.sandbox import Rules, describe, refuse_to_show
-from fedcore.tracing import open_traces
+from fedcore.system.memory import set_aside
+from fedcore.system.sandbox.sandbox import Rules, describe, refuse_to_show
+from fedcore.system.tracing import open_traces
 from fedcore.wire import Scalar
 
 _MASK_THREADS: Final = 4

@@ -22,7 +22,7 @@ from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
 from fedcore.privacy import Release
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire import Task
 

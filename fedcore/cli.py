@@ -163,7 +163,7 @@ class _Commands(TyperGroup):
         except FedcoreError as error:
             from rich.console import Console
 
-            from fedcore.terminal import escape
+            from fedcore.system.terminal import escape
 
             text = f"[bold red]error:[/] {escape(str(error))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)

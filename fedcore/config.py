@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
-from fedcore.assignments import arguments, kebab
 from fedcore.best import BestRule
 from fedcore.errors import ConfigurationError
+from fedcore.system.assignments import arguments, kebab
 
 ROUNDS_KEY: Final = "num-server-rounds"
 

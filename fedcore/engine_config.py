@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from fedcore.assignments import arguments, kebab
 from fedcore.errors import ConfigurationError
+from fedcore.system.assignments import arguments, kebab
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore.events import AppPrinted, RunEvent
-from fedcore.terminal import visible
+from fedcore.system.terminal import visible
 
 
 def event_line(event: RunEvent) -> str:

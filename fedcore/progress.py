@@ -38,7 +38,7 @@ from fedcore.events import (
 )
 from fedcore.operator_wire import RunClientOut
 from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 from fedcore.time_left import TimeLeft, in_words
 from fedcore.wire import is_query
 

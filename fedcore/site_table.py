@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedcore.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
 from fedcore.operator_wire import ClientState, RunClientOut
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 from fedcore.units import size
 
 MOST_ROWS: Final = 16

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy.site_noise import SiteNoise, check_budget
+from fedcore.system.plain_json import NO_OTHER_KEYS
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]] | tuple[float, float]
 """The lowest and the highest value of each column by name, or of all columns that there are."""

@@ -38,7 +38,7 @@ def serve(
 
     from fedcore.federation import ServerKit
     from fedcore.system.files import write_file
-    from fedcore.system.sandbox import describe, refuse_to_show
+    from fedcore.system.sandbox.sandbox import describe, refuse_to_show
     from server_app import logs
     from server_app.http import serving
     from server_app.settings import ServerSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedcore.events import EventSink, RunEvent
 from fedcore.secagg import Randomness
-from fedcore.tracing import Traces
+from fedcore.system.tracing import Traces
 from server_app.exchanges.seen import LastSeen
 from server_app.http.polling import Bell
 from server_app.operation.certificate import ServedCertificate

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.federation.approval import ApprovedApps
-from fedcore.system.sandbox import Rules
+from fedcore.system.sandbox.sandbox import Rules
 
 DATABASE_FILE: Final = "server.sqlite3"
 

@@ -22,7 +22,7 @@ from fedcore.operator_wire import RunStatus
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.record import RunRecord
 from fedcore.results_home import Home, saved_lines, server_line
-from fedcore.terminal import escape, visible_json
+from fedcore.system.terminal import escape, visible_json
 from fedcore.tracking import Tracking
 from fedcore.trained.card_command import card_beside
 

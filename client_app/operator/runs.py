@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.event_lines import event_line
 from fedcore.events import AppPrinted, RunOut
 from fedcore.operator_wire import RunClientsOut, RunInfo, RunStatus
-from fedcore.terminal import escape, visible, visible_json
+from fedcore.system.terminal import escape, visible, visible_json
 from fedcore.tracking import Track
 
 _HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")

@@ -17,14 +17,12 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
-from fedcore.assignments import override, parse_assignments
 from fedcore.config import JobSettings
 from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.events import RunOut, StatisticsFound
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.operator_wire import RunStatus
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.progress import ProgressView
 from fedcore.statistics import Question, Statistics
 from fedcore.statistics_report import (
@@ -38,7 +36,9 @@ from fedcore.statistics_report import (
     quantiles_from,
     rows,
 )
-from fedcore.terminal import visible
+from fedcore.system.assignments import override, parse_assignments
+from fedcore.system.plain_json import from_plain, to_plain
+from fedcore.system.terminal import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from client_app.owner.sections import Section, Table, sections
 from client_app.owner.status import read_status, status_json
 from fedcore.errors import ConfigurationError
-from fedcore.terminal import escape, visible_json
+from fedcore.system.terminal import escape, visible_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Final
 
 from client_app.ranks.messages import Failure
 from fedcore.errors import AppError, FedcoreError, OutOfMemory, StorageFull, WorkerDied
-from fedcore.system.devices import WHAT_TO_LOWER, is_out_of_memory
+from fedcore.system.memory import WHAT_TO_LOWER, is_out_of_memory
 from fedcore.system.peers import tells_of_lost_peer
 
 RANK_EXCEPTION: Final = "rank-exception"

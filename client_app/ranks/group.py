@@ -29,7 +29,7 @@ from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
 from fedcore.system.json_lines import printed_lines
 from fedcore.system.left_files import remove_left
-from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
+from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Scalar, Task
 
 START_SECONDS: Final = 180.0

@@ -20,8 +20,8 @@ from client_app.ranks.failures import describe
 from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import WorkerDied
-from fedcore.system.heap import set_aside
 from fedcore.system.json_lines import BlockingConnection
+from fedcore.system.memory import set_aside
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import ClientRunner
@@ -83,7 +83,7 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     from fedcore.engine_config import EngineConfig
     from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
-    from fedcore.system.devices import limit_memory
+    from fedcore.system.memory import limit_memory
 
     engine = EngineConfig.from_mapping(greeting.engine, ranks=int(os.environ["WORLD_SIZE"]))
     if engine.memory_share:

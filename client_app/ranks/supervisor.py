@@ -29,7 +29,7 @@ from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection, start_process
 from fedcore.system.peers import BLAME_SECONDS, first_cause
-from fedcore.system.sandbox import Sandbox
+from fedcore.system.sandbox.sandbox import Sandbox
 
 LOOPBACK: Final = "127.0.0.1"
 _LAST_ANSWER_SECONDS: Final = 0.2

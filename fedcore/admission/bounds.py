@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
 from fedcore.config import NARROW_BITS
-from fedcore.plain_json import to_plain
+from fedcore.system.plain_json import to_plain
 from fedcore.transcript.before import canonical_before
 
 BOUNDS_TAG: Final = "fedcore/bounds/v1"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fedcore.assignments import override
 from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink, RunEvent, ignore
+from fedcore.system.assignments import override
 from fedcore.wire import Scalar
 
 if TYPE_CHECKING:

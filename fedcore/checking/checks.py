@@ -12,7 +12,6 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.tasks import refused_choices
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.simulating import IN_TURN
-from fedcore.assignments import override
 from fedcore.checking.findings import CheckReport, Findings
 from fedcore.compare.judging import choose, known_by_name
 from fedcore.config import ROUNDS_KEY, JobSettings, planned_rounds
@@ -23,6 +22,7 @@ from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.needs import check_needs
 from fedcore.node_config import share_of_client
+from fedcore.system.assignments import override
 from fedcore.system.files import private_folder
 from fedcore.wire import Scalar
 

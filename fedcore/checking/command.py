@@ -42,9 +42,9 @@ def check(
 
     from rich.console import Console
 
-    from fedcore.assignments import parse_assignments
     from fedcore.checking.checks import check as check_app
-    from fedcore.terminal import escape
+    from fedcore.system.assignments import parse_assignments
+    from fedcore.system.terminal import escape
 
     with contextlib.redirect_stdout(sys.stderr):  # what the app prints
         report = check_app(

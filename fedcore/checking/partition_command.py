@@ -38,10 +38,10 @@ def partition(
     import sys
 
     from fedcore.api.arguments import data_folder
-    from fedcore.assignments import override, parse_assignments
     from fedcore.errors import ConfigurationError
     from fedcore.flower.memory_app import opened
     from fedcore.flower.parts import label_counts
+    from fedcore.system.assignments import override, parse_assignments
 
     if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigurationError(f"--out {out}: a picture is .svg, .png or .pdf")

@@ -52,8 +52,8 @@ from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
 from fedcore.codec.settings import FIELD_BITS, MAX_SCALE, MIN_SCALE, CodecSettings, check_count, over_float32
 from fedcore.config import NARROW_BITS
 from fedcore.errors import EncodingError
-from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.state import Layout, TensorSpec
+from fedcore.system.plain_json import NO_OTHER_KEYS
 
 LEAST_LEVELS = 7
 """A value is one of 15 numbers at least. With fewer the rounding adds more to an update than there is of it."""

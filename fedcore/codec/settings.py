@@ -10,7 +10,7 @@ from pydantic import StrictFloat, StrictInt
 
 from fedcore.config import LEAST_UPLOAD, NARROW_BITS
 from fedcore.errors import EncodingError
-from fedcore.plain_json import NO_OTHER_KEYS
+from fedcore.system.plain_json import NO_OTHER_KEYS
 
 FIELD_BITS = (8, 10, 12, 16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""

@@ -79,13 +79,13 @@ def compare(
     """
     from rich.console import Console
 
-    from fedcore.assignments import parse_assignments
     from fedcore.compare import plan
     from fedcore.compare.console import metrics_text, modes_table, overlay, show, watch
     from fedcore.compare.judging import Wanted
     from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
+    from fedcore.system.assignments import parse_assignments
     from fedcore.tracking import parse_tracks
 
     # On the terminal the report is the last thing to be seen; as JSON it is alone on standard output.

@@ -20,7 +20,7 @@ from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink, RunEvent, Warned
 from fedcore.progress import ProgressView
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 from fedcore.tracking import Track, TrackedRun, Tracking
 
 

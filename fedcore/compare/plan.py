@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.assignments import override, parse_assignments, split_assignments
 from fedcore.compare.judging import Wanted
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
@@ -18,6 +17,7 @@ from fedcore.compare.run import Kill, PlannedRun
 from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
+from fedcore.system.assignments import override, parse_assignments, split_assignments
 from fedcore.wire import Scalar
 
 SEED, PARTITION = "seed", "partition"

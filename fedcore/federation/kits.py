@@ -31,7 +31,7 @@ from fedcore.federation.identity import open_identity
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
 from fedcore.secagg import Signer
-from fedcore.system.sandbox import Rules
+from fedcore.system.sandbox.sandbox import Rules
 
 NodeValue = bool | int | float | str
 

@@ -20,9 +20,9 @@ from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation.files import broken, read_text
 from fedcore.federation.identity import public_bytes
 from fedcore.federation.roster import Base64, Roster, check_name
-from fedcore.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 from fedcore.secagg import Signer
 from fedcore.secagg.domain import pack
+from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 
 REQUEST_TAG: Final = "fedcore/request/v1"
 ADMISSION_TAG: Final = "fedcore/admission/v1"

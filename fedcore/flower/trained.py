@@ -22,7 +22,6 @@ import torch
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedcore.assignments import override
 from fedcore.errors import AppError, ConfigurationError, EncodingError, PeerError
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.engine_app import LocalApp
@@ -31,6 +30,7 @@ from fedcore.flower.personalized import Personalization
 from fedcore.flower.records import config_from_json, merged_values
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.state import Layout, ModelFacts, ModelState, read_facts
+from fedcore.system.assignments import override
 from fedcore.training.engines import EngineConfig, World
 from fedcore.wire import Scalar
 

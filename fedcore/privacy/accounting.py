@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import StrictFloat, StrictInt
 
 from fedcore.errors import ConfigurationError, EncodingError
-from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy.noise import MECHANISMS, Mechanism, noise_bound, table_distance
+from fedcore.system.plain_json import NO_OTHER_KEYS
 
 ROUNDING_BETA = 2.0**-32
 """Chance that a rounded update is longer than its bound and is rounded again; the bias of the mean is of this order."""

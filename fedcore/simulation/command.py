@@ -297,7 +297,7 @@ def carried_out(
     from fedcore.simulation import Simulation
     from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
-    from fedcore.system.heap import set_aside
+    from fedcore.system.memory import set_aside
 
     record = RunRecord()
     with private_folder() as folder, user_output_to_stderr(), _followed(wanted, record, track) as followed:
@@ -398,7 +398,7 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
 
     from fedcore.progress import epsilon_line, metrics_text
     from fedcore.results_home import saved_lines, server_line
-    from fedcore.terminal import escape
+    from fedcore.system.terminal import escape
 
     metrics = metrics_text(summary["metrics"])
     lines = [f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]

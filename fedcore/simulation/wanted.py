@@ -45,11 +45,11 @@ class Wanted:
         target: str = "",
     ) -> Wanted:
         """Read the app and the options over its own values; raises ConfigurationError."""
-        from fedcore.assignments import override, parse_assignments
         from fedcore.compare.target import Target
         from fedcore.config import JobSettings
         from fedcore.flower.app import FlowerApp
         from fedcore.simulation.crews import with_cohort
+        from fedcore.system.assignments import override, parse_assignments
 
         app = FlowerApp.load(folder.absolute())
         clients = clients or app.simulation_clients

@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from fedcore.system.sandbox import Sandbox
+from fedcore.system.sandbox.sandbox import Sandbox
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a message."""

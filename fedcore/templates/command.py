@@ -146,7 +146,7 @@ def _list(as_json: bool) -> None:
 def _print(made: Mapping[str, Any]) -> None:
     from rich.console import Console
 
-    from fedcore.terminal import escape
+    from fedcore.system.terminal import escape
 
     console = Console(highlight=False, soft_wrap=True)
     for line in (*_summary(made), "", "next:", *(f"  {line}" for line in made["next"])):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from fedcore.assignments import parse_assignments
 from fedcore.flower.trained import TrainedModel, load_trained
+from fedcore.system.assignments import parse_assignments
 
 
 def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedModel:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fedcore.errors import OutOfMemory
-from fedcore.system.devices import WHAT_TO_LOWER, is_out_of_memory
+from fedcore.system.memory import WHAT_TO_LOWER, is_out_of_memory
 from fedcore.training.engines import Engine
 
 _Result = TypeVar("_Result")

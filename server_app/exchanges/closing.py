@@ -10,8 +10,8 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from fedcore.errors import ConfigurationError
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.secagg import Fault
+from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire import WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
 

@@ -28,7 +28,7 @@ from fedcore.errors import (
 from fedcore.events import NOT_NEEDED
 from fedcore.forms import our_forms
 from fedcore.system.concurrency import in_thread
-from fedcore.system.heap import trim
+from fedcore.system.memory import trim
 from fedcore.wire import ManifestIn, WithdrawIn
 from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.closing import Closing, Parting

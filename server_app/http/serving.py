@@ -23,8 +23,8 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure, PortInUse
 from fedcore.federation import ServerKit
 from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
-from fedcore.system.heap import give_memory_back, set_aside
-from fedcore.tracing import open_traces
+from fedcore.system.memory import give_memory_back, set_aside
+from fedcore.system.tracing import open_traces
 from server_app.http.application import Application, make_application
 from server_app.http.door import Door, Visit
 from server_app.http.head_limits import GuardedProtocol

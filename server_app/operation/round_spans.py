@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeRepeated, ExchangeStarted, RunEvent, StageProgress
-from fedcore.tracing import EXCHANGE, Traces
+from fedcore.system.tracing import EXCHANGE, Traces
 
 
 class RoundSpans:

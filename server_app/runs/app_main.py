@@ -34,13 +34,13 @@ from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.operator_wire import RESULTS_FILE
 from fedcore.plain_exchange import PlainReply
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.state import ModelState
 from fedcore.statistics import Question
 from fedcore.statistics_report import STATISTICS
 from fedcore.system.files import write_file
-from fedcore.system.heap import set_aside
 from fedcore.system.json_lines import BlockingConnection
+from fedcore.system.memory import set_aside
+from fedcore.system.plain_json import from_plain, to_plain
 from server_app.runs.app_files import APP_FILES
 from server_app.runs.app_messages import (
     TO_APP,

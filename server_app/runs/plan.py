@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from fedcore.assignments import override
 from fedcore.buffered import buffer_size
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.needs import check_needs, least_clients
 from fedcore.operator_wire import RunIn
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.statistics import Question
+from fedcore.system.assignments import override
+from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire import Scalar
 from server_app.storage.tables import RunRow
 

@@ -366,7 +366,7 @@ def _program(process: psutil.Process) -> str:
         made = Made.of(process.pid)
         words = process.cmdline() if made is None else made.words.split(" ")
         module = words.index("-m") + 1 if "-m" in words else len(words)
-        return words[module + 2 if words[module] == "fedcore.system.confined" else module]
+        return words[module + 2 if words[module] == "fedcore.system.sandbox.confined" else module]
     return ""
 
 

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding, Statistics
 from fedcore.codec.scales import Known, next_encoding
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.state import Layout
+from fedcore.system.plain_json import from_plain, to_plain
 
 _EXACT, _NOISED = TypeAdapter(Encoding), TypeAdapter(PrivateEncoding)
 

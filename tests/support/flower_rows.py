@@ -15,11 +15,11 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
+from fedcore.system.assignments import override
 
 APPS = Path(__file__).parents[1] / "flower_apps"
 NODES = 4

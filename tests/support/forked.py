@@ -32,7 +32,7 @@ from pydantic import TypeAdapter
 
 from fedcore.compare.local_federation import ProcessGroup
 from fedcore.system.json_lines import AsyncConnection
-from fedcore.system.sandbox import Sandbox
+from fedcore.system.sandbox.sandbox import Sandbox
 
 from .forking import CONTEXT
 
@@ -327,7 +327,7 @@ def _be_module(
     arguments: Sequence[str],
     inherited: Mapping[str, socket.socket],
 ) -> None:
-    """In the new process: `python -P -s -B -m fedcore.system.confined SANDBOX MODULE FD ...`."""
+    """In the new process: `python -P -s -B -m fedcore.system.sandbox.confined SANDBOX MODULE FD ...`."""
     printed, *_ = outputs
     _settle(made, environment, folder, [one.dup() for one in outputs])
     sys.dont_write_bytecode = True

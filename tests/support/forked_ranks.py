@@ -21,7 +21,7 @@ from client_app.ranks.group import relay
 from client_app.ranks.messages import FROM_RANK
 from client_app.ranks.supervisor import RankProcess
 from fedcore.system.json_lines import AsyncConnection
-from fedcore.system.sandbox import Sandbox
+from fedcore.system.sandbox.sandbox import Sandbox
 from support.forking import CONTEXT
 
 

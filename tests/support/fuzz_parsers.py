@@ -32,9 +32,9 @@ from fedcore.federation.requests import Admission, Request
 from fedcore.flower.app import AppBundle
 from fedcore.flower.record_file import read_records
 from fedcore.http_signing import NonceCache, verify_headers
-from fedcore.plain_json import from_plain
 from fedcore.state import ModelState
 from fedcore.statistics import Question
+from fedcore.system.plain_json import from_plain
 from fedcore.transcript import TranscriptOut
 from fedcore.transcript.chain import Chain, keys_of
 from fedcore.wire import Bytes, Message, RostersOut, Task

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fedcore.assignments import override
 from fedcore.compare.measure.network import Network
 from fedcore.config import JobSettings
 from fedcore.events import RunEvent
@@ -18,6 +17,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of
 from fedcore.state import ModelState
+from fedcore.system.assignments import override
 from support.events import told
 from support.tiny import TINY
 

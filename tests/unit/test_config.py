@@ -2,10 +2,10 @@ import re
 
 import pytest
 
-from fedcore.assignments import override, parse_assignments
 from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, UnknownKey
 from fedcore.needs import check_asked, check_needs
+from fedcore.system.assignments import override, parse_assignments
 from tests.support.raising import raises
 
 

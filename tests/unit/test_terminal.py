@@ -12,7 +12,7 @@ from fedcore.event_lines import event_line
 from fedcore.events import AppPrinted, RunEnded
 from fedcore.operator_wire import RunStatus
 from fedcore.progress import ProgressView
-from fedcore.terminal import escape, visible, visible_json
+from fedcore.system.terminal import escape, visible, visible_json
 
 ATTACKS = ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "\x7f", "a\u202eb", "\u2028", "\ud800"]
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import re
 
-from fedcore.assignments import parse_assignments
 from fedcore.compare.modes.allreduce import AllReduce
 from fedcore.compare.modes.averaging import OUTER, ModelAveraging
 from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option, Trained
@@ -34,6 +33,7 @@ from fedcore.compare.modes.federated_async import FederatedAsync
 from fedcore.compare.modes.local import Local
 from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.system.assignments import parse_assignments
 
 __all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "Trained", "every_mode", "in_report", "parse_modes"]
 

@@ -32,7 +32,7 @@ from fedcore.compare.report.summary import (
     summarize,
 )
 from fedcore.record import metric_like
-from fedcore.terminal import escape
+from fedcore.system.terminal import escape
 from fedcore.units import size
 
 _CAPTION = (

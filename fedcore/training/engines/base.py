@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import Layout, ModelState, StateSink
-from fedcore.system.devices import limit_memory, release_memory
+from fedcore.system.memory import limit_memory, release_memory
 from fedcore.training.dtensors import is_dtensor, local
 from fedcore.training.eager import load_no_compiler
 from fedcore.training.engines.batches import (

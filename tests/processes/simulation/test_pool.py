@@ -18,7 +18,6 @@ import psutil
 import pytest
 from support.tiny import TINY
 
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.events import RunEvent
@@ -27,6 +26,7 @@ from fedcore.simulation import Simulation
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.pool import ProcessCrew
 from fedcore.state import ModelState
+from fedcore.system.assignments import override
 
 # Processes may need long to import Flower.
 pytestmark = pytest.mark.timeout(600)

@@ -14,7 +14,6 @@ import pytest
 from support.stories import ROSTER, Setting, identity
 from support.tiny import TINY
 
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RunFailed, WorkerDied
 from fedcore.events import RunEvent
@@ -25,6 +24,7 @@ from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.session_processes import SessionProcesses, SessionsThere
 from fedcore.simulation.sessions import Members, SessionsHere
 from fedcore.state import ModelState
+from fedcore.system.assignments import override
 
 pytestmark = pytest.mark.timeout(600)  # processes may need long to import NumPy
 

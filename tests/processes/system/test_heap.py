@@ -11,7 +11,7 @@ _PROGRAM = textwrap.dedent("""
     import sys
     from pathlib import Path
     import numpy as np
-    from fedcore.system.heap import give_memory_back
+    from fedcore.system.memory import give_memory_back
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -7,13 +7,13 @@ import torch
 from flwr.app import ArrayRecord
 from support.events import told
 
-from fedcore.assignments import override
 from fedcore.codec.encoding import SMALL_TENSOR
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
+from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine
 from fedcore.training.shared_tensors import adapter_names
 from tests.thorough.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config

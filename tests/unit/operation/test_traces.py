@@ -40,7 +40,7 @@ from client_app.exchange import take_part
 from fedcore.errors import ConfigurationError
 from fedcore.federation import provision
 from fedcore.state import ModelState
-from fedcore.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
+from fedcore.system.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
 
 __all__ = [
     "allow",

@@ -13,7 +13,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from support.tiny import TINY
 
-from fedcore.assignments import override
 from fedcore.buffered import WorkBook
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RunFailed
@@ -25,6 +24,7 @@ from fedcore.simulation import Simulation
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.device_words import DrawnDevices
 from fedcore.simulation.devices import Devices, Work
+from fedcore.system.assignments import override
 
 sys.path.insert(0, str(TINY))
 from support.raising import raises

@@ -13,13 +13,13 @@ from support.events import told
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.assignments import override
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.memento import from_json, to_json
+from fedcore.system.assignments import override
 
 PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 4.0, "dp-metric-bound": 10.0, "evaluate-metrics": ["eval_loss"]}
 

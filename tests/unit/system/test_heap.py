@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from fedcore.system.heap import set_aside
+from fedcore.system.memory import set_aside
 
 
 class _Knot:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.system.seccomp import MACHINES, Instruction, program
+from fedcore.system.sandbox.seccomp import MACHINES, Instruction, program
 
 OWN = 4711
 HEADERS = {

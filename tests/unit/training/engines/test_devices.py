@@ -7,7 +7,7 @@ from torch import nn
 
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, OutOfMemory
-from fedcore.system.devices import is_out_of_memory
+from fedcore.system.memory import is_out_of_memory
 from fedcore.training import OptimizerConfig, Recipe, World, make_engine
 
 ON_ONE_GPU = World(rank=0, size=2, device=torch.device("cuda", 0), shared=True)

@@ -1,6 +1,7 @@
 """Becomes a module that runs user code, in a sandbox.
 
-Started by `fedcore.system.sandbox.Sandbox.command` as `python -m fedcore.system.confined SANDBOX MODULE ...`. The
+Started by `fedcore.system.sandbox.sandbox.Sandbox.command` as `python -m fedcore.system.sandbox.confined SANDBOX
+MODULE ...`. The
 process that starts it does not do this between fork and exec, where other threads may hold locks; and a process that
 had imported torch already would have threads that keep their rights. So this imports next to nothing first.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from fedcore.system.sandbox import Sandbox
+from fedcore.system.sandbox.sandbox import Sandbox
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What a process with user code may see of the machine: its variables, files, network and resources.
 
-The process that starts it says so in a `Sandbox`; `fedcore.system.confined` takes it on before any user code runs.
+The process that starts it says so in a `Sandbox`; `fedcore.system.sandbox.confined` takes it on before any user code
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from fedcore.errors import ConfigurationError
-from fedcore.system import landlock, seccomp
+from fedcore.system.sandbox import landlock, seccomp
 
 # Of /etc only what libraries read, since a site may keep its keys there.
 _SYSTEM_WORDS = """
@@ -108,7 +109,7 @@ class Sandbox:
             "network": self.network,
             "confined": self.confined,
         }
-        return ["-m", "fedcore.system.confined", json.dumps(told), module]
+        return ["-m", "fedcore.system.sandbox.confined", json.dumps(told), module]
 
     @classmethod
     def told(cls, text: str) -> Self:

@@ -1,0 +1,1 @@
+"""Confinement of user code: Landlock, seccomp, and the processes that get both."""
