@@ -44,13 +44,13 @@ from fedcore.compare.simulated import model_curve
 from fedcore.compare.target import Reached, Target
 from fedcore.config import JobSettings
 from fedcore.data import Split, load_digits
-from fedcore.events import FiguresFound
 from fedcore.flower.memory_app import opened
 from fedcore.flower.output import quiet_flower
 from fedcore.record import RunRecord
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import FiguresFound
 
 CLIENTS, AT_WORK = 24, 12
 TARGET: Final = Target(metric="eval_acc", value=0.9, better="max")

@@ -39,7 +39,7 @@ from benchmarks.live import LiveFederation, live_federation
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import OperatorKit
-from fedcore.http_signing import sign_headers
+from fedcore.wire.signing import sign_headers
 
 CLIENTS: Final = 4
 MIB: Final = float(1 << 20)

@@ -35,12 +35,12 @@ from benchmarks.common import Figure, Report, Table, data_parser, mean_and_sprea
 from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.config import JobSettings
 from fedcore.data import Dataset, Split, client_data, load_fashion_mnist, load_femnist, load_heart_disease
-from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.memory_app import opened
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, derive_seed, evaluate, local_engine, seeded
 from fedcore.training.models import lenet, mlp, small_cnn
+from fedcore.wire.events import ExchangeDone, RunEvent
 
 FRACTIONS = (0.5, 0.25, 0.1, 0.05)
 QUARTER = 0.25

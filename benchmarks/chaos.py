@@ -40,8 +40,8 @@ from fedcore.compare.local_federation import free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
+from fedcore.wire.operator import RunIn
 from tests.support.postgres import cluster
 
 CLIENTS = 4

@@ -39,8 +39,8 @@ from fedcore.compare.local_federation import FEDCORE, ProcessGroup, free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
+from fedcore.wire.operator import RunIn
 
 APP: Final = APPS / "chaos"
 CLIENTS: Final = 5

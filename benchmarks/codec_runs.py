@@ -32,13 +32,13 @@ from fedcore.codec import Encoding, decode, encode
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, state_from_arrays
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import ModelState
+from fedcore.wire.events import FiguresFound
 from tests.support.error_bound import error_bound
 
 ROUNDS = 20

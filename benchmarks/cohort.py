@@ -33,7 +33,7 @@ from fedcore.compare.local_federation import free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
+from fedcore.wire.operator import RunIn
 
 AGENTS: Final = 200
 ROUNDS: Final = 4

@@ -25,8 +25,8 @@ from benchmarks.live import LiveFederation, live_federation
 from client_app.operator.run import make_submission
 from fedcore.config import JobSettings
 from fedcore.errors import RunFailed
-from fedcore.events import ClientDropped, ExchangeDone, Recorded
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.events import ClientDropped, ExchangeDone, Recorded
+from fedcore.wire.operator import RunStatus
 
 APP = Path(__file__).parent / "apps" / "failing"
 CLIENTS, VICTIM = 4, "client-1"

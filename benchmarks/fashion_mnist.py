@@ -32,11 +32,11 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run,
 from benchmarks.few import every
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulation import Simulation
 from fedcore.system.assignments import override
+from fedcore.wire.events import ExchangeDone, RunEvent
 
 APP = EXAMPLES / "fashion_mnist"
 CLIENTS = 10

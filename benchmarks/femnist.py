@@ -32,7 +32,6 @@ import torch
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
 from fedcore.config import JobSettings
 from fedcore.data import load_femnist
-from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulation import Simulation
@@ -40,6 +39,7 @@ from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine
 from fedcore.training.models import small_cnn
+from fedcore.wire.events import ExchangeDone, RunEvent
 
 APP = EXAMPLES / "femnist"
 CLIENTS = 105

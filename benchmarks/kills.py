@@ -29,8 +29,8 @@ from fedcore.compare.plan import CompareJob
 from fedcore.compare.results import RunResult, number_of
 from fedcore.compare.run import Kill
 from fedcore.errors import RunFailed
-from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
+from fedcore.wire.events import EventSink, ignore
 
 KILL: Final = Kill(site=1, round=2)
 ROUNDS: Final = 5

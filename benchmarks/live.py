@@ -18,11 +18,11 @@ from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.events import RunEvent, ignore
 from fedcore.federation import OperatorKit
-from fedcore.operator_wire import RunStatus, ServerOut
 from fedcore.record import RunRecord
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import RunEvent, ignore
+from fedcore.wire.operator import RunStatus, ServerOut
 
 JOIN_SECONDS = 180.0
 _POLL_SECONDS = 0.2

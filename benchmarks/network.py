@@ -35,9 +35,9 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
-from fedcore.events import ExchangeDone, ignore
 from fedcore.federation import Policy, provision
 from fedcore.record import RunRecord
+from fedcore.wire.events import ExchangeDone, ignore
 
 CLIENTS = 3
 PORT = 8443

@@ -23,13 +23,13 @@ from typing import Any, Literal
 from benchmarks.common import APPS, EXAMPLES, say
 from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
-from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.crews import Engine, crew_of
 from fedcore.system.assignments import override
 from fedcore.system.files import remove_tree, write_file
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent
 
 Ended = Literal["target", "rounds", "time", ""]
 _SAVE_SECONDS = 10.0

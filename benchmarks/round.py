@@ -33,8 +33,8 @@ from benchmarks.processors import ROLES, between, spent
 from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.round_floor import Floor, measure_floor
 from benchmarks.round_large import LargeRound, measure_large
-from fedcore.events import ExchangeDone, RunEvent
 from fedcore.record import RunRecord
+from fedcore.wire.events import ExchangeDone, RunEvent
 
 CLIENTS = 8
 SECURE, PLAIN = "secure", "plain"

@@ -35,9 +35,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.resident import peak_resident_bytes, reset_peak
-from fedcore import conversions
 from fedcore.config import JobSettings
-from fedcore.http_signing import sign_headers
 from fedcore.quorum import protection_for, quorum_for
 from fedcore.secagg import (
     Agreement,
@@ -47,10 +45,9 @@ from fedcore.secagg import (
     apply_masks,
     verifies,
 )
-from fedcore.wire import (
-    ManifestIn,
-    Message,
-)
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ManifestIn, Message
+from fedcore.wire.signing import sign_headers
 
 BONAWITZ_SERVER_SECONDS, BONAWITZ_CLIENT_SECONDS, BONAWITZ_MEGABYTES = 180.0, 1.7, 1.15
 SERVER_SECONDS_AIM, UPLOAD_AIM = 3.0, 1.2

@@ -41,9 +41,9 @@ from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.events import ExchangeDone
 from fedcore.federation import OperatorKit
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.events import ExchangeDone
+from fedcore.wire.operator import RunStatus
 from tests.support.members import Member, parts_of
 
 AT_ONCE: Final = 8

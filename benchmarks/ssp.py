@@ -38,9 +38,9 @@ from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.compare.results import Point, RunResult, Staleness, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.errors import RunFailed
-from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import ignore
 
 WORKERS: Final = 4
 STEP: Final = 0.01

@@ -50,7 +50,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 ROWS = 5_000
 MORE_ROWS = 6_000

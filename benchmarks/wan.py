@@ -42,9 +42,9 @@ from fedcore.compare.results import Point, RunResult, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import RunFailed
-from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import EventSink, ignore
 
 SITES = 4
 NETWORKS = ("lan", "wan")

@@ -19,7 +19,7 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.simulation import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 APP = Path(__file__).parent / "apps" / "idle"
 COHORT = (1, 2, 3, 4)

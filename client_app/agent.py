@@ -39,9 +39,8 @@ from fedcore.errors import (
 )
 from fedcore.federation.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
-from fedcore.forms import OTHER_VERSION, our_version, refusal, understands
 from fedcore.system.concurrency import end, guarded
-from fedcore.wire import (
+from fedcore.wire.control import (
     OFFERS_HEADER,
     WORK_HEADER,
     WORK_OVER,
@@ -54,6 +53,7 @@ from fedcore.wire import (
     WithdrawIn,
     WorkState,
 )
+from fedcore.wire.forms import OTHER_VERSION, our_version, refusal, understands
 
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)

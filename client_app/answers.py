@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from client_app.ranks.messages import LocalAnswer
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 ANSWER_FOLDER: Final = "answer"
 _OF_THE_ATTEMPT: Final = frozenset(

@@ -23,7 +23,7 @@ from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 OTHERS_SECONDS: Final = 900.0
 """How much longer than its own training time a client waits for the rest of an exchange."""

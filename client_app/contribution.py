@@ -15,7 +15,7 @@ from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from fedcore.errors import FedcoreError, ProtocolViolation, Refused
 from fedcore.federation import Policy
-from fedcore.wire import ProblemKind, Task
+from fedcore.wire.control import ProblemKind, Task
 
 
 def tells_failures(task: Task, policy: Policy) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import write_file
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 COUNTED_FILE: Final = "counted.json"
 _KEPT: Final = 2

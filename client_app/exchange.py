@@ -32,7 +32,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker
-from fedcore import conversions, units
+from fedcore import units
 from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
@@ -49,17 +49,18 @@ from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.groups import is_draw
-from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
     Check,
     ClientSession,
     ShareDelivery,
 )
-from fedcore.secagg_wire import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.transcript import TranscriptOut
-from fedcore.wire import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.chunks import PART_BYTES, update_digest
+from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
+from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 
 POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""

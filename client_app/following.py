@@ -19,7 +19,7 @@ from fedcore.admission.agreed import Agreed
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.concurrency import in_thread
-from fedcore.wire import AppOut
+from fedcore.wire.control import AppOut
 
 LOOK_SECONDS: Final = 1.0
 FETCH_SECONDS: Final = 60.0

@@ -20,7 +20,7 @@ from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import FedcoreError
 from fedcore.state import ModelState
 from fedcore.system.files import write_file
-from fedcore.wire import Message, Task, Version, WorkIn, WorkState
+from fedcore.wire.control import Message, Task, Version, WorkIn, WorkState
 
 WORK_FOLDER: Final = "work"
 

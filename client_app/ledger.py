@@ -41,7 +41,7 @@ from fedcore.groups import Drawn
 from fedcore.privacy import Accountant
 from fedcore.system.files import Lock
 from fedcore.transcript import Attempt
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 _DAY_SECONDS: Final = 86_400.0
 

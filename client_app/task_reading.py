@@ -11,8 +11,8 @@ from client_app.ledger import ExchangeId
 from client_app.output import clean
 from fedcore.admission.tasks import TOO_MANY_TENSORS
 from fedcore.errors import ProtocolViolation
-from fedcore.forms import our_version
-from fedcore.wire import Name, Task
+from fedcore.wire.control import Name, Task
+from fedcore.wire.forms import our_version
 
 UNREADABLE_TASK: Final = "unreadable-task"
 """The check under which the server is told that a task was not understood."""

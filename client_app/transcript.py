@@ -37,7 +37,7 @@ from fedcore.transcript import (
     keys_of,
     record_hash,
 )
-from fedcore.wire import Message, ProblemKind, Sha256, Task
+from fedcore.wire.control import Message, ProblemKind, Sha256, Task
 
 TRANSCRIPT_FILE: Final = "transcript.jsonl"
 MAX_FETCHED: Final = 10_000

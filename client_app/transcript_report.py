@@ -24,7 +24,7 @@ from fedcore.federation.files import read_authority
 from fedcore.privacy import Release
 from fedcore.system.terminal import escape
 from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 STATE: Final = "state"
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.http.transport import Transport
-from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
 from fedcore.system.concurrency import in_thread, tasks
-from fedcore.wire import PartsOut
+from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, update_digest
+from fedcore.wire.control import PartsOut
 
 Parts = Generator[memoryview, None, None]
 

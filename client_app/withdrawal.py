@@ -25,7 +25,7 @@ from fedcore.errors import (
 )
 from fedcore.plain_exchange import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
-from fedcore.wire import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
 
 _OVER: Final = frozenset(
     {

@@ -20,7 +20,7 @@ from fedcore.admission.tasks import START_MISMATCH, check_frequency, check_work
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.wire import Task, WorkIn, WorkState
+from fedcore.wire.control import Task, WorkIn, WorkState
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:

@@ -18,7 +18,7 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
-from fedcore.events import ExchangeFailed, ExchangeRepeated
+from fedcore.wire.events import ExchangeFailed, ExchangeRepeated
 
 Traffic: TypeAlias = dict[str, dict[str, int]]
 """`bytes_up` and `bytes_down` of an event, by the names of clients."""

@@ -23,7 +23,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.needs import fewest_clients
 from fedcore.quorum import quorum_for
-from fedcore.wire import Buffer, Version
+from fedcore.wire.control import Buffer, Version
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.privacy import PrivacyPlan
 from fedcore.quorum import failures_for, noise_clients, protection_for, quorum_for
 from fedcore.state import Layout
-from fedcore.wire import is_query, is_training
+from fedcore.wire.control import is_query, is_training
 
 MOST_IN_SUM: Final = 1 << 53
 """What the sum of a query's numbers has to stay below: with 8 bits for fractions, and so that it is exact."""

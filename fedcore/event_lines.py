@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.events import AppPrinted, RunEvent
 from fedcore.system.terminal import visible
+from fedcore.wire.events import AppPrinted, RunEvent
 
 
 def event_line(event: RunEvent) -> str:

@@ -20,7 +20,7 @@ from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.quorum import protection_for, quorum_for
 from fedcore.secagg import Agreement, RoundParameters
 from fedcore.state import ModelState
-from fedcore.wire import Buffer, Cut, Group, MetricValue, ModelRef, Place, Scalar, Task, Version
+from fedcore.wire.control import Buffer, Cut, Group, MetricValue, ModelRef, Place, Scalar, Task, Version
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.secagg import Randomness, Signer, Verify, default_quorum, verifies
 from fedcore.secagg.domain import pack
-from fedcore.wire import Cut, Group, Place, PlaceIn, Sha256, Task
+from fedcore.wire.control import Cut, Group, Place, PlaceIn, Sha256, Task
 
 WRONG_GROUP: Final = "wrong-group"
 TOO_MANY_DRAWS: Final = "too-many-draws"

@@ -15,7 +15,7 @@ from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
 from fedcore.groups import needed_places
 from fedcore.quorum import corrupt_for
 from fedcore.secagg import default_quorum
-from fedcore.wire import Cut, is_query, is_training
+from fedcore.wire.control import Cut, is_query, is_training
 
 
 def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:

@@ -1,6 +1,6 @@
 """What the two sides of a plain exchange share: what a client is told, what it answers, and what an error is called.
 
-Nothing of a message's content is in here: it is a record file (`fedcore.flower.record_file`), which the server passes
+Nothing of a message's content is in here: it is a record file (`fedcore.wire.record_file`), which the server passes
 on unread.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from fedcore.config import JobSettings
 from fedcore.errors import CohortTooSmall
-from fedcore.wire import MessageHead, MetricValue, ModelRef, ReplyError, Scalar, Task
+from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Scalar, Task
 
 if TYPE_CHECKING:
-    from fedcore.flower.record_file import Place
+    from fedcore.wire.record_file import Place
 else:
     # Only a path comes from another process; pydantic reads this when it checks that.
     Place = Path

@@ -16,7 +16,11 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from fedcore.events import (
+from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
+from fedcore.system.terminal import escape
+from fedcore.time_left import TimeLeft, in_words
+from fedcore.wire.control import is_query
+from fedcore.wire.events import (
     AppPrinted,
     ClientBlamed,
     ClientDropped,
@@ -36,11 +40,7 @@ from fedcore.events import (
     Warned,
     name_some,
 )
-from fedcore.operator_wire import RunClientOut
-from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
-from fedcore.system.terminal import escape
-from fedcore.time_left import TimeLeft, in_words
-from fedcore.wire import is_query
+from fedcore.wire.operator import RunClientOut
 
 _LIST_SHOWN: Final = 4
 _OWN_LINES: Final = 3

@@ -8,7 +8,8 @@ from itertools import accumulate
 from statistics import mean
 from typing import Any
 
-from fedcore.events import (
+from fedcore.wire.control import MetricValue, is_query
+from fedcore.wire.events import (
     ClientDropped,
     ExchangeDone,
     ExchangeFailed,
@@ -21,7 +22,6 @@ from fedcore.events import (
     RunStarted,
     Warned,
 )
-from fedcore.wire import MetricValue, is_query
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.events import Recorded, RunOut
-from fedcore.operator_wire import RunInfo, ServerOut
 from fedcore.results_home import Home
+from fedcore.wire.events import Recorded, RunOut
+from fedcore.wire.operator import RunInfo, ServerOut
 
 if TYPE_CHECKING:
     from fedcore.statistics import Statistics

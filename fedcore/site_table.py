@@ -11,10 +11,10 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
-from fedcore.operator_wire import ClientState, RunClientOut
 from fedcore.system.terminal import escape
 from fedcore.units import size
+from fedcore.wire.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
+from fedcore.wire.operator import ClientState, RunClientOut
 
 MOST_ROWS: Final = 16
 _NARROW: Final = 64

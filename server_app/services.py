@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedcore.events import EventSink, RunEvent
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
+from fedcore.wire.events import EventSink, RunEvent
 from server_app.exchanges.seen import LastSeen
 from server_app.http.polling import Bell
 from server_app.operation.certificate import ServedCertificate

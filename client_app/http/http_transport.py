@@ -32,11 +32,11 @@ from client_app.http.transport import LONG_POLL_SECONDS, Answer, ByteCount, Sign
 from client_app.output import clean
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
-from fedcore.http_signing import sign_headers
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, replacing
-from fedcore.wire import DELTA_BASE, Message
+from fedcore.wire.control import DELTA_BASE, Message
+from fedcore.wire.signing import sign_headers
 
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""

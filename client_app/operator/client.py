@@ -15,13 +15,13 @@ import tenacity
 
 from client_app.http.errors import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
-from fedcore.events import RunOut
 from fedcore.federation import OperatorKit, Roster
-from fedcore.operator_wire import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
 from fedcore.system.files import replacing
 from fedcore.transcript import SignedRecord, TranscriptOut, next_head, record_hash
-from fedcore.watch_wire import LinkIn, LinkOut, LinksOut
-from fedcore.wire import ModelRef, RostersOut
+from fedcore.wire.control import ModelRef, RostersOut
+from fedcore.wire.events import RunOut
+from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
+from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
 
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from fedcore.federation.authority import Authority
     from fedcore.federation.requests import Request
-    from fedcore.operator_wire import RosterOut
+    from fedcore.wire.operator import RosterOut
 
 app = typer.Typer(
     add_completion=False,

@@ -7,8 +7,8 @@ from typing import Final
 
 from client_app.operator.client import OperatorClient
 from fedcore.errors import ConfigurationError, Refused
-from fedcore.operator_wire import MOST_LISTED, RunInfo
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.operator import MOST_LISTED, RunInfo
 
 LAST: Final = "last"
 _NO_EVENTS: Final = 2**31 - 1

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from client_app.operator.client import OperatorClient
 from fedcore.errors import ConfigurationError
-from fedcore.watch_wire import LinkIn
+from fedcore.wire.watch import LinkIn
 
 Told = tuple[Mapping[str, Any], *tuple[str, ...]]
 """As JSON, and as lines."""

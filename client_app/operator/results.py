@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import PeerError, StorageFull
-from fedcore.operator_wire import RESULTS_FILE, RunFilesOut
 from fedcore.results_home import Home
+from fedcore.wire.operator import RESULTS_FILE, RunFilesOut
 
 Fetch = Callable[[str, str, Path], None]
 """The path of a file of the run, its SHA-256, where it goes."""

@@ -15,10 +15,10 @@ from client_app.operator.tracked import begin_tracking
 from fedcore.config import JobSettings
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.operator_wire import RunIn
 from fedcore.state import open_initial, sha256_file
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.tracking import Track
+from fedcore.wire.operator import RunIn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from client_app.operator.following import Screen, come_home, follow
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import ConfigurationError
 from fedcore.event_lines import event_line
-from fedcore.events import AppPrinted, RunOut
-from fedcore.operator_wire import RunClientsOut, RunInfo, RunStatus
 from fedcore.system.terminal import escape, visible, visible_json
 from fedcore.tracking import Track
+from fedcore.wire.events import AppPrinted, RunOut
+from fedcore.wire.operator import RunClientsOut, RunInfo, RunStatus
 
 _HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")
 _EVENTS = {"events"}

@@ -19,10 +19,8 @@ from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
 from fedcore.config import JobSettings
 from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
-from fedcore.events import RunOut, StatisticsFound
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
-from fedcore.operator_wire import RunStatus
 from fedcore.progress import ProgressView
 from fedcore.statistics import Question, Statistics
 from fedcore.statistics_report import (
@@ -39,6 +37,8 @@ from fedcore.statistics_report import (
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.system.terminal import visible
+from fedcore.wire.events import RunOut, StatisticsFound
+from fedcore.wire.operator import RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.wire import Message, MetricValue, ReplyError, Scalar, Task
+from fedcore.wire.control import Message, MetricValue, ReplyError, Scalar, Task
 
 
 class Greeting(Message):

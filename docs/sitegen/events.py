@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 
-from fedcore.events import RunEvent
+from fedcore.wire.events import RunEvent
 from sitegen.tables import code, explained, summary, table, type_name
 
 

@@ -22,7 +22,7 @@ from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
-from fedcore.wire import Scalar, Task
+from fedcore.wire.control import Scalar, Task
 
 CONFIG_NOT_ALLOWED: Final = "config-not-allowed"
 MESSAGE_NOT_ALLOWED: Final = "message-not-allowed"

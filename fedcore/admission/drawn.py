@@ -9,7 +9,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
 from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
 from fedcore.secagg import Randomness, Signer, Verify, verifies
-from fedcore.wire import PlaceIn, Task
+from fedcore.wire.control import PlaceIn, Task
 
 
 def check_drawn(task: Task, settings: JobSettings, owner: Owner, ledger: History, *, verify: Verify = verifies) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from fedcore.admission.agreed import Agreed
 from fedcore.errors import PeerError, ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.flower.record_file import config_values, read_records
-from fedcore.wire import Task
+from fedcore.wire.control import Task
+from fedcore.wire.record_file import config_values, read_records
 
 
 def check_message(task: Task, content: Path | None, agreed: Agreed, policy: Policy) -> None:

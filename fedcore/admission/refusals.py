@@ -15,7 +15,7 @@ from fedcore.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
 from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import Check
-from fedcore.wire import WithdrawIn
+from fedcore.wire.control import WithdrawIn
 
 Refusal: TypeAlias = WithdrawIn | ProtocolViolation
 
@@ -100,7 +100,7 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""By check; those with numbers are `fedcore.wire.NUMBERED_CHECKS`."""
+"""By check; those with numbers are `fedcore.wire.control.NUMBERED_CHECKS`."""
 
 
 def describe(refusal: Refusal, *, queries: bool = False) -> str:

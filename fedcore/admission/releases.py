@@ -35,7 +35,7 @@ from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.transcript import Chain
-from fedcore.wire import Task, Updates
+from fedcore.wire.control import Task, Updates
 
 DIFFERENCING: Final = "differencing"
 TOO_MANY_RELEASES: Final = "too-many-releases"

@@ -37,7 +37,7 @@ from fedcore.privacy import Accountant
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.transcript import Attempt, Chain, Link, buffered_of, record_hash
-from fedcore.wire import Place, Task, Version
+from fedcore.wire.control import Place, Task, Version
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.transcript import Attempt, Chain, never_unmasked
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

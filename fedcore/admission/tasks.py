@@ -69,7 +69,7 @@ from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.quorum import noise_clients
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
-from fedcore.wire import Task, Version
+from fedcore.wire.control import Task, Version
 
 MODEL_TOO_LARGE: Final = "model-too-large"
 TOO_MANY_TENSORS: Final = "too-many-tensors"

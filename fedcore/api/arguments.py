@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.events import EventSink, RunEvent, ignore
 from fedcore.system.assignments import override
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import EventSink, RunEvent, ignore
 
 if TYPE_CHECKING:
     from fedcore.federation import Policy

@@ -16,7 +16,7 @@ from fedcore.api.result import KeptFolder
 from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
 from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
 from fedcore.state import ModelState
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 if TYPE_CHECKING:
     import pandas
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedcore.compare.plan import CompareJob
     from fedcore.compare.report import Comparison
     from fedcore.compare.results import RunResult
-    from fedcore.events import EventSink
     from fedcore.flower.memory_app import AppLike
+    from fedcore.wire.events import EventSink
 
 _FACTS: Final = ("samples", "seconds", "simulated_seconds", "bytes_up", "bytes_down")
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, settings_mapping, shown
 from fedcore.api.result import KeptFolder, Run
 from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
-from fedcore.events import Recorded, RunOut, Warned
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.operator_wire import RunStatus
 from fedcore.record import RunRecord
 from fedcore.remote_operator import RemoteOperator, remote_operator
 from fedcore.results_home import Home
 from fedcore.state import ModelState, open_initial, read_facts
 from fedcore.system.files import private_folder
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import Recorded, RunOut, Warned
+from fedcore.wire.operator import RunStatus
 
 if TYPE_CHECKING:
     import pandas

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fedcore.events import ExchangeDone
 from fedcore.record import RunRecord
-from fedcore.wire import is_query
+from fedcore.wire.control import is_query
+from fedcore.wire.events import ExchangeDone
 
 if TYPE_CHECKING:
     import pandas

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, shown
 from fedcore.api.result import KeptFolder, Run
-from fedcore.events import RunEvent
 from fedcore.record import RunRecord
 from fedcore.state import ModelState, open_initial
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import RunEvent
 
 if TYPE_CHECKING:
     from fedcore.federation import Policy
@@ -70,7 +70,7 @@ def simulate(
     policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
     from in place of its own model. state: a folder in which the run keeps all that it takes to go on; the same call
     again goes on where it was ended. data_dir: the folder with the data sets, as FEDCORE_DATA. progress: whether to
-    print a line for each exchange, or a function that takes the events (`fedcore.events`).
+    print a line for each exchange, or a function that takes the events (`fedcore.wire.events`).
 
     It works within a notebook and from threads, where one simulation waits for the other; Ctrl-C ends it. Raises
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what

@@ -17,14 +17,14 @@ from fedcore.compare.judging import choose, known_by_name
 from fedcore.config import ROUNDS_KEY, JobSettings, planned_rounds
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.events import ClientDropped, RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.needs import check_needs
 from fedcore.node_config import share_of_client
 from fedcore.system.assignments import override
 from fedcore.system.files import private_folder
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import ClientDropped, RunEvent
 
 if TYPE_CHECKING:
     from fedcore.flower.memory_app import AppLike

@@ -25,7 +25,7 @@ from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.sessions import encoded
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue, Task, is_query, is_training
+from fedcore.wire.control import MetricValue, Task, is_query, is_training
 
 WORKER = 1
 """The client that works."""

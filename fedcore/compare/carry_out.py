@@ -30,9 +30,9 @@ from fedcore.compare.workers.models import evaluate_rounds
 from fedcore.compare.workers.processes import Workers
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.events import EventSink, ExchangeDone, RunEnded, RunStarted
-from fedcore.operator_wire import RunStatus
 from fedcore.state.files import sha256_file
+from fedcore.wire.events import EventSink, ExchangeDone, RunEnded, RunStarted
+from fedcore.wire.operator import RunStatus
 
 WARM_FOLDER: Final = "federation"
 """For the processes that serve several runs."""

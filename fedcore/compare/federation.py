@@ -25,7 +25,13 @@ from fedcore.compare.results import LostWorker
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun, worker_name
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import RunFailed
-from fedcore.events import (
+from fedcore.federation import Policy
+from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
+from fedcore.flower.telling import VARIABLE as TELLING
+from fedcore.record import RunRecord
+from fedcore.results_home import Home
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import (
     ClientDropped,
     EventSink,
     ExchangeDone,
@@ -36,12 +42,6 @@ from fedcore.events import (
     StageProgress,
     ignore,
 )
-from fedcore.federation import Policy
-from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
-from fedcore.flower.telling import VARIABLE as TELLING
-from fedcore.record import RunRecord
-from fedcore.results_home import Home
-from fedcore.wire import Scalar
 
 JOIN_SECONDS: Final = 20.0
 """How long a run that is to lose a client waits for it to come back."""

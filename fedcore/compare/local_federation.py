@@ -21,7 +21,7 @@ from typing import Self
 
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
 START_SECONDS = 600.0

@@ -18,7 +18,7 @@ from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.system.assignments import override, parse_assignments, split_assignments
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 SEED, PARTITION = "seed", "partition"
 ALL_MODES = "all"

@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import to_json
 from safetensors import safe_open
 
-from fedcore.events import ExchangeFailed, PrivacyTerms
 from fedcore.system.files import write_file
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import ExchangeFailed, PrivacyTerms
 
 RESULT_FILE = "result.json"
 # JSON has no such numbers; a diverged run has.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import RunResult
 from fedcore.flower.app import FlowerApp
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 if TYPE_CHECKING:
     from fedcore.compare.modes import ChosenMode, Mode

@@ -22,7 +22,7 @@ from fedcore.compare.target import Target
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.record import RunRecord
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 
 def comparison_of(

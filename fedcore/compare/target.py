@@ -16,7 +16,7 @@ from fedcore.compare.judging import Better, known_by_name
 from fedcore.compare.own_figures import CLIENTS
 from fedcore.compare.results import Point, number_of
 from fedcore.errors import ConfigurationError
-from fedcore.events import ExchangeDone, FiguresFound, RunEvent
+from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent
 
 _SHAPE = "--target is NAME:VALUE, NAME:VALUE:max or NAME:VALUE:min, as in eval_acc:0.9 or rmse:4:min"
 

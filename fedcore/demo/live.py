@@ -20,9 +20,9 @@ from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGr
 from fedcore.config import ROUNDS_KEY
 from fedcore.demo import SITES
 from fedcore.errors import EnvironmentFailure
-from fedcore.events import ClientsOnline, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.progress import ProgressView
+from fedcore.wire.events import ClientsOnline, RunEvent
 
 ROUNDS: Final = 200
 """Some minutes of something to watch."""

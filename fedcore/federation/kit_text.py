@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits import AUTHORITY_FILE, ROSTERS_FILE
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 _SEVERAL: Final = """\
 # Where a federation has several servers, they are tried in this order:

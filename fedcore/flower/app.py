@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias
 from fedcore.config import JobSettings
 from fedcore.errors import AppError
 from fedcore.system.files import remove_tree
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 _REFERENCES = ("predictor", "example-input")
 SIMULATION_CLIENTS: Final = 10

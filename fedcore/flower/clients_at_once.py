@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalQuestion
-from fedcore.flower.record_file import Place
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
+from fedcore.wire.record_file import Place
 
 if TYPE_CHECKING:
     from fedcore.flower.supervised_together import Together

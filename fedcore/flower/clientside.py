@@ -26,15 +26,6 @@ from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object
 from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.queries import numbers_of
-from fedcore.flower.record_file import (
-    HeldRecords,
-    Place,
-    StoredArrays,
-    StoredValues,
-    arrays_state,
-    config_values,
-    read_records,
-)
 from fedcore.flower.records import (
     SERVER_NODE,
     arrays_from_state,
@@ -50,7 +41,16 @@ from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_exa
 from fedcore.node_config import NodeConfig
 from fedcore.plain_exchange import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
-from fedcore.wire import MessageHead, MetricValue, ReplyError, Scalar, Task
+from fedcore.wire.control import MessageHead, MetricValue, ReplyError, Scalar, Task
+from fedcore.wire.record_file import (
+    HeldRecords,
+    Place,
+    StoredArrays,
+    StoredValues,
+    arrays_state,
+    config_values,
+    read_records,
+)
 
 TTL_SECONDS = 12 * 3600.0
 EXAMPLES: Final = "num-examples"

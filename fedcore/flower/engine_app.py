@@ -51,7 +51,7 @@ from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
 from fedcore.training.models.columns import know_statistics
 from fedcore.training.seeds import derive_seed
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
 
 __all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
 

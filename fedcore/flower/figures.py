@@ -14,8 +14,8 @@ from flwr.app import Message
 from flwr.server import History
 from flwr.serverapp.strategy import Result
 
-from fedcore.events import FiguresFound
 from fedcore.flower.results import results_of
+from fedcore.wire.events import FiguresFound
 
 _MOST_ENTRIES: Final = 1024
 _MOST_NAMES: Final = 256

@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
 from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.figures import NewFigures
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
@@ -24,7 +23,8 @@ from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.flower.sampling import Awaited, Polling, awaited, samples
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import Layout, ModelState
-from fedcore.wire import is_query
+from fedcore.wire.control import is_query
+from fedcore.wire.events import FiguresFound
 
 Aggregation = Literal["secure", "plain"]
 

@@ -23,7 +23,7 @@ from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import AppError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.system.files import private_folder
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 Pair: TypeAlias = tuple[ClientApp, ServerApp]
 AppLike: TypeAlias = str | Path | FlowerApp | ClientApp | Pair | Callable[[], "ClientApp | Pair"]

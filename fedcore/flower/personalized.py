@@ -16,7 +16,7 @@ from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import parameter_of
 from fedcore.training.shared_tensors import adapter_names, personal_names
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
 
 PREFIX = "personal_"
 

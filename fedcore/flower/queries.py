@@ -14,7 +14,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.errors import AppError
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
 
 
 def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:

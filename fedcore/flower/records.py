@@ -15,7 +15,9 @@ from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, EncodingError, PeerError
-from fedcore.flower.record_file import (
+from fedcore.state import Layout, ModelState, TensorSpec, from_float
+from fedcore.state.model import NAME_OF
+from fedcore.wire.record_file import (
     NUMPY,
     Place,
     StoredArray,
@@ -26,8 +28,6 @@ from fedcore.flower.record_file import (
     read_records,
     write_records,
 )
-from fedcore.state import Layout, ModelState, TensorSpec, from_float
-from fedcore.state.model import NAME_OF
 
 SERVER_NODE = 0
 """The node id of the ServerApp."""

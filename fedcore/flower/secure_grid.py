@@ -24,7 +24,7 @@ from fedcore.flower.handover import check_callers, check_handover
 from fedcore.flower.queries import records_of
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
 from fedcore.flower.robust import Groups
-from fedcore.wire import is_query
+from fedcore.wire.control import is_query
 
 _LEGACY_QUESTION = (
     "the app sends {!r} to a single client; with secure aggregation no single client's answer is ever seen. Give the "

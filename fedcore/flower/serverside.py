@@ -21,7 +21,7 @@ from fedcore.flower.results import OnResults, results_of
 from fedcore.flower.robust import Groups
 from fedcore.flower.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.state import ModelState
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 
 @dataclass(slots=True)

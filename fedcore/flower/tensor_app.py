@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError
 from fedcore.flower.own_models import OwnModelStore
-from fedcore.flower.record_file import Place, StoredValues, write_records, write_result
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
+from fedcore.wire.record_file import Place, StoredValues, write_records, write_result
 
 if TYPE_CHECKING:
     from fedcore.training.engines import LocalRule

@@ -28,7 +28,7 @@ from fedcore.simulation.devices import Devices, Work, work_of
 from fedcore.simulation.sessions import Start
 from fedcore.simulation.waiting import VirtualTime
 from fedcore.state import ModelState
-from fedcore.wire import Task, Version
+from fedcore.wire.control import Task, Version
 
 
 def usual_devices(seed: int) -> Devices:

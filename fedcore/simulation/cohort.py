@@ -15,7 +15,7 @@ from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import RUN
 from fedcore.simulation.secure import Attempt, SecureSums
 from fedcore.simulation.sums import Summed
-from fedcore.wire import is_training
+from fedcore.wire.control import is_training
 
 
 @dataclass(slots=True, kw_only=True)

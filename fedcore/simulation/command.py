@@ -31,7 +31,6 @@ from fedcore.simulation.wanted import Outputs, Wanted
 
 if TYPE_CHECKING:
     from fedcore.compare.results import Point as CurvePoint
-    from fedcore.events import EventSink, RunEvent
     from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from fedcore.simulation.crew import Crew
     from fedcore.simulation.several import Point
     from fedcore.tracking import Tracking
+    from fedcore.wire.events import EventSink, RunEvent
 
 Clients = Annotated[
     int | None,
@@ -329,10 +329,10 @@ def _followed(
     from rich.console import Console
 
     from fedcore.compare.target import Unseen
-    from fedcore.events import Warned
     from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
     from fedcore.tracking import Tracking, parse_tracks
+    from fedcore.wire.events import Warned
 
     started, tracks = time.monotonic(), parse_tracks(track)
     # The progress view says it already; Flower's own lines would bury it.

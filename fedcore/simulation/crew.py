@@ -12,12 +12,12 @@ from typing import Protocol, Self
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clients_at_once import ClientsAtOnce
 from fedcore.flower.clientside import Answer, ClientRunner
-from fedcore.flower.record_file import HeldRecords
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder
-from fedcore.wire import Task
+from fedcore.wire.control import Task
+from fedcore.wire.record_file import HeldRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.crew import Crew, OneByOne
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 Engine: TypeAlias = Literal["process", "ray", "inline"]
 TRAIN: Final = "fraction-train"

@@ -18,7 +18,7 @@ from fedcore.simulation.fates import RandomDrops
 from fedcore.simulation.memento import from_json, to_json
 from fedcore.simulation.models import BestModel
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import Answer

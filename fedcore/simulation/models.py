@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.best import BestRule
-from fedcore.events import EventSink, Warned
 from fedcore.flower.app import AppBundle
 from fedcore.privacy import PrivacyBudget
 from fedcore.record import RunRecord
 from fedcore.state import ModelFacts, ModelState
-from fedcore.wire import ModelRef
+from fedcore.wire.control import ModelRef
+from fedcore.wire.events import EventSink, Warned
 
 if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation

@@ -13,7 +13,7 @@ from fedcore.admission.simulated import SimulatedOwners
 from fedcore.config import JobSettings
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 FEDERATION = "simulation"
 RUN = "simulation"

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
-from fedcore.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
 from fedcore.flower.clientside import Answer
 from fedcore.flower.plain_request import PlainRequest
-from fedcore.flower.record_file import Place
 from fedcore.plain_exchange import (
     INPUT,
     MESSAGE_UNAVAILABLE,
@@ -33,7 +31,9 @@ from fedcore.simulation.crew import Asked, Crew
 from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import sha256_file
-from fedcore.wire import ModelRef, ReplyError, Scalar, Task
+from fedcore.wire.control import ModelRef, ReplyError, Scalar, Task
+from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
+from fedcore.wire.record_file import Place
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)

@@ -26,7 +26,7 @@ from fedcore.simulation.pool_processes import Processes, error_of
 from fedcore.simulation.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 _AHEAD: Final = 2
 """Chunks that a worker has at a time, so that it need not wait for this process."""

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from fedcore.wire import MessageHead, MetricValue, ModelRef, ReplyError, Task
+from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Task
 
 
 class _Line(BaseModel):

@@ -41,7 +41,7 @@ from fedcore.simulation.pool_messages import (
 from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 
 @dataclass(slots=True)

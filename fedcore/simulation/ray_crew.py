@@ -26,7 +26,7 @@ from fedcore.simulation.pool_messages import FROM_WORKER, Answered, FromWorker, 
 from fedcore.simulation.pool_processes import error_of
 from fedcore.simulation.scheduling import Costs
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

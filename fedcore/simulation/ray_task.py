@@ -25,7 +25,7 @@ from fedcore.node_config import share_of_client
 from fedcore.simulation.pool_messages import Answered, Made
 from fedcore.simulation.pool_worker import raised
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 Bytes = NDArray[np.uint8]
 

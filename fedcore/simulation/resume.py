@@ -27,7 +27,6 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import ConfigurationError
-from fedcore.events import EventSink, FiguresFound, RunEvent, RunResumed
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
@@ -38,7 +37,8 @@ from fedcore.simulation.models import model_ref
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.files import Lock, make_private_folder, write_file
 from fedcore.system.version import fedcore_version
-from fedcore.wire import ReplyError
+from fedcore.wire.control import ReplyError
+from fedcore.wire.events import EventSink, FiguresFound, RunEvent, RunResumed
 
 if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation

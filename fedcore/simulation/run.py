@@ -24,15 +24,6 @@ from fedcore.errors import (
     EnoughFound,
     ProtocolViolation,
 )
-from fedcore.events import (
-    EventSink,
-    FiguresFound,
-    PrivacyTerms,
-    RunEnded,
-    RunStarted,
-    Warned,
-    ignore,
-)
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
@@ -43,7 +34,6 @@ from fedcore.flower.robust import Groups
 from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.needs import check_asked, check_needs, least_clients, waiting_for
-from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
 from fedcore.privacy import PrivacyBudget
 from fedcore.simulation.buffered import usual_devices
@@ -63,7 +53,9 @@ from fedcore.simulation.session_processes import SessionProcesses
 from fedcore.simulation.sums import refused_run
 from fedcore.simulation.waiting import VirtualTime
 from fedcore.state import ModelState
-from fedcore.wire import Scalar, Task, is_query, is_training
+from fedcore.wire.control import Scalar, Task, is_query, is_training
+from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore
+from fedcore.wire.operator import RunStatus
 
 
 @dataclass(slots=True, kw_only=True)

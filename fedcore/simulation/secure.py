@@ -17,7 +17,6 @@ from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
-from fedcore.events import ClientDropped, EventSink, ExchangeDone
 from fedcore.exchange import ExchangeRequest, make_task, round_parameters
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.tensor_app import LocalResult
@@ -38,7 +37,8 @@ from fedcore.simulation.sessions import Members, Sessions, SessionsHere
 from fedcore.simulation.sums import Summed, refused_run
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import ModelState
-from fedcore.wire import Scalar, Task, is_training
+from fedcore.wire.control import Scalar, Task, is_training
+from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone
 
 
 @dataclass(slots=True, kw_only=True)

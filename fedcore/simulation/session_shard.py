@@ -33,7 +33,7 @@ from fedcore.secagg import (
 )
 from fedcore.simulation.sessions import Members, encoded, masked
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
 
 Order: TypeAlias = Callable[["Shard"], Any]
 

@@ -34,7 +34,7 @@ from fedcore.secagg import (
     Verify,
 )
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
 
 if TYPE_CHECKING:
     from fedcore.flower.tensor_app import LocalResult  # a process that holds sessions alone needs no Flower

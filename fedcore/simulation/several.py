@@ -13,7 +13,7 @@ from fedcore.compare.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
-    from fedcore.wire import Scalar
+    from fedcore.wire.control import Scalar
 
 SEED = "seed"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fedcore.admission.refusals import refused_by_all
 from fedcore.codec import AnyEncoding, Decoded
 from fedcore.errors import ProtocolViolation, RunFailed
-from fedcore.events import EventSink, ExchangeFailed, GroupEnded
-from fedcore.wire import Group
+from fedcore.wire.control import Group
+from fedcore.wire.events import EventSink, ExchangeFailed, GroupEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

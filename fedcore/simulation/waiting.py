@@ -16,11 +16,11 @@ from typing import Final, Self
 from fedcore.compare.measure.network import trips_seconds
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
-from fedcore.events import NOT_NEEDED
 from fedcore.simulation.availability import NEVER
 from fedcore.simulation.clock import VirtualClock
 from fedcore.simulation.devices import Devices, Work, there_at, work_of
-from fedcore.wire import Scalar, Task
+from fedcore.wire.control import Scalar, Task
+from fedcore.wire.events import NOT_NEEDED
 
 _KEY_STEPS: Final = ("advertise", "share")
 _MOST_POLLS: Final = 10

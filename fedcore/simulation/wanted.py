@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedcore.simulation import Simulation
     from fedcore.simulation.several import Point
     from fedcore.state import ModelState
-    from fedcore.wire import Scalar
+    from fedcore.wire.control import Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from fedcore.flower.clientside import Answer
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.crew import Asked, Crew
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 T = TypeVar("T")
 

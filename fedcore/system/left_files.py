@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from fedcore.operator_wire import is_plain_path
+from fedcore.wire.operator import is_plain_path
 
 MOST_FILES: Final = 1000
 MOST_BYTES: Final = 1 << 30

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedcore.events import RunEnded, RunEvent
-from fedcore.operator_wire import RunStatus
 from fedcore.tracking.figures import Figures
 from fedcore.tracking.tracker import Track, TrackedRun, Tracker
+from fedcore.wire.events import RunEnded, RunEvent
+from fedcore.wire.operator import RunStatus
 
 
 def parse_tracks(texts: Sequence[str] | None) -> tuple[Track, ...]:

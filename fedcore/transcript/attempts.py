@@ -7,7 +7,7 @@ from typing import Self
 
 from fedcore.privacy import Release
 from fedcore.transcript.chain import Chain
-from fedcore.wire import ClientId, Message, Task
+from fedcore.wire.control import ClientId, Message, Task
 
 
 class Attempt(Message):

@@ -18,7 +18,7 @@ from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
 from fedcore.secagg.domain import pack
 from fedcore.transcript.records import TRANSCRIPT_FORGED, TRANSCRIPT_GAP, SignedRecord, check_signatures, name_of
-from fedcore.wire import Task, Updates
+from fedcore.wire.control import Task, Updates
 
 HEAD_TAG: Final = "fedcore/head/v1"
 Keys: TypeAlias = Callable[[str], Mapping[int, bytes] | None]

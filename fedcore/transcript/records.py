@@ -19,7 +19,7 @@ from fedcore.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.domain import pack
 from fedcore.transcript.before import signed_parts
-from fedcore.wire import Bytes, ClientId, KeptTask, Message, Name, Sha256, Signature64, Task, task_digest
+from fedcore.wire.control import Bytes, ClientId, KeptTask, Message, Name, Sha256, Signature64, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"
 TRANSCRIPT_GAP: Final = "transcript-gap"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fedcore.errors import DamagedAtRest
-from fedcore.parts import file_digest
 from fedcore.system.concurrency import in_thread
+from fedcore.wire.chunks import file_digest
 from server_app.storage.objects import Objects
 from server_app.storage.tables import ReceiptRow
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from fedcore.errors import ConfigurationError
 from fedcore.secagg import Fault
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire import WithdrawIn
+from fedcore.wire.control import WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
 
 

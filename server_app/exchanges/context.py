@@ -11,7 +11,7 @@ from fedcore.codec import Decoded
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
 from fedcore.plain_exchange import PlainReply, mean_metrics
-from fedcore.wire import MetricValue, Task
+from fedcore.wire.control import MetricValue, Task
 from server_app.http.guard import CountBytes
 from server_app.runs.event_log import EventLog
 from server_app.services import Services

@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.errors import CohortTooSmall
 from fedcore.groups import check_place
-from fedcore.wire import ManifestIn, Place, PlaceIn, ProblemKind
+from fedcore.wire.control import ManifestIn, Place, PlaceIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange

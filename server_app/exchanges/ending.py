@@ -31,7 +31,7 @@ from fedcore.plain_exchange import PlainReply
 from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire import MetricValue, Place, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import MetricValue, Place, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeResult, ExchangeUsage
 from server_app.storage.objects import Objects

@@ -25,11 +25,11 @@ from fedcore.errors import (
     RoundFailed,
     UsageError,
 )
-from fedcore.events import NOT_NEEDED
-from fedcore.forms import our_forms
 from fedcore.system.concurrency import in_thread
 from fedcore.system.memory import trim
-from fedcore.wire import ManifestIn, WithdrawIn
+from fedcore.wire.control import ManifestIn, WithdrawIn
+from fedcore.wire.events import NOT_NEEDED
+from fedcore.wire.forms import our_forms
 from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.closing import Closing, Parting
 from server_app.exchanges.context import ExchangeContext, ExchangeResult

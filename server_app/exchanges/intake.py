@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
-from fedcore.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
 from fedcore.secagg import Fault
-from fedcore.wire import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
+from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
+from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, Stages, Standing

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ClientDropped
 from fedcore.plain_exchange import (
     INPUT,
     MESSAGE_UNAVAILABLE,
@@ -20,7 +19,8 @@ from fedcore.plain_exchange import (
     check_quorum,
     reply_error,
 )
-from fedcore.wire import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
+from fedcore.wire.control import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
+from fedcore.wire.events import ClientDropped
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd, KeptReply

@@ -11,13 +11,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore import conversions
 from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
-from fedcore.secagg_wire import (
+from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import in_thread
+from fedcore.transcript import ExchangeRecord
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind
+from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
     ConsistencyIn,
@@ -28,11 +32,7 @@ from fedcore.secagg_wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from fedcore.state import ModelState, sha256_file
-from fedcore.system.concurrency import in_thread
-from fedcore.transcript import ExchangeRecord
-from fedcore.watch_wire import SawOut
-from fedcore.wire import ComplaintIn, ManifestIn, Message, ProblemKind
+from fedcore.wire.watch import SawOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.exchange import Exchange

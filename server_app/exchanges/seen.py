@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.state import ModelState
-from fedcore.watch_wire import SawOut
+from fedcore.wire.watch import SawOut
 
 SHOWN: Final = 32
 """Numbers of each vector."""

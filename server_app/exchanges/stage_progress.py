@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fedcore.events import StageProgress
+from fedcore.wire.events import StageProgress
 from server_app.exchanges.context import ExchangeContext
 
 _PAUSE_SECONDS: Final = 0.5

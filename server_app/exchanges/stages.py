@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from fedcore.errors import IllegalTransition
-from fedcore.wire import WithdrawalReason, WithdrawIn
+from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.http.polling import Bell
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore.errors import ConflictingMessage
-from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, part_count, part_size, update_digest
-from fedcore.wire import ManifestIn, ProblemKind
+from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, part_count, part_size, update_digest
+from fedcore.wire.control import ManifestIn, ProblemKind
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body, Spool, discard
 from server_app.storage.objects import Objects

@@ -14,10 +14,10 @@ from typing import Any, Final
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from fedcore.http_signing import NonceCache
 from fedcore.system.version import fedcore_version
-from fedcore.watch_wire import Role
-from fedcore.wire import ProblemDocument
+from fedcore.wire.control import ProblemDocument
+from fedcore.wire.signing import NonceCache
+from fedcore.wire.watch import Role
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.early_answers import EarlyAnswers

@@ -13,9 +13,9 @@ from typing import Final
 from starlette.types import Scope
 
 from fedcore.errors import Unauthorized
-from fedcore.http_signing import NonceCache, verify_headers
-from fedcore.watch_wire import Role
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.signing import NonceCache, verify_headers
+from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences
 from server_app.http.problems import Rejection
 from server_app.http.sessions import OWN_HEADER, Session, Sessions, cookie_in

@@ -16,7 +16,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedcore.parts import PART_BYTES
+from fedcore.wire.chunks import PART_BYTES
 
 KEEP_BYTES: Final = 1 << 20
 """A rest of a body that is no longer is read to its end, so that the connection can be kept,"""

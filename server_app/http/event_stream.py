@@ -11,8 +11,8 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fedcore.watch_wire import Role
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.watch import Role
 from server_app.http.polling import HungUp, while_connected
 from server_app.http.problems import Rejection
 

@@ -22,9 +22,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedcore.errors import Unauthorized
-from fedcore.parts import PART_BYTES
-from fedcore.watch_wire import Role
-from fedcore.wire import ProblemKind
+from fedcore.wire.chunks import PART_BYTES
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.watch import Role
 from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.door import CONNECTION_KEY

@@ -15,8 +15,8 @@ from typing import Final
 
 from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
-from fedcore.watch_wire import LinkIn, Role
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.watch import LinkIn, Role
 from server_app.http.polling import Bell
 from server_app.http.problems import Rejection
 from server_app.storage.store import Store

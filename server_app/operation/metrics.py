@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import start_http_server
 
 from fedcore.errors import DamagedAtRest, EnvironmentFailure, StorageDamaged, StorageFull, StorageUnavailable
-from fedcore.events import (
+from fedcore.wire.events import (
     ClientBlamed,
     ClientDropped,
     ExchangeDone,
@@ -23,7 +23,7 @@ from fedcore.events import (
     RunEvent,
     RunStarted,
 )
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.operator import RunStatus
 
 _ROUND_BUCKETS: Final = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
 _STAGE_BUCKETS: Final = (0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import time
 
-from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeRepeated, ExchangeStarted, RunEvent, StageProgress
 from fedcore.system.tracing import EXCHANGE, Traces
+from fedcore.wire.events import (
+    ExchangeDone,
+    ExchangeFailed,
+    ExchangeRepeated,
+    ExchangeStarted,
+    RunEvent,
+    StageProgress,
+)
 
 
 class RoundSpans:

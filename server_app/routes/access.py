@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
 from fedcore.transcript import TranscriptOut
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.intake import no_such_step

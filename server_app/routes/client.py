@@ -9,21 +9,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from fedcore.forms import our_version, refusal, understands
-from fedcore.parts import PART_BYTES
-from fedcore.secagg_wire import (
-    AdvertisementIn,
-    CohortOut,
-    ConsistencyIn,
-    DealingOut,
-    DeliveryOut,
-    KeySharesIn,
-    SignaturesOut,
-    SurvivorsOut,
-    UnmaskIn,
-)
 from fedcore.transcript import TranscriptOut
-from fedcore.wire import (
+from fedcore.wire.chunks import PART_BYTES
+from fedcore.wire.control import (
     OFFERS_HEADER,
     SHA256_HEX,
     WORK_HEADER,
@@ -42,6 +30,18 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
     WorkIn,
+)
+from fedcore.wire.forms import our_version, refusal, understands
+from fedcore.wire.secagg import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DealingOut,
+    DeliveryOut,
+    KeySharesIn,
+    SignaturesOut,
+    SurvivorsOut,
+    UnmaskIn,
 )
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients

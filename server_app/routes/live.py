@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from fedcore.operator_wire import RunStatus
-from fedcore.watch_wire import Role
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.operator import RunStatus
+from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
 from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamPlaces
 from server_app.http.problems import problem_responses

@@ -7,8 +7,10 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
 
-from fedcore.events import RunOut
-from fedcore.operator_wire import (
+from fedcore.transcript import TranscriptOut
+from fedcore.wire.control import SHA256_HEX, ModelRef, ProblemKind, RostersOut
+from fedcore.wire.events import RunOut
+from fedcore.wire.operator import (
     MOST_LISTED,
     RosterIn,
     RosterOut,
@@ -19,9 +21,7 @@ from fedcore.operator_wire import (
     RunStatus,
     ServerOut,
 )
-from fedcore.transcript import TranscriptOut
-from fedcore.watch_wire import Role
-from fedcore.wire import SHA256_HEX, ModelRef, ProblemKind, RostersOut
+from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
 from server_app.http.guard import MODEL_BYTES
 from server_app.http.problems import problem_responses

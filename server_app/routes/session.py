@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from fedcore.errors import Unauthorized
-from fedcore.watch_wire import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
 from server_app.http.audience import ForEverybody, ForOperators
 from server_app.http.authentication import Headers
 from server_app.http.problems import Rejection, problem_responses

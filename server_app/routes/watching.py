@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from fedcore.watch_wire import MOST_MARKS, MarksOut, RoundsOut, SawOut
-from fedcore.wire import ProblemKind
+from fedcore.wire.control import ProblemKind
+from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, SawOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyQueue, RunId

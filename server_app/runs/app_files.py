@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from fedcore.errors import StorageFull
-from fedcore.operator_wire import RESULTS_FILE, RunFile, RunFilesOut
 from fedcore.system.files import write_file
 from fedcore.system.left_files import MOST_BYTES, LeftFiles, open_left
+from fedcore.wire.operator import RESULTS_FILE, RunFile, RunFilesOut
 from server_app.storage.objects import Objects
 
 APP_FILES: Final = "files"

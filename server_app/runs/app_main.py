@@ -23,7 +23,6 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
@@ -32,7 +31,6 @@ from fedcore.flower.results import Results
 from fedcore.flower.robust import Groups
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
-from fedcore.operator_wire import RESULTS_FILE
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import ModelState
 from fedcore.statistics import Question
@@ -41,6 +39,8 @@ from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
 from fedcore.system.plain_json import from_plain, to_plain
+from fedcore.wire.events import FiguresFound
+from fedcore.wire.operator import RESULTS_FILE
 from server_app.runs.app_files import APP_FILES
 from server_app.runs.app_messages import (
     TO_APP,

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply
 from fedcore.plain_exchange import PlainReply
-from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
+from fedcore.wire.control import ClientId, Message, MessageHead, Name, Scalar, Sha256
+from fedcore.wire.events import FiguresFound
 
 
 class Start(Message):

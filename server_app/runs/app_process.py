@@ -17,7 +17,7 @@ from fedcore.system.files import make_private_folder
 from fedcore.system.json_lines import AsyncConnection, printed_lines, start_process
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
-from fedcore.wire import Message
+from fedcore.wire.control import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
 from server_app.runs.run_files import ANSWERS, APP_FOLDER
 

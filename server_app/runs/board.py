@@ -7,8 +7,8 @@ import json
 import math
 from typing import Final
 
-from fedcore.operator_wire import ServerOut
-from fedcore.watch_wire import Role
+from fedcore.wire.operator import ServerOut
+from fedcore.wire.watch import Role
 from server_app.runs.listing import list_runs
 from server_app.runs.members import members_streamed
 from server_app.runs.viewers import runs_for_viewers

@@ -20,9 +20,9 @@ from typing import Final
 from fedcore.attempts import Attempts
 from fedcore.buffered import WorkBook, buffer_size
 from fedcore.errors import RoundFailed
-from fedcore.events import ClientDropped, StageProgress
 from fedcore.exchange import make_work
-from fedcore.wire import Buffer, Task, Version, WorkIn, WorkState
+from fedcore.wire.control import Buffer, Task, Version, WorkIn, WorkState
+from fedcore.wire.events import ClientDropped, StageProgress
 from server_app.runs.run_context import RunContext
 from server_app.runs.secure_exchanges import Chosen, SecureExchanges, SecureRequest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.buffered import WorkBook
-from fedcore.wire import ModelRef, Task, WorkIn
+from fedcore.wire.control import ModelRef, Task, WorkIn
 from server_app.http.guard import CountBytes
 
 _MOST_ENDED: Final = 16

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ClientDropped, ClientsOnline, name_some
 from fedcore.needs import check_asked, least_group, least_of, waiting_for
 from fedcore.secagg import Fault
-from fedcore.wire import is_query, is_training
+from fedcore.wire.control import is_query, is_training
+from fedcore.wire.events import ClientDropped, ClientsOnline, name_some
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from fedcore.event_lines import event_line
-from fedcore.events import (
+from fedcore.system.concurrency import end
+from fedcore.wire.events import (
     AppPrinted,
     ClientBlamed,
     ClientDropped,
@@ -35,7 +36,6 @@ from fedcore.events import (
     ignore,
     stamp,
 )
-from fedcore.system.concurrency import end
 from server_app.http.polling import Bell
 from server_app.runs.persistence import persist
 from server_app.storage.store import Store

@@ -14,12 +14,12 @@ from typing import Any
 
 from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeDone, ExchangeFailed
 from fedcore.exchange import make_draw
 from fedcore.groups import Part, groups_of, is_draw, too_few_groups
 from fedcore.needs import cut_for
 from fedcore.plain_exchange import mean_metrics
-from fedcore.wire import KeptTask, Task
+from fedcore.wire.control import KeptTask, Task
+from fedcore.wire.events import ExchangeDone, ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.ending import ExchangeEnd

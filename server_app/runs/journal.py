@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from fedcore.errors import FedcoreError
-from fedcore.wire import ClientId, Message, ModelRef, is_training
+from fedcore.wire.control import ClientId, Message, ModelRef, is_training
 from server_app.runs.app_messages import ExchangeAsked, NodesAsked, PlainAsked
 from server_app.storage.store import Store
 from server_app.storage.tables import StepRow

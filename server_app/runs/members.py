@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from fedcore.operator_wire import ClientOut, ServerOut
 from fedcore.system.version import fedcore_version
-from fedcore.watch_wire import CrowdOut
+from fedcore.wire.operator import ClientOut, ServerOut
+from fedcore.wire.watch import CrowdOut
 from server_app.runs.standings import ONLINE_SECONDS
 from server_app.services import Services
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from fedcore.wire import AppOut, ProblemKind
+from fedcore.wire.control import AppOut, ProblemKind
 from server_app.http.problems import Rejection
 from server_app.runs.run_files import RunKeys, load_bundle
 from server_app.services import Services

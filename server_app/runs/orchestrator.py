@@ -10,13 +10,13 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.config import planned_rounds
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
-from fedcore.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, reply_error
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.plain_json import to_plain
-from fedcore.wire import ModelRef, is_query, is_training
+from fedcore.wire.control import ModelRef, is_query, is_training
+from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from server_app.exchanges.context import ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.runs.app_messages import (

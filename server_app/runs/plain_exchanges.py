@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeFailed
 from fedcore.plain_exchange import Question, plain_task
-from fedcore.wire import KeptTask, Task
+from fedcore.wire.control import KeptTask, Task
+from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange

@@ -14,11 +14,11 @@ from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.needs import check_needs, least_clients
-from fedcore.operator_wire import RunIn
 from fedcore.statistics import Question
 from fedcore.system.assignments import override
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.operator import RunIn
 from server_app.storage.tables import RunRow
 
 QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)

@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from fedcore.events import RunOut
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
 from fedcore.system.files import remove_tree
 from fedcore.system.left_files import remove_left
-from fedcore.watch_wire import MarksOut, SawOut
-from fedcore.wire import ModelRef, ProblemKind
+from fedcore.wire.control import ModelRef, ProblemKind
+from fedcore.wire.events import RunOut
+from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
+from fedcore.wire.watch import MarksOut, SawOut
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.app_files import kept_file, kept_files

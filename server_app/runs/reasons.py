@@ -9,7 +9,7 @@ from fedcore.admission.refusals import refused_by_all, refused_by_some
 from fedcore.attempts import final_reason
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
-from fedcore.wire import Task, WithdrawalReason
+from fedcore.wire.control import Task, WithdrawalReason
 from server_app.exchanges.ending import ExchangeEnd
 
 _REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.operator import RunStatus
 from server_app.runs.run_files import RunKeys
 from server_app.services import Services
 from server_app.storage.tables import RunRow

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from fedcore.events import name_some
+from fedcore.wire.events import name_some
 from server_app.runs.presence import Presence
 
 log = logging.getLogger("fedcore.server")

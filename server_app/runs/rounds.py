@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
-from fedcore.watch_wire import RoundOut, RoundsOut
-from fedcore.wire import MetricValue
+from fedcore.wire.control import MetricValue
+from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
+from fedcore.wire.watch import RoundOut, RoundsOut
 
 MOST_ROUNDS = 10_000
 """Beyond that the oldest are left out."""

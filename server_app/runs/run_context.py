@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from fedcore.attempts import Attempts, Traffic, attempt_ended
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.groups import groups_in
 from fedcore.state import ModelFacts
-from fedcore.wire import Task
+from fedcore.wire.control import Task
+from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from server_app.exchanges.context import ExchangeUsage
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange

@@ -12,7 +12,7 @@ from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import Fault
-from fedcore.wire import KeptTask, Task
+from fedcore.wire.control import KeptTask, Task
 from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.secure import UNMASK
 from server_app.storage.tables import ExchangeRow

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fedcore.events import Recorded, RunEnded, StageProgress
-from fedcore.watch_wire import Role
+from fedcore.wire.events import Recorded, RunEnded, StageProgress
+from fedcore.wire.watch import Role
 from server_app.http.polling import Bell
 from server_app.runs.board import browser_json
 from server_app.runs.marks import MarkBook

@@ -15,7 +15,7 @@ from fedcore.federation import Roster
 from fedcore.groups import Part
 from fedcore.quorum import failures_for
 from fedcore.state import Layout
-from fedcore.wire import Buffer, KeptTask, ModelRef, Task, is_training
+from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedcore.groups import groups_in
-from fedcore.operator_wire import ClientState, RunClientOut, RunClientsOut
+from fedcore.wire.operator import ClientState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.stages import Standing
 from server_app.services import Services

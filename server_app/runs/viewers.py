@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fedcore.events import ClientDropped, Recorded, RunEnded, RunOut
-from fedcore.operator_wire import RunInfo, RunsOut, RunStatus
+from fedcore.wire.events import ClientDropped, Recorded, RunEnded, RunOut
+from fedcore.wire.operator import RunInfo, RunsOut, RunStatus
 from server_app.exchanges.plain import NO_REPLY
 
 SHOWN: Final = frozenset(

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, StorageUnavailable
-from fedcore.events import RunResumed
-from fedcore.operator_wire import RunStatus
 from fedcore.system.concurrency import end
-from fedcore.wire import ModelRef
+from fedcore.wire.control import ModelRef
+from fedcore.wire.events import RunResumed
+from fedcore.wire.operator import RunStatus
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.app_process import AppConnection, AppKilled, AppProcess, OnLine

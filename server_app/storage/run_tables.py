@@ -9,9 +9,9 @@ from typing import Any, Final
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from fedcore.events import Recorded, RunEnded, stamp
-from fedcore.operator_wire import RunStatus
-from fedcore.wire import ModelRef
+from fedcore.wire.control import ModelRef
+from fedcore.wire.events import Recorded, RunEnded, stamp
+from fedcore.wire.operator import RunStatus
 from server_app.storage.database import Database
 from server_app.storage.tables import ClosingRow, EventRow, ExchangeRow, ReceiptRow, RunRow, StepRow
 

@@ -26,12 +26,12 @@ from fedcore.federation import Policy
 from fedcore.federation.policy_text import policy_text
 from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
-from fedcore.forms import WIRE
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.domain import Usage
 from fedcore.transcript.chain import HEAD_TAG
 from fedcore.transcript.records import RECORD_TAG
-from fedcore.wire import TASK_TAG, ProblemKind
+from fedcore.wire.control import TASK_TAG, ProblemKind
+from fedcore.wire.forms import WIRE
 from server_app.storage.tables import SCHEMA_VERSION, Base
 
 ROOT = Path(__file__).parents[2]

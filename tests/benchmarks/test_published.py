@@ -13,9 +13,9 @@ from benchmarks.published import main
 from benchmarks.published_cells import MCMAHAN, TABLES, Cell
 from benchmarks.published_report import report
 from benchmarks.published_runs import Outcome, Runner, Shelf, rounds_to
-from fedcore.events import FiguresFound, RunEvent, RunResumed
 from fedcore.flower.app import FlowerApp
 from fedcore.system.assignments import override
+from fedcore.wire.events import FiguresFound, RunEvent, RunResumed
 
 
 def test_rounds_are_counted_on_the_best_curve_so_far_between_rounds_by_a_straight_line() -> None:

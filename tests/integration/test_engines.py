@@ -16,10 +16,10 @@ from support.error_bound import error_bound
 from fedcore.compare.local_federation import FEDCORE
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
-from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
+from fedcore.wire.events import ExchangeDone, RunEvent
 
 APP = FlowerApp.load(Path(__file__).parents[1] / "apps" / "tokens")
 ENGINES = {

@@ -14,7 +14,7 @@ from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
 from fedcore.compare import modes
 from fedcore.compare.carry_out import RunStart
 from fedcore.compare.report import write_report
-from fedcore.events import EventSink, ignore
+from fedcore.wire.events import EventSink, ignore
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 

@@ -18,8 +18,8 @@ from support.services import federation
 
 from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder
-from fedcore.secagg_wire import ConsistencyIn, UnmaskIn
-from fedcore.wire import Message, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import Message, WithdrawalReason, WithdrawIn
+from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
 from server_app.exchanges.ending import ExchangeEnd
 
 __all__ = ["federation"]

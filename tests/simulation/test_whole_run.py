@@ -20,7 +20,7 @@ from support.whole_run import Lost, Outcome, WholeRun
 
 from fedcore import codec
 from fedcore.federation import FederationFolder
-from fedcore.wire import Message
+from fedcore.wire.control import Message
 from server_app.exchanges.receipts import Receipts
 from server_app.runs.run_state import RunState
 from server_app.storage.tables import ExchangeRow

@@ -16,7 +16,7 @@ from typing import Any
 import client_app.startup
 from client_app.http.http_transport import HttpTransport
 from fedcore.cli import main
-from fedcore.wire import Message
+from fedcore.wire.control import Message
 
 
 class DoomedTransport(HttpTransport):

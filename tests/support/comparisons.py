@@ -10,7 +10,7 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
-from fedcore.events import PrivacyTerms
+from fedcore.wire.events import PrivacyTerms
 
 MACHINE = {
     "system": "Linux x86_64",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcore.exchange import make_draw
 from fedcore.groups import Drawn, groups_of, make_place
-from fedcore.wire import Cut, Place, Task
+from fedcore.wire.control import Cut, Place, Task
 
 from .records import FEDERATION, Notary, make_task
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedcore.events import RunEvent
+from fedcore.wire.events import RunEvent
 
 _EVENT: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
 _ANY: dict[str, dict[str, Any]] = {

@@ -30,14 +30,14 @@ from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import Admission, Request
 from fedcore.flower.app import AppBundle
-from fedcore.flower.record_file import read_records
-from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.state import ModelState
 from fedcore.statistics import Question
 from fedcore.system.plain_json import from_plain
 from fedcore.transcript import TranscriptOut
 from fedcore.transcript.chain import Chain, keys_of
-from fedcore.wire import Bytes, Message, RostersOut, Task
+from fedcore.wire.control import Bytes, Message, RostersOut, Task
+from fedcore.wire.record_file import read_records
+from fedcore.wire.signing import NonceCache, verify_headers
 from server_app.http.authentication import client_of
 from server_app.http.door import Door, Visit
 from server_app.http.head_limits import GuardedProtocol

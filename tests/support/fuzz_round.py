@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedcore import conversions
 from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.exchange import round_parameters
 from fedcore.federation import ClientKit
 from fedcore.secagg import ClientSession, Randomness, ServerRound
-from fedcore.secagg_wire import (
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ComplaintIn, Message, Task
+from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
     ConsistencyIn,
@@ -30,7 +31,6 @@ from fedcore.secagg_wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from fedcore.wire import ComplaintIn, Message, Task
 
 from .fuzz_seeds import Corpus
 from .fuzzing import Parser

@@ -17,19 +17,16 @@ import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore import conversions
 from fedcore.codec import encode, encode_nothing
 from fedcore.errors import ProtocolViolation
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
-from fedcore.forms import our_version
 from fedcore.groups import is_draw, make_place
-from fedcore.http_signing import sign_headers
-from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
-from fedcore.secagg_wire import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState
-from fedcore.wire import (
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.chunks import PART_BYTES, update_digest
+from fedcore.wire.control import (
     ComplaintIn,
     JoinIn,
     ManifestIn,
@@ -42,6 +39,9 @@ from fedcore.wire import (
     WorkIn,
     WorkState,
 )
+from fedcore.wire.forms import our_version
+from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
+from fedcore.wire.signing import sign_headers
 
 from .hostile import sign_again
 from .messages import model_in, save_message

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcore.flower.record_file import (
-    StoredArray,
-    StoredArrays,
-    StoredValues,
-    arrays_state,
-    read_records,
-    write_records,
-)
 from fedcore.state import ModelState
-from fedcore.wire import MessageHead
+from fedcore.wire.control import MessageHead
+from fedcore.wire.record_file import StoredArray, StoredArrays, StoredValues, arrays_state, read_records, write_records
 
 
 def head(number: int = 1) -> MessageHead:

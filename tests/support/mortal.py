@@ -17,17 +17,26 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from fedcore import conversions
 from fedcore.codec import CodecSettings, encode, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, ServerKit
-from fedcore.parts import PART_BYTES, update_digest
 from fedcore.plain_exchange import Question
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import ManifestIn, Message, ModelRef, ProblemKind, Protection, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.chunks import PART_BYTES, update_digest
+from fedcore.wire.control import (
+    ManifestIn,
+    Message,
+    ModelRef,
+    ProblemKind,
+    Protection,
+    Task,
+    WithdrawalReason,
+    WithdrawIn,
+)
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange

@@ -16,7 +16,7 @@ from fedcore.federation.roster import Member
 from fedcore.secagg import Outcome, Signer
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import ExchangeRecord, SignedRecord, next_head, record_hash
-from fedcore.wire import ModelRef, Protection, Task
+from fedcore.wire.control import ModelRef, Protection, Task
 
 FEDERATION = "testing"
 LAYOUT = Layout(specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)),))

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from http_message_signatures import HTTPMessageSignaturesException, HTTPMessageVerifier, HTTPSignatureKeyResolver
 from http_message_signatures.algorithms import ED25519
 
-from fedcore.http_signing import CLOCK_SKEW_S, DEFAULT_MAX_AGE_S, MAX_NONCE_LENGTH, TAG, Verified
+from fedcore.wire.signing import CLOCK_SKEW_S, DEFAULT_MAX_AGE_S, MAX_NONCE_LENGTH, TAG, Verified
 
 PARAMETERS = {"created", "keyid", "nonce", "tag"}
 

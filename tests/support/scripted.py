@@ -37,16 +37,12 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore import conversions
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import Unauthorized, WrongClock
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
-from fedcore.forms import our_version
-from fedcore.http_signing import NonceCache, verify_headers
-from fedcore.parts import update_digest
 from fedcore.secagg import (
     ClientSession,
     KeyShares,
@@ -54,19 +50,11 @@ from fedcore.secagg import (
     ServerRound,
     apply_masks,
 )
-from fedcore.secagg_wire import (
-    AdvertisementIn,
-    CohortOut,
-    ConsistencyIn,
-    DeliveryOut,
-    KeySharesIn,
-    SignaturesOut,
-    SurvivorsOut,
-    UnmaskIn,
-)
 from fedcore.state import ModelState, sha256_file
 from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
-from fedcore.wire import (
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.chunks import update_digest
+from fedcore.wire.control import (
     JoinIn,
     JoinOut,
     ManifestIn,
@@ -78,6 +66,18 @@ from fedcore.wire import (
     WithdrawIn,
     WorkIn,
 )
+from fedcore.wire.forms import our_version
+from fedcore.wire.secagg import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DeliveryOut,
+    KeySharesIn,
+    SignaturesOut,
+    SurvivorsOut,
+    UnmaskIn,
+)
+from fedcore.wire.signing import NonceCache, verify_headers
 from support.encodings import encoding_to_json
 from support.messages import head, save_message
 from support.ports import reserved_port

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import httpx
 
 from fedcore.errors import WorkerDied
-from fedcore.events import FiguresFound, FigureSource, RunOut
 from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
-from fedcore.watch_wire import LinkIn, LinkOut
-from fedcore.wire import Message
+from fedcore.wire.control import Message
+from fedcore.wire.events import FiguresFound, FigureSource, RunOut
+from fedcore.wire.operator import RunIn
+from fedcore.wire.watch import LinkIn, LinkOut
 from server_app.http.application import Application, make_application
 from server_app.http.strangers import Pace
 from server_app.runs.app_messages import (

@@ -11,13 +11,13 @@ import pytest
 
 from fedcore.compare.measure.network import Network
 from fedcore.config import JobSettings
-from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
+from fedcore.wire.events import RunEvent
 from support.events import told
 from support.tiny import TINY
 

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import event, text
 
 from fedcore.errors import ConflictingMessage, IllegalTransition, LeaseLost
-from fedcore.events import AppPrinted, stamp
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.events import AppPrinted, stamp
+from fedcore.wire.operator import RunStatus
 from server_app.storage.store import Lease, Store
 from tests.support.raising import raises
 

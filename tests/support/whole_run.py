@@ -17,12 +17,12 @@ import httpx
 import numpy as np
 
 from fedcore.errors import StorageUnavailable
-from fedcore.events import RunOut
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunsOut
 from fedcore.state import ModelState
-from fedcore.wire import Message
+from fedcore.wire.control import Message
+from fedcore.wire.events import RunOut
+from fedcore.wire.operator import RunsOut
 from server_app.http.application import Application
 from server_app.runs.app_messages import Replies, Start
 from server_app.services import Services

@@ -22,7 +22,7 @@ from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
 from fedcore.federation import Policy
 from fedcore.state import ModelState
 from fedcore.transcript import Chain, SignedRecord, keys_of
-from fedcore.wire import Buffer, Task, Version, staleness_factor
+from fedcore.wire.control import Buffer, Task, Version, staleness_factor
 from tests.support.raising import raises
 
 POLICY = Policy(min_cohort=3, min_threshold=3)

@@ -18,7 +18,7 @@ from fedcore.compare.modes import MODES
 from fedcore.compare.plan import ALL_MODES
 from fedcore.data.partition import partition
 from fedcore.errors import ConfigurationError
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.operator import RunStatus
 
 WITHOUT_JSON = {"server": "serves until it is stopped and has no result; its log is JSON with --log-json"}
 

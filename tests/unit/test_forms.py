@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from fedcore.forms import WIRE, our_forms, our_version, refusal, understands
-from fedcore.wire import JoinIn, JoinOut, Task
+from fedcore.wire.control import JoinIn, JoinOut, Task
+from fedcore.wire.forms import WIRE, our_forms, our_version, refusal, understands
 
 FIELDS = {2: "3a850842"}
 """WIRE -> SHA-256 over the names of the fields, at its beginning, of what both sides have to read alike."""
@@ -40,7 +40,7 @@ def test_a_peer_writes_nothing_onto_a_terminal() -> None:
 
 
 def test_a_changed_field_raises_the_number_of_the_wire() -> None:
-    """Every field is sent, and an unknown one is refused: another set of them is another `fedcore.forms.WIRE`."""
+    """Every field is sent, and an unknown one is refused: another set of them is another `fedcore.wire.forms.WIRE`."""
     names = {}
     for kind in (Task, JoinIn, JoinOut):
         schema = kind.model_json_schema()

@@ -14,7 +14,7 @@ from http_message_signatures import HTTPMessageSigner, HTTPSignatureKeyResolver
 from http_message_signatures.algorithms import ED25519
 
 from fedcore.errors import Unauthorized, UsageError, WrongClock
-from fedcore.http_signing import NonceCache, sign_headers, verify_headers
+from fedcore.wire.signing import NonceCache, sign_headers, verify_headers
 from tests.support.raising import raises
 
 NOW = 1_800_000_000

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.rfc9421 import verified_by_library
 
 from fedcore.errors import Unauthorized, UsageError
-from fedcore.http_signing import NonceCache, Verified, sign_headers, verify_headers
+from fedcore.wire.signing import NonceCache, Verified, sign_headers, verify_headers
 
 NOW = 1_800_000_000
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from fedcore.parts import PART_BYTES, part_count, part_size, update_digest
 from fedcore.secagg.masking import CHUNK_BYTES
+from fedcore.wire.chunks import PART_BYTES, part_count, part_size, update_digest
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 from support.events import event
 
-from fedcore.events import ExchangeDone, Recorded, stamp
 from fedcore.progress import ProgressView, epsilon_line
 from fedcore.record import RunRecord, metric_like
+from fedcore.wire.events import ExchangeDone, Recorded, stamp
 
 DONE = {
     "exchange": 1,

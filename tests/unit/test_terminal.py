@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from fedcore.event_lines import event_line
-from fedcore.events import AppPrinted, RunEnded
-from fedcore.operator_wire import RunStatus
 from fedcore.progress import ProgressView
 from fedcore.system.terminal import escape, visible, visible_json
+from fedcore.wire.events import AppPrinted, RunEnded
+from fedcore.wire.operator import RunStatus
 
 ATTACKS = ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "\x7f", "a\u202eb", "\u2028", "\ud800"]
 

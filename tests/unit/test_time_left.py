@@ -10,11 +10,11 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
-from fedcore.events import RunEvent
-from fedcore.operator_wire import ClientState, RunClientOut
 from fedcore.progress import ProgressView
 from fedcore.site_table import SiteTable
 from fedcore.time_left import TimeLeft, in_words
+from fedcore.wire.events import RunEvent
+from fedcore.wire.operator import ClientState, RunClientOut
 
 
 def event(kind: str, **data: Any) -> RunEvent:

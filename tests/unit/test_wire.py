@@ -11,7 +11,7 @@ from fedcore.errors import EncodingError
 from fedcore.exchange import encoding_of
 from fedcore.privacy import PrivacyPlan
 from fedcore.state import Layout, TensorSpec
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 LAYOUT = Layout(
     specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)), TensorSpec(name="scale", dtype="BF16", shape=()))

@@ -14,7 +14,7 @@ from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import train_together
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
 

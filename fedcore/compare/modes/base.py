@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from fedcore.errors import ConfigurationError
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 if TYPE_CHECKING:
     from fedcore.compare.results import RunResult
     from fedcore.compare.run import PlannedRun
     from fedcore.compare.workers.models import Models
     from fedcore.compare.workers.processes import Workers
-    from fedcore.events import EventSink
     from fedcore.flower.telling import ToldTest
+    from fedcore.wire.events import EventSink
 
 
 Readers: TypeAlias = Literal["", "nobody", "server", "sites", "pooled"]

@@ -35,8 +35,8 @@ from fedcore.compare.workers.training import (
 )
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import EnvironmentFailure
-from fedcore.events import AppPrinted, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
+from fedcore.wire.events import AppPrinted, EventSink, ExchangeDone
 
 GLOBAL_BATCH: Final = {"global-batch": Option(0)}
 """Examples of one step of all workers together; 0 for the default of the mode."""

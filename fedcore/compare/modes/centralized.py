@@ -14,7 +14,7 @@ from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.server_app import train_centralized
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""

@@ -21,10 +21,10 @@ from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.config import BUFFERED_SETTINGS, JobSettings
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.events import EventSink, ExchangeDone
 from fedcore.flower.telling import ToldTest
 from fedcore.record import RunRecord
 from fedcore.state import sha256_file
+from fedcore.wire.events import EventSink, ExchangeDone
 
 TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
 # What the mode, or another option of the command, decides.

@@ -24,8 +24,8 @@ from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import everywhere
 from fedcore.compare.workers.processes import Workers
 from fedcore.config import BUFFERED_SETTINGS, ROUNDS_KEY, JobSettings
-from fedcore.events import EventSink, ExchangeDone
 from fedcore.federation import Policy
+from fedcore.wire.events import EventSink, ExchangeDone
 
 QUICKEST_SECONDS: Final = 1.0
 """Of the quickest training, where clients keep the proportions of a network: much longer than an exchange takes."""

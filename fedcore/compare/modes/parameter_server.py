@@ -32,9 +32,9 @@ from fedcore.compare.workers.models import SILENCE_SECONDS, everywhere, save_ini
 from fedcore.compare.workers.processes import Ended, WorkerEvent, WorkerReport, Workers
 from fedcore.compare.workers.training import snapshot
 from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError, RunFailed
-from fedcore.events import ClientDropped, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, tells_of_lost_peer
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone
 
 _GRACE: Final = 1.0
 """How long the last reports of the other processes are waited for then."""

@@ -20,7 +20,6 @@ from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.config import JobSettings
 from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import Content, PlainRequest
@@ -37,6 +36,7 @@ from fedcore.training.engines import Engine, World, make_engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import Evaluation, evaluate
 from fedcore.training.metrics import Metric
+from fedcore.wire.events import FiguresFound
 
 START_SECONDS: Final = 600.0
 """How long the app may take to import and to make a model, or to read its data."""

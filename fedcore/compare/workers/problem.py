@@ -23,7 +23,7 @@ from fedcore.flower.tensor_app import LocalJob
 from fedcore.node_config import share_of_client
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 _ANY = "(centralized and the federated modes take any Flower app)"
 

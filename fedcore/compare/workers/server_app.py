@@ -19,7 +19,6 @@ from fedcore.compare.workers.processes import ReportSink
 from fedcore.compare.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, UsageError
-from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
@@ -30,7 +29,8 @@ from fedcore.record import metric_like
 from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.state import ModelState
-from fedcore.wire import is_query, is_training
+from fedcore.wire.control import is_query, is_training
+from fedcore.wire.events import FiguresFound
 
 # Nobody sends anything here, so there is nothing to protect.
 _PLAIN = JobSettings(aggregation="plain")

@@ -12,10 +12,10 @@ from support.tiny import TINY
 
 import fedcore
 from fedcore.errors import AppError, ConfigurationError, KitError, RunFailed, UsageError
-from fedcore.events import RunEvent
 from fedcore.state import ModelState, read_facts, write_model
 from fedcore.trained.card import Sources, make_card
 from fedcore.trained.card_command import from_server
+from fedcore.wire.events import RunEvent
 
 QUICK = {"join-seconds": 240, "train-seconds": 240, "step-seconds": 240}
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from fedcore.cli import app
 from fedcore.federation import provision
 from fedcore.flower.app import AppBundle
-from fedcore.wire import Task, WithdrawalReason
+from fedcore.wire.control import Task, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 

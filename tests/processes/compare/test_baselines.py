@@ -21,10 +21,10 @@ from fedcore.compare.results import RunResult
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import Ended, ReportSink, Workers
-from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.state import ModelState
+from fedcore.wire.events import ignore
 
 # The fork server may need long to import torch.
 

@@ -16,7 +16,7 @@ from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
 from fedcore.compare.carry_out import RunStart
 from fedcore.compare.judging import JudgedBy
 from fedcore.errors import ConfigurationError
-from fedcore.events import EventSink, ignore
+from fedcore.wire.events import EventSink, ignore
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

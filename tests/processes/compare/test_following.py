@@ -11,8 +11,8 @@ from fedcore.compare.federation import Given, Killing
 from fedcore.compare.local_federation import ProcessGroup
 from fedcore.compare.run import Kill
 from fedcore.errors import EnvironmentFailure
-from fedcore.events import RunEvent
 from fedcore.record import RunRecord
+from fedcore.wire.events import RunEvent
 
 CLIENTS = ["client-1", "client-2"]
 

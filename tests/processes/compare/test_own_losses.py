@@ -14,11 +14,11 @@ from fedcore.compare.results import RunResult
 from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import first_of
 from fedcore.compare.workers.problem import Problem
-from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 from fedcore.training import evaluate, local_engine
 from fedcore.training.metrics import c_index
+from fedcore.wire.events import ignore
 
 # The fork server may need long to import torch.
 

@@ -13,9 +13,9 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.run import Kill, PlannedRun
 from fedcore.compare.workers.processes import Workers
-from fedcore.events import ClientDropped
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
+from fedcore.wire.events import ClientDropped
 
 # The fork server may need long to import torch.
 

@@ -20,13 +20,13 @@ from support.tiny import TINY
 
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, RunFailed, WorkerDied
-from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.pool import ProcessCrew
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
+from fedcore.wire.events import RunEvent
 
 # Processes may need long to import Flower.
 pytestmark = pytest.mark.timeout(600)

@@ -10,9 +10,9 @@ import pytest
 from support.tiny import TINY
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.events import RunEvent
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.ray_crew import RayCrew
+from fedcore.wire.events import RunEvent
 from tests.processes.simulation.test_pool import CLIENTS, COUNTING, of, same_bits, simulated
 
 pytestmark = [

@@ -16,7 +16,6 @@ from support.tiny import TINY
 
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RunFailed, WorkerDied
-from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.secagg import verifies
 from fedcore.simulation import Simulation
@@ -25,6 +24,7 @@ from fedcore.simulation.session_processes import SessionProcesses, SessionsThere
 from fedcore.simulation.sessions import Members, SessionsHere
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
+from fedcore.wire.events import RunEvent
 
 pytestmark = pytest.mark.timeout(600)  # processes may need long to import NumPy
 

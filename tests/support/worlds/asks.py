@@ -12,7 +12,7 @@ from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import ModelRef, Task, is_query, is_training
+from fedcore.wire.control import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model
 
 APP = "ab" * 32

@@ -33,7 +33,7 @@ from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.keys import Secret
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask
 from support.worlds.data import Data, Work

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from fedcore import conversions
 from fedcore.codec import Decoded, Encoding, PrivateEncoding, decode
 from fedcore.errors import ConfigurationError, FedcoreError, PeerError, Refused, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
-from fedcore.forms import our_version
-from fedcore.parts import update_digest
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
-from fedcore.secagg_wire import AdvertisementIn, ConsistencyIn, KeySharesIn, UnmaskIn
 from fedcore.state import ModelState
 from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
-from fedcore.wire import JoinOut, ManifestIn, Message, Task
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.chunks import update_digest
+from fedcore.wire.control import JoinOut, ManifestIn, Message, Task
+from fedcore.wire.forms import our_version
+from fedcore.wire.secagg import AdvertisementIn, ConsistencyIn, KeySharesIn, UnmaskIn
 from support.worlds.asks import Ask, Desk
 
 _ORDER = tuple(ServerStage)

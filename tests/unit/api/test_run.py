@@ -25,12 +25,12 @@ from torch import nn
 import fedcore
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError, RunFailed, UnknownKey
-from fedcore.events import Aggregation, ExchangeDone, RunEnded, RunEvent, RunStarted
-from fedcore.operator_wire import RunStatus
 from fedcore.record import RunRecord
 from fedcore.state import ModelState, read_facts
 from fedcore.system.files import make_private_folder
 from fedcore.training import OptimizerConfig
+from fedcore.wire.events import Aggregation, ExchangeDone, RunEnded, RunEvent, RunStarted
+from fedcore.wire.operator import RunStatus
 
 matplotlib.use("Agg")
 

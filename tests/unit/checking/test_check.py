@@ -20,9 +20,9 @@ from fedcore.data import Split
 from fedcore.errors import FedcoreError
 from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.operator_wire import RunIn
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig
+from fedcore.wire.operator import RunIn
 from server_app.runs.plan import RunPlan
 
 ROOT = Path(__file__).parents[3]

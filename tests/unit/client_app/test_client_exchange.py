@@ -21,17 +21,17 @@ from client_app.answers import ANSWER_FOLDER
 from client_app.client import Client
 from client_app.exchange import take_part
 from client_app.ranks.failures import AppFailed, RankFailed
-from fedcore import conversions
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare.measure import network
-from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
-from fedcore.flower.record_file import StoredValues, write_records
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.agreement import KeyPair
-from fedcore.secagg_wire import CohortOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason
+from fedcore.wire.record_file import StoredValues, write_records
+from fedcore.wire.secagg import CohortOut, DeliveryOut, SignaturesOut, SurvivorsOut
+from fedcore.wire.secagg_codec import pack_members
 
 Script = Any  # support.scripted.Scripted
 COHORT = (1, 2, 3, 4)

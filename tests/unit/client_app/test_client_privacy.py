@@ -23,7 +23,7 @@ from fedcore.config import JobSettings
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from fedcore.transcript import Attempt
-from fedcore.wire import Task, WithdrawalReason
+from fedcore.wire.control import Task, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 DELTA = 1e-5

@@ -23,7 +23,7 @@ from fedcore.cli import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.transcript import SignedRecord, record_hash
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

@@ -39,7 +39,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import AppError, StorageFull
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.state import ModelState
-from fedcore.wire import Task, WithdrawalReason
+from fedcore.wire.control import Task, WithdrawalReason
 
 PAUSES = Pauses(refusal=0.0, farewell=60.0)
 STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]

@@ -14,7 +14,7 @@ from client_app.counted import COUNTED_FILE, CountedRounds
 from client_app.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 Script = Any  # support.scripted.Scripted
 Make = Callable[..., Task]

@@ -19,7 +19,7 @@ from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, w
 from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.wire import WithdrawalReason
+from fedcore.wire.control import WithdrawalReason
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

@@ -17,7 +17,7 @@ from client_app.held import HeldUpdate
 from client_app.journal import Journal
 from client_app.ledger import Ledger
 from client_app.transcript import Transcript
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 Script = Any  # support.scripted.Scripted
 

@@ -12,7 +12,7 @@ import pytest
 from client_app.models import Models
 from fedcore.errors import ProtocolViolation
 from fedcore.state import ModelState, sha256_file, write_difference
-from fedcore.wire import ModelRef
+from fedcore.wire.control import ModelRef
 
 
 class Line:

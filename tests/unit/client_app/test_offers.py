@@ -28,7 +28,7 @@ from fedcore.cli import app
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle
-from fedcore.wire import OFFERS_HEADER, AppOut, Task
+from fedcore.wire.control import OFFERS_HEADER, AppOut, Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

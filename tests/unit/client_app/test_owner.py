@@ -36,7 +36,7 @@ from fedcore.federation import ClientKit, Member, Policy, Roster
 from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import Chain, keys_of
-from fedcore.wire import ModelRef, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import ModelRef, Task, WithdrawalReason, WithdrawIn
 from tests.support.raising import raises
 
 Make = Callable[..., Task]

@@ -18,7 +18,7 @@ from fedcore.codec import private_encoding
 from fedcore.config import JobSettings
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire.control import Task
 
 Script = Any  # support.scripted.Scripted
 UNBOUNDED = "no noise was added"

@@ -24,10 +24,10 @@ from client_app.exchange import take_part
 from client_app.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import ProtocolViolation, Refused
-from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import ModelRef, PartsOut
+from fedcore.wire.chunks import PART_BYTES, update_digest
+from fedcore.wire.control import ModelRef, PartsOut
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

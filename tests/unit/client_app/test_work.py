@@ -20,7 +20,7 @@ from fedcore.codec import CodecSettings, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import AppError
 from fedcore.state import ModelState
-from fedcore.wire import WORK_HEADER, WORK_OVER, Buffer, Task, Version, WorkState
+from fedcore.wire.control import WORK_HEADER, WORK_OVER, Buffer, Task, Version, WorkState
 
 Script = Any  # support.scripted.Scripted
 SETTINGS = JobSettings(w_max=100, asynchrony="buffered", buffer_size=4).for_clients()

@@ -22,7 +22,7 @@ from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.wire import Scalar
+from fedcore.wire.control import Scalar
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 

@@ -17,11 +17,11 @@ from fedcore.compare.modes.federated_async import staleness_of
 from fedcore.compare.results import Staleness
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.events import PrivacyTerms
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.telling import ToldTest, ToldTraining, tell
 from fedcore.record import RunRecord
 from fedcore.system.json_lines import LINE_CHARACTERS
+from fedcore.wire.events import PrivacyTerms
 
 BOTH = frozenset({"client-1", "client-2"})
 NETWORK = Network(name="", bandwidth=8.0, latency=0.0, server=16.0)

@@ -15,9 +15,9 @@ from fedcore.compare.parameter_server.task import ServerTask
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Ended, WorkerEvent
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 from fedcore.system.peers import PeerLost
+from fedcore.wire.events import ignore
 
 APP = Path(__file__).parents[2] / "apps" / "blobs"
 PAUSE = 10.0

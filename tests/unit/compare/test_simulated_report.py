@@ -14,9 +14,9 @@ from fedcore.compare.report import merge, read_reports, write_report
 from fedcore.compare.report.files import drawings_of
 from fedcore.compare.simulated import check_report_place, comparison_of
 from fedcore.errors import ConfigurationError
-from fedcore.events import ExchangeDone, RunEnded, RunStarted
-from fedcore.operator_wire import RunStatus
 from fedcore.record import RunRecord
+from fedcore.wire.events import ExchangeDone, RunEnded, RunStarted
+from fedcore.wire.operator import RunStatus
 
 
 def done(number: int, kind: str, survivors: list[str], *, virtual: float | None, acc: float = 0.0) -> ExchangeDone:

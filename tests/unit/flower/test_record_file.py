@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 from support.raising import raises
 
 from fedcore.errors import AppError, PeerError
-from fedcore.flower import record_file
-from fedcore.flower.record_file import KEY, HeldRecords, StoredValues, arrays_state, read_records, write_result
 from fedcore.flower.records import load_records, save_records
 from fedcore.state import ModelState
 from fedcore.state.files import read_metadata
+from fedcore.wire import record_file
+from fedcore.wire.record_file import KEY, HeldRecords, StoredValues, arrays_state, read_records, write_result
 
 NAMES = st.text(max_size=8)
 FLOATS = st.floats(width=64)

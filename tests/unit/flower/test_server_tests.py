@@ -14,13 +14,13 @@ from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
-from fedcore.events import FiguresFound
 from fedcore.flower.memory_app import opened
 from fedcore.flower.personalized import Personal
 from fedcore.flower.serverside import ServerAppOutcome
 from fedcore.flower.strategies import STRATEGIES
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
+from fedcore.wire.events import FiguresFound
 
 Enough = Callable[[FiguresFound], bool]
 RNG = np.random.default_rng(0)

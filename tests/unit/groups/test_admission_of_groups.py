@@ -17,7 +17,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
-from fedcore.wire import Place, Task
+from fedcore.wire.control import Place, Task
 
 GROUPED = JobSettings(groups=3)
 

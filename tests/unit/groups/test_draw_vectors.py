@@ -14,7 +14,7 @@ from support.records import make_task
 
 from fedcore.errors import ProtocolViolation
 from fedcore.groups import WRONG_GROUP, Drawn, check_group, check_place, cut_ring, make_place, places_digest, statement
-from fedcore.wire import Cut, Group, Place, Task
+from fedcore.wire.control import Cut, Group, Place, Task
 from tests.support.raising import raises
 
 VECTORS = Path(__file__).parents[2] / "vectors"

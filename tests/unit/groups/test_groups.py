@@ -21,7 +21,7 @@ from fedcore.groups import (
     needed_places,
     places_digest,
 )
-from fedcore.wire import Cut, Place, Task
+from fedcore.wire.control import Cut, Place, Task
 from tests.support.raising import raises
 
 CLIENTS = 9

@@ -18,7 +18,6 @@ from fedcore.codec import release_of
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
-from fedcore.events import PrivacyTerms
 from fedcore.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
 from fedcore.privacy.accounting import (
     ORDERS,
@@ -31,6 +30,7 @@ from fedcore.privacy.accounting import (
 from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import from_plain
+from fedcore.wire.events import PrivacyTerms
 
 RELEASE = Release(mechanism="skellam", variance=1e5, shares=10, scale=1024, dimension=1000)
 

@@ -18,7 +18,7 @@ from fedcore.errors import KitError
 from fedcore.federation import FederationFolder, ServerKit, create
 from fedcore.federation.approval import ApprovedApps
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunStatus
+from fedcore.wire.operator import RunStatus
 from tests.support.raising import raises
 
 __all__ = ["federation"]

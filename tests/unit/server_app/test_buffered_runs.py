@@ -15,10 +15,10 @@ from support.serverside import TINY, ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import AppBundle
-from fedcore.forms import our_version
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
+from fedcore.wire.control import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
+from fedcore.wire.forms import our_version
 from server_app.runs.app_messages import Replies
 
 ALL = [1, 2, 3, 4]

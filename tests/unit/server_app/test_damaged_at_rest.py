@@ -16,10 +16,10 @@ import pytest
 from support.members import Member
 from support.serverside import Site, events_of, site, until
 
-from fedcore.events import RunOut
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
+from fedcore.wire.events import RunOut
 from server_app.runs.app_messages import PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]

@@ -20,7 +20,7 @@ from support.loopback import listening
 from support.serverside import Site, site
 
 from fedcore.federation import FederationFolder
-from fedcore.parts import PART_BYTES
+from fedcore.wire.chunks import PART_BYTES
 from server_app.http import early_answers
 from server_app.http.early_answers import KEEP_BYTES
 from server_app.http.large_bodies import BLOCK_BYTES, LEAST_BYTES

@@ -23,7 +23,7 @@ from fedcore.errors import (
 from fedcore.plain_exchange import reply_error
 from fedcore.secagg import Fault
 from fedcore.state import ModelState
-from fedcore.wire import WithdrawalReason, WithdrawIn
+from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
 from server_app.exchanges.ending import ExchangeEnd, Failure, KeptReply, KeptSum
 

@@ -10,12 +10,12 @@ from support.listening import Listener, listening
 from support.members import digest_of
 from support.serverside import Site, until
 
-from fedcore.events import AppPrinted, StageProgress, stamp
-from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import app_raised
 from fedcore.state import ModelState
-from fedcore.watch_wire import Role
-from fedcore.wire import ManifestIn, ProblemDocument
+from fedcore.wire.control import ManifestIn, ProblemDocument
+from fedcore.wire.events import AppPrinted, StageProgress, stamp
+from fedcore.wire.operator import RunStatus
+from fedcore.wire.watch import Role
 from server_app.exchanges.plain import NO_REPLY
 from server_app.http.event_stream import StreamPlaces
 from server_app.routes import live, operator

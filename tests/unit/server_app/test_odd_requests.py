@@ -14,7 +14,7 @@ from support.serverside import SETTINGS, TINY, Site
 
 from fedcore.errors import UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
+from fedcore.wire.operator import RunIn
 from server_app.http.problems import MEDIA_TYPE
 
 ODD = (

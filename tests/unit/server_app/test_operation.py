@@ -17,8 +17,8 @@ from support.ports import reserved_port
 from support.serverside import Site
 
 from fedcore.errors import EnvironmentFailure, StorageFull, StorageUnavailable
-from fedcore.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeFailed, ExchangeRepeated
 from fedcore.state import ModelState
+from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeFailed, ExchangeRepeated
 from server_app import logs
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.plain import PlainExchange

@@ -8,8 +8,8 @@ import pytest
 from support.members import Failure
 from support.serverside import Site
 
-from fedcore.forms import our_version
-from fedcore.wire import JoinIn
+from fedcore.wire.control import JoinIn
+from fedcore.wire.forms import our_version
 
 APP = "cd" * 32
 

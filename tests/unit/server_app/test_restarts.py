@@ -14,11 +14,11 @@ from support.hostile import sign_again
 from support.mortal import Rig, rig
 from support.serverside import until
 
-from fedcore import conversions
 from fedcore.errors import DamagedAtRest, ProtocolViolation, RoundFailed, StorageUnavailable
 from fedcore.federation import FederationFolder
 from fedcore.secagg import Fault
-from fedcore.wire import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.intake import Intake
 from server_app.exchanges.secure import SecureExchange

@@ -13,8 +13,8 @@ from support.tiny import TINY
 from fedcore.errors import StorageUnavailable
 from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
+from fedcore.wire.operator import RunIn
 from server_app.runs import queue
 from server_app.runs.retention import tidy
 from server_app.storage.store import Store

@@ -13,10 +13,10 @@ from support.members import Failure
 from support.serverside import TINY, Site, until
 
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunClientsOut, RunIn, RunsOut
 from fedcore.state import ModelState, read_facts, sha256_file
 from fedcore.system.concurrency import end
-from fedcore.wire import Message
+from fedcore.wire.control import Message
+from fedcore.wire.operator import RunClientsOut, RunIn, RunsOut
 from server_app.runs.initial_models import MOST_UNCLAIMED
 
 ALL = [1, 2, 3, 4]

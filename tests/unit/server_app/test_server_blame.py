@@ -14,14 +14,14 @@ from support.hostile import accuse, advertise_as
 from support.members import Failure, Member, digest_of
 from support.serverside import ScriptedApp, Site, events_of
 
-from fedcore import conversions
 from fedcore.errors import ProtocolViolation
-from fedcore.events import RunOut
 from fedcore.secagg import KeyShares
-from fedcore.secagg_wire import DeliveryOut, SignaturesOut, UnmaskIn
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import ManifestIn
+from fedcore.wire import secagg_codec as conversions
+from fedcore.wire.control import ManifestIn
+from fedcore.wire.events import RunOut
+from fedcore.wire.secagg import DeliveryOut, SignaturesOut, UnmaskIn
 from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
 from tests.support.raising import raises
 

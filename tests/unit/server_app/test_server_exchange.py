@@ -14,11 +14,11 @@ from support.messages import model_in
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
-from fedcore.forms import our_version
 from fedcore.plain_exchange import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.forms import our_version
 from server_app.runs.app_messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]

@@ -12,9 +12,9 @@ import pytest
 from support.members import Failure
 from support.serverside import Site, events_of
 
-from fedcore.operator_wire import RunFile, RunFilesOut
 from fedcore.state import ModelState
 from fedcore.system import left_files
+from fedcore.wire.operator import RunFile, RunFilesOut
 
 
 def lay(work: Path, path: str, content: bytes = b"x") -> Path:

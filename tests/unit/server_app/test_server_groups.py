@@ -17,12 +17,12 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.groups import Drawn, check_group, make_place
-from fedcore.operator_wire import RunClientsOut
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.transcript import Chain, TranscriptOut, keys_of, next_head
-from fedcore.watch_wire import MarksOut
-from fedcore.wire import PlaceIn
+from fedcore.wire.control import PlaceIn
+from fedcore.wire.operator import RunClientsOut
+from fedcore.wire.watch import MarksOut
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.runs.app_process import AppKilled
 from tests.support.raising import raises

@@ -22,11 +22,11 @@ from support.serverside import TINY, ScriptedApp, Site, as_json
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import ProblemKind, ReplyError, WithdrawIn
+from fedcore.wire.control import ProblemKind, ReplyError, WithdrawIn
+from fedcore.wire.operator import RunIn
 from server_app.exchanges import sum_file
 from server_app.exchanges.fold import fold_file
 from server_app.http.audience import Audiences

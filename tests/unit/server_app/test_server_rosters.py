@@ -21,9 +21,9 @@ from fedcore.federation.enrolment import accept, ask
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import Request
-from fedcore.operator_wire import RosterIn, RosterOut
 from fedcore.state import ModelState
-from fedcore.wire import HeartbeatIn, RostersOut
+from fedcore.wire.control import HeartbeatIn, RostersOut
+from fedcore.wire.operator import RosterIn, RosterOut
 from server_app.rosters import Rosters
 from server_app.runs.app_messages import Replies
 from tests.support.raising import raises

@@ -16,10 +16,10 @@ import pytest
 from support.serverside import Site
 
 from fedcore.errors import ConflictingMessage, RoundFailed, StorageFull, UsageError
-from fedcore.events import AppPrinted, stamp
-from fedcore.operator_wire import RunStatus
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
+from fedcore.wire.events import AppPrinted, stamp
+from fedcore.wire.operator import RunStatus
 from server_app.exchanges import fold, sum_file
 from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.secure import SecureExchange

@@ -16,10 +16,10 @@ from support.messages import model_in
 from support.serverside import Site
 
 from fedcore.errors import ConflictingMessage, StorageFull
-from fedcore.parts import PART_BYTES
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import ManifestIn, PartsOut
+from fedcore.wire.chunks import PART_BYTES
+from fedcore.wire.control import ManifestIn, PartsOut
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.runs.app_messages import PlainReplies, Replies

@@ -19,7 +19,7 @@ from support.serverside import Site, hold_pace, site, until
 
 from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
-from fedcore.watch_wire import LinkIn, LinkOut, LinksOut, SessionOut
+from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut
 from server_app.http.audience import VIEWERS_MAY, Audience
 from server_app.http.door import CONNECTION_KEY
 from server_app.http.sessions import SESSION_SECONDS, digest_of

@@ -14,7 +14,10 @@ import pytest
 from support.members import Failure, Member
 from support.serverside import Site, site, until
 
-from fedcore.events import (
+from fedcore.federation import FederationFolder
+from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import end
+from fedcore.wire.events import (
     ClientBlamed,
     ClientDropped,
     ExchangeDone,
@@ -24,11 +27,8 @@ from fedcore.events import (
     RunStarted,
     stamp,
 )
-from fedcore.federation import FederationFolder
-from fedcore.operator_wire import RunIn
-from fedcore.state import ModelState, sha256_file
-from fedcore.system.concurrency import end
-from fedcore.watch_wire import MOST_MARKS, MarksOut, RoundsOut, SawOut
+from fedcore.wire.operator import RunIn
+from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, SawOut
 from server_app.exchanges.seen import fields
 from server_app.runs import run_views
 from server_app.runs.marks import MarkBook

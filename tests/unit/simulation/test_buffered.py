@@ -16,7 +16,6 @@ from support.tiny import TINY
 from fedcore.buffered import WorkBook
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RunFailed
-from fedcore.events import ClientDropped, ExchangeDone, ExchangeFailed, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.flower.strategies import make_strategy
@@ -25,6 +24,7 @@ from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.device_words import DrawnDevices
 from fedcore.simulation.devices import Devices, Work
 from fedcore.system.assignments import override
+from fedcore.wire.events import ClientDropped, ExchangeDone, ExchangeFailed, RunEvent
 
 sys.path.insert(0, str(TINY))
 from support.raising import raises

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError, DataError
-from fedcore.events import ExchangeDone, RunEvent, Warned
 from fedcore.flower import supervised_together
 from fedcore.flower.engine_app import LocalApp, LocalJob, local_app, supervised_app
 from fedcore.flower.memory_app import opened
@@ -24,6 +23,7 @@ from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
 from fedcore.training.batched.rules import StackedLinear
+from fedcore.wire.events import ExchangeDone, RunEvent, Warned
 
 CLIENTS = 5
 KEYS: Mapping[str, Mapping[str, Any]] = {

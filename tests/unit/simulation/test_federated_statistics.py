@@ -13,13 +13,13 @@ from support.raising import raises
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.statistics import app_bounds
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.simulation import Simulation
 from fedcore.statistics import Question, Statistics
 from fedcore.statistics_report import bounds_from
+from fedcore.wire.events import RunEvent
 
 APP = Path(__file__).parents[2] / "apps" / "columns"
 sys.path.insert(0, str(APP))

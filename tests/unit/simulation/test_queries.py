@@ -15,12 +15,12 @@ from support.raising import raises
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunFailed
-from fedcore.events import EventSink, RunEvent, ignore
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.simulation import Simulation
+from fedcore.wire.events import EventSink, RunEvent, ignore
 
 APP = Path(__file__).parents[2] / "apps" / "columns"
 sys.path.insert(0, str(APP))

@@ -15,11 +15,11 @@ from support.tiny import TINY
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.memento import from_json, to_json
 from fedcore.system.assignments import override
+from fedcore.wire.events import RunEvent
 
 PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 4.0, "dp-metric-bound": 10.0, "evaluate-metrics": ["eval_loss"]}
 

@@ -19,11 +19,11 @@ from fedcore.admission.refusals import SENTENCES
 from fedcore.cli import app
 from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
-from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.needs import most_corrupt
 from fedcore.quorum import quorum_for
-from fedcore.wire import NUMBERED_CHECKS
+from fedcore.wire.control import NUMBERED_CHECKS
+from fedcore.wire.events import RunEvent
 
 SIMULATE = ("simulate", "--engine", "inline")
 

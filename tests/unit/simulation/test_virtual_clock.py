@@ -14,9 +14,9 @@ from support.tiny import step_of
 from fedcore.compare.measure.network import Network
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
-from fedcore.events import NOT_NEEDED, RunEvent
 from fedcore.simulation.devices import devices_of
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
+from fedcore.wire.events import NOT_NEEDED, RunEvent
 
 NET = "bandwidth=1Gbit,latency=0s,example=1s"
 

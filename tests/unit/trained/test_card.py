@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from fedcore.cli import app
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.events import stamp
 from fedcore.record import RunRecord
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
 from fedcore.trained.card import Sources, make_card, read_record
 from fedcore.trained.card_command import card_beside
+from fedcore.wire.events import stamp
 
 EVENTS = (
     event("started"),

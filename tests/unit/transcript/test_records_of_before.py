@@ -19,7 +19,7 @@ from fedcore.federation import Roster
 from fedcore.secagg import Outcome
 from fedcore.transcript import Chain, ExchangeRecord, SignedRecord, keys_of
 from fedcore.transcript.before import signed_parts
-from fedcore.wire import task_digest
+from fedcore.wire.control import task_digest
 
 KEPT = Path(__file__).parents[2] / "compatibility" / "dbcbb8e.tar.gz"
 STATE = "fed/clients/client-1/state"

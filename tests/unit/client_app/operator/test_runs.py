@@ -18,8 +18,8 @@ from client_app.operator.keeping import export_run, fetch_model
 from client_app.operator.runs import attach_to, print_logs, show_list, show_run, stop_run
 from fedcore.errors import ConfigurationError, RunFailed, ServerUnreachable
 from fedcore.flower.app import AppBundle
-from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState, sha256_file
+from fedcore.wire.operator import RunIn
 from tests.support.raising import raises
 
 

@@ -1,6 +1,6 @@
 """What people who watch a federation say to its server and are told: sessions, read-only links, and figures to draw.
 
-Other than in `fedcore.wire`, a number that is none is null here: browsers read JSON without NaN and infinity.
+Other than in `fedcore.wire.control`, a number that is none is null here: browsers read JSON without NaN and infinity.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
 
-from fedcore.events import PrivacyTerms
-from fedcore.wire import Message, MetricValue
+from fedcore.wire.control import Message, MetricValue
+from fedcore.wire.events import PrivacyTerms
 
 MOST_MARKS: Final = 200
 """Exchanges of which the marks are kept."""

@@ -1,7 +1,7 @@
 """The messages of the protocol's rounds R0 to R4 (docs/protocol.md) between client and server, as pydantic models.
 
-`fedcore.conversions` makes the values of `fedcore.secagg` of them, and them of those. Like all control messages they
-refuse unknown keys, and their sizes are bounded here, before anything is decoded further.
+`fedcore.wire.secagg_codec` makes the values of `fedcore.secagg` of them, and them of those. Like all control messages
+they refuse unknown keys, and their sizes are bounded here, before anything is decoded further.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedcore.wire import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64
+from fedcore.wire.control import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64
 
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
 PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
-from fedcore.operator_wire import RunInfo, RunStatus
 from fedcore.privacy import PrivacyPlan
-from fedcore.wire import Message, MetricValue, Scalar, is_query, is_training
+from fedcore.wire.control import Message, MetricValue, Scalar, is_query, is_training
+from fedcore.wire.operator import RunInfo, RunStatus
 
 Aggregation = Literal["secure", "plain", "none"]
 """`none`: a baseline, in which nobody aggregates updates on a server's behalf."""

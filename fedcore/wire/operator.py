@@ -1,7 +1,7 @@
 """What the operator and the server say to each other about runs, clients and rosters, as pydantic models.
 
-As in `fedcore.wire`, of which these are the other half: unknown keys are refused, and sizes are bounded here. Models
-never travel in here: they are octet streams, named by their SHA-256.
+As in `fedcore.wire.control`, of which these are the other half: unknown keys are refused, and sizes are bounded here.
+Models never travel in here: they are octet streams, named by their SHA-256.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
-from fedcore.wire import Bytes, Message, ModelRef, Scalar, Sha256
+from fedcore.wire.control import Bytes, Message, ModelRef, Scalar, Sha256
 
 
 class RunIn(Message):

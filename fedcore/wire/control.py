@@ -1,6 +1,6 @@
 """The control messages between client and server, as pydantic models.
 
-Those of the protocol's rounds are in `fedcore.secagg_wire`, the operator's in `fedcore.operator_wire`.
+Those of the protocol's rounds are in `fedcore.wire.secagg`, the operator's in `fedcore.wire.operator`.
 
 Both apps use these models, so the server's OpenAPI schema is what the client really sends. Vectors and models never
 travel in here: they are octet streams, named by their SHA-256. Bytes are base64 in JSON, digests are lower-case hex.
@@ -459,7 +459,8 @@ class PartsOut(Message):
 class ManifestIn(Message):
     """Ends an upload: the parts sent before it are the client's update, and all of it.
 
-    `digest` is `fedcore.parts.update_digest`. Secure: `size` is that of the masked vector, and the rest stays empty:
+    `digest` is `fedcore.wire.chunks.update_digest`. Secure: `size` is that of the masked vector, and the rest stays
+    empty:
     names, values and examples travel in the sum. Plain: the update is a record file, of which `examples` and `values`
     say for the record of the run what they can; or there is an `error`, and no file.
     """
