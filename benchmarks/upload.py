@@ -40,8 +40,8 @@ from client_app.http.http_transport import HttpTransport, signer
 from client_app.upload import Parts, send_parts
 from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.secagg import apply_masks
-from fedcore.secagg.keys import Secret
-from fedcore.secagg.masking import MaskTerm
+from fedcore.secagg.crypto.keys import Secret
+from fedcore.secagg.crypto.masking import MaskTerm
 from fedcore.wire.chunks import PART_BYTES
 
 PATH = "/v1/runs/benchmark/exchanges/1/update/parts"

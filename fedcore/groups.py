@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.secagg import Randomness, Signer, Verify, default_quorum, verifies
-from fedcore.secagg.domain import pack
+from fedcore.secagg.crypto.domain import pack
 from fedcore.wire.control import Cut, Group, Place, PlaceIn, Sha256, Task
 
 WRONG_GROUP: Final = "wrong-group"

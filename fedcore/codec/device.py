@@ -21,7 +21,7 @@ from fedcore.codec.blocks import BLOCK_FIELDS, Span, blocks
 from fedcore.codec.encoding import FieldSection
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret
-from fedcore.secagg.masking import CHUNK_BYTES, CIPHER_BLOCK_BYTES, WORD_BYTES
+from fedcore.secagg.crypto.masking import CHUNK_BYTES, CIPHER_BLOCK_BYTES, WORD_BYTES
 from fedcore.state import ModelState, TensorSpec
 
 if TYPE_CHECKING:

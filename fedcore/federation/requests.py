@@ -21,7 +21,7 @@ from fedcore.federation.files import broken, read_text
 from fedcore.federation.identity import public_bytes
 from fedcore.federation.roster import Base64, Roster, check_name
 from fedcore.secagg import Signer
-from fedcore.secagg.domain import pack
+from fedcore.secagg.crypto.domain import pack
 from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 
 REQUEST_TAG: Final = "fedcore/request/v1"

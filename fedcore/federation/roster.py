@@ -27,8 +27,8 @@ from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdap
 
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation.files import broken, read_text
-from fedcore.secagg.domain import Field as Packable
-from fedcore.secagg.domain import pack
+from fedcore.secagg.crypto.domain import Field as Packable
+from fedcore.secagg.crypto.domain import pack
 from fedcore.system.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 
 ROSTER_TAG: Final = "fedcore/roster/v2"

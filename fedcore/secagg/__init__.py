@@ -19,12 +19,13 @@ was. There is no input or output here: only `fedcore.errors`, NumPy, `cryptograp
 randomness is an argument, and there is no clock. So the server, the client and the simulator all run the same code.
 """
 
-from fedcore.secagg.agreement import Agreement, BothEnds, Exchange
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.client import ClientSession
 from fedcore.secagg.complaint import Complaint, Part, Verdict
-from fedcore.secagg.keys import Randomness, Secret, Signer, Verify, verifies
-from fedcore.secagg.masking import Masker, MaskTerm, apply_masks
+from fedcore.secagg.crypto.agreement import Agreement, BothEnds, Exchange
+from fedcore.secagg.crypto.keys import Randomness, Secret, Signer, Verify, verifies
+from fedcore.secagg.crypto.masking import Masker, MaskTerm, apply_masks
+from fedcore.secagg.crypto.schedule import Outcome
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
@@ -37,7 +38,6 @@ from fedcore.secagg.messages import (
     UnmaskShares,
 )
 from fedcore.secagg.parameters import RoundParameters
-from fedcore.secagg.schedule import Outcome
 from fedcore.secagg.server import ServerRound
 from fedcore.secagg.sizing import (
     FULL_GRAPH_BELOW,

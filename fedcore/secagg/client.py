@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import complaint, dealing, inspection, schedule, shamir
-from fedcore.secagg.agreement import Exchange, KeyPair, exchange
+from fedcore.secagg import complaint, dealing, inspection
 from fedcore.secagg.checks import Check
 from fedcore.secagg.complaint import Complaint, Part
-from fedcore.secagg.graph import Graph, graph_over
-from fedcore.secagg.keys import (
+from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto.agreement import Exchange, KeyPair, exchange
+from fedcore.secagg.crypto.keys import (
     KEY_BYTES,
     SIGNATURE_BYTES,
     Randomness,
@@ -32,7 +32,8 @@ from fedcore.secagg.keys import (
     sign,
     verifies,
 )
-from fedcore.secagg.masking import Masker, MaskTerm, apply_masks, check_vector
+from fedcore.secagg.crypto.masking import Masker, MaskTerm, apply_masks, check_vector
+from fedcore.secagg.graph import Graph, graph_over
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,

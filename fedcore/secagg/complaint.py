@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedcore.errors import ProtocolViolation
-from fedcore.secagg import edwards, schedule
-from fedcore.secagg.agreement import MLKEM_SEED_BYTES, Agreement, KeyPair
 from fedcore.secagg.checks import Check, Fault
+from fedcore.secagg.crypto import edwards, schedule
+from fedcore.secagg.crypto.agreement import MLKEM_SEED_BYTES, Agreement, KeyPair
+from fedcore.secagg.crypto.domain import HASH_BYTES, Usage, tagged_hash
+from fedcore.secagg.crypto.keys import KEY_BYTES, Randomness, draw
 from fedcore.secagg.dealing import fault_in, split_parcel
-from fedcore.secagg.domain import HASH_BYTES, Usage, tagged_hash
-from fedcore.secagg.keys import KEY_BYTES, Randomness, draw
 from fedcore.secagg.messages import Advertisement
 from fedcore.secagg.parameters import MAX_ID
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hmac
 
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import Usage, statement, tagged_hash
+from fedcore.secagg.crypto.domain import Usage, statement, tagged_hash
+from fedcore.secagg.crypto.schedule import Transcript
+from fedcore.secagg.crypto.shamir import SHARE_BYTES, is_share
+from fedcore.secagg.crypto.tree import Tree, root_of
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.messages import COMMITMENTS_BYTES, SHARE_COMMITMENT_BYTES, Dealing, KeyShares
-from fedcore.secagg.schedule import Transcript
-from fedcore.secagg.shamir import SHARE_BYTES, is_share
-from fedcore.secagg.tree import Tree, root_of
 
 _KEY, _SELF = "key", "self"
 

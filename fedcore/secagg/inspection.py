@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import dealing
-from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
 from fedcore.secagg.complaint import Case
+from fedcore.secagg.crypto.agreement import Agreement
+from fedcore.secagg.crypto.keys import Verify
+from fedcore.secagg.crypto.schedule import advertisement_statement
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.keys import Verify
 from fedcore.secagg.messages import (
     PARCEL_BYTES,
     SEALED_SECRET_BYTES,
@@ -23,7 +24,6 @@ from fedcore.secagg.messages import (
     ShareDelivery,
 )
 from fedcore.secagg.parameters import RoundParameters
-from fedcore.secagg.schedule import advertisement_statement
 
 
 def check_proposal(

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcore.errors import ProtocolViolation
-from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import HASH_BYTES, Field, Usage, pack_ids, tagged_hash
-from fedcore.secagg.keys import KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fedcore.secagg.crypto.agreement import Agreement
+from fedcore.secagg.crypto.domain import HASH_BYTES, Field, Usage, pack_ids, tagged_hash
+from fedcore.secagg.crypto.keys import KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fedcore.secagg.crypto.shamir import SHARE_BYTES, is_share
+from fedcore.secagg.crypto.tree import root_of
 from fedcore.secagg.parameters import MAX_COHORT, MAX_ID
-from fedcore.secagg.shamir import SHARE_BYTES, is_share
-from fedcore.secagg.tree import root_of
 
 SHARE_COMMITMENT_BYTES = 16
 COMMITMENTS_BYTES = 2 * SHARE_COMMITMENT_BYTES

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
-from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import HASH_BYTES, Usage, pack_ids, tagged_hash
+from fedcore.secagg.crypto.agreement import Agreement
+from fedcore.secagg.crypto.domain import HASH_BYTES, Usage, pack_ids, tagged_hash
 from fedcore.secagg.sizing import withstands
 
 MAX_ID = 2**63 - 1

@@ -21,13 +21,15 @@ from fedcore.errors import (
     UnmaskFailed,
     UsageError,
 )
-from fedcore.secagg import complaint, dealing, inspection, schedule
+from fedcore.secagg import complaint, dealing, inspection
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.complaint import Complaint, Verdict
-from fedcore.secagg.domain import HASH_BYTES
+from fedcore.secagg.crypto import schedule
+from fedcore.secagg.crypto.domain import HASH_BYTES
+from fedcore.secagg.crypto.keys import Randomness, Verify, verifies
+from fedcore.secagg.crypto.masking import MaskTerm
+from fedcore.secagg.crypto.tree import Tree
 from fedcore.secagg.graph import Graph, graph_over
-from fedcore.secagg.keys import Randomness, Verify, verifies
-from fedcore.secagg.masking import MaskTerm
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
@@ -48,7 +50,6 @@ from fedcore.secagg.transitions import (
     ServerStage,
     server_transition,
 )
-from fedcore.secagg.tree import Tree
 from fedcore.secagg.unmasking import Evidence, unmask
 
 

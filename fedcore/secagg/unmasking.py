@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from fedcore.errors import UnmaskFailed
-from fedcore.secagg import dealing, schedule
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg import dealing
 from fedcore.secagg.checks import Fault
+from fedcore.secagg.crypto import schedule
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.keys import Randomness, Secret
+from fedcore.secagg.crypto.masking import MaskTerm
+from fedcore.secagg.crypto.shamir import Rebuilder
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.keys import Randomness, Secret
-from fedcore.secagg.masking import MaskTerm
 from fedcore.secagg.messages import Advertisement, KeyShares, UnmaskShares
 from fedcore.secagg.parameters import RoundParameters
-from fedcore.secagg.shamir import Rebuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from fedcore.federation.policy_text import policy_text
 from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
 from fedcore.secagg.checks import Check, Fault
-from fedcore.secagg.domain import Usage
+from fedcore.secagg.crypto.domain import Usage
 from fedcore.transcript.chain import HEAD_TAG
 from fedcore.transcript.records import RECORD_TAG
 from fedcore.wire.control import TASK_TAG, ProblemKind

@@ -14,7 +14,7 @@ from support.raising import raises
 from fedcore.codec.device import LEAST_WORDS, open_vector
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret, apply_masks
-from fedcore.secagg.masking import CHUNK_WORDS
+from fedcore.secagg.crypto.masking import CHUNK_WORDS
 
 # RFC 8439, appendix A.1, test vectors 1 and 2: the keystream of a key of zeros, block counters 0 and 1.
 ZERO_KEY = (

@@ -18,8 +18,9 @@ from typing import TypeVar
 import numpy as np
 
 from fedcore.errors import UnmaskFailed
-from fedcore.secagg import Agreement, Secret, apply_masks, dealing, schedule, shamir
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg import Agreement, Secret, apply_masks, dealing
+from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto.agreement import KeyPair
 
 from .hostile import Broken, Game, Upload
 from .stories import WORDS, Drbg, Story

@@ -38,7 +38,7 @@ from fedcore.secagg import (
     inspection,
 )
 from fedcore.secagg.checks import Fault as Blame
-from fedcore.secagg.keys import KEY_BYTES
+from fedcore.secagg.crypto.keys import KEY_BYTES
 from fedcore.secagg.transitions import ServerEvent
 
 from .hostile_machine import FULL, RING

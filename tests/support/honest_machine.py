@@ -31,9 +31,9 @@ from fedcore.secagg import (
     apply_masks,
     complaint,
 )
-from fedcore.secagg.domain import HASH_BYTES
-from fedcore.secagg.keys import SIGNATURE_BYTES
-from fedcore.secagg.polynomial import PRIME
+from fedcore.secagg.crypto.domain import HASH_BYTES
+from fedcore.secagg.crypto.keys import SIGNATURE_BYTES
+from fedcore.secagg.crypto.polynomial import PRIME
 
 from .hostile import JUNK, Broken, Tally, snapshot
 from .stories import ROSTER, WORDS, Actor, Drbg, Setting, identity, remembered

@@ -29,10 +29,10 @@ from fedcore.secagg import (
     UnmaskShares,
     apply_masks,
     complaint,
-    schedule,
 )
+from fedcore.secagg.crypto import schedule
+from fedcore.secagg.crypto.keys import sign
 from fedcore.secagg.dealing import dealing_for
-from fedcore.secagg.keys import sign
 
 from .stories import ROSTER, WORDS, Actor, Drbg, Setting, Story, identity, remembered
 

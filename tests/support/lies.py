@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedcore.secagg import AdvertisedCohort, Advertisement, ShareDelivery, SignatureSet, Survivors, schedule
-from fedcore.secagg.keys import sign
+from fedcore.secagg import AdvertisedCohort, Advertisement, ShareDelivery, SignatureSet, Survivors
+from fedcore.secagg.crypto import schedule
+from fedcore.secagg.crypto.keys import sign
 from fedcore.secagg.messages import COMMITMENTS_BYTES
 
 from .hostile import Game, Player

@@ -41,13 +41,12 @@ from fedcore.secagg import (
     apply_masks,
     complaint,
     dealing,
-    schedule,
-    shamir,
 )
-from fedcore.secagg.agreement import KeyPair
-from fedcore.secagg.domain import Usage, derive, statement, tagged_hash
+from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.domain import Usage, derive, statement, tagged_hash
+from fedcore.secagg.crypto.tree import Tree, root_of
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.tree import Tree, root_of
 
 FILE = Path(__file__).parents[1] / "vectors" / "secagg_v3.json"
 STEPS = ("advertise", "share", "deliver", "upload", "sign", "unmask", "end")

@@ -23,14 +23,13 @@ from fedcore.secagg import (
     Secret,
     ShareDelivery,
     dealing,
-    schedule,
-    shamir,
     verifies,
 )
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.keys import SIGNATURE_BYTES, sign
+from fedcore.secagg.crypto.tree import Tree
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.keys import SIGNATURE_BYTES, sign
-from fedcore.secagg.tree import Tree
 
 WORDS = 3
 ROSTER_SIZE = 24

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from fedcore.secagg.masking import CHUNK_BYTES
+from fedcore.secagg.crypto.masking import CHUNK_BYTES
 from fedcore.wire.chunks import PART_BYTES, part_count, part_size, update_digest
 
 

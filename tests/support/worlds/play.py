@@ -31,8 +31,8 @@ from fedcore.config import JobSettings
 from fedcore.exchange import encoding_of
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
-from fedcore.secagg.agreement import KeyPair
-from fedcore.secagg.keys import Secret
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.keys import Secret
 from fedcore.wire.control import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask

@@ -7,7 +7,8 @@ import hashlib
 import numpy as np
 from support.seed_folds import FOLDS
 
-from fedcore.secagg import MaskTerm, Secret, masking
+from fedcore.secagg import MaskTerm, Secret
+from fedcore.secagg.crypto import masking
 
 
 def test_there_are_more_than_2_to_the_32_streams():

@@ -23,12 +23,12 @@ from fedcore.secagg import (
     apply_masks,
     default_quorum,
 )
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.keys import sign, verifies
+from fedcore.secagg.crypto.schedule import Transcript, advertisement_statement, cohort_hash, ring_seed
+from fedcore.secagg.crypto.tree import Tree
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.keys import sign, verifies
 from fedcore.secagg.messages import AdvertisedCohort, Advertisement
-from fedcore.secagg.schedule import Transcript, advertisement_statement, cohort_hash, ring_seed
-from fedcore.secagg.tree import Tree
 
 RING = {"degree": 6, "threshold": 5, "quorum": 9}
 """A sparse ring of 13: seven hold shares of one secret, and any two of the seven may be lost."""

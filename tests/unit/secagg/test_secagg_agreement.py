@@ -9,9 +9,9 @@ import pytest
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import Agreement, BothEnds, Secret
-from fedcore.secagg.agreement import KeyPair, exchange, is_low_order
-from fedcore.secagg.domain import Usage, derive
-from fedcore.secagg.schedule import (
+from fedcore.secagg.crypto.agreement import KeyPair, exchange, is_low_order
+from fedcore.secagg.crypto.domain import Usage, derive
+from fedcore.secagg.crypto.schedule import (
     Transcript,
     open_pair_secret,
     open_shares,
@@ -48,7 +48,7 @@ def test_both_ends_in_one_process_agree_on_what_each_would_alone_and_at_half_the
         made.append(own)
         return exchange(private, own, peer)
 
-    monkeypatch.setattr("fedcore.secagg.agreement.exchange", counted)
+    monkeypatch.setattr("fedcore.secagg.crypto.agreement.exchange", counted)
     both = BothEnds()
     one, two, three = (KeyPair.draw(agreement, drbg(name), both) for name in ("one", "two", "three"))
     alone = KeyPair.from_root(agreement, two.root)

@@ -11,10 +11,11 @@ from nacl import bindings
 from support import curve
 
 from fedcore.errors import IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import Agreement, ClientState, Complaint, Fault, Part, Secret, complaint, dealing, edwards, schedule
-from fedcore.secagg.agreement import KeyPair
-from fedcore.secagg.domain import Usage
-from fedcore.secagg.keys import seal
+from fedcore.secagg import Agreement, ClientState, Complaint, Fault, Part, Secret, complaint, dealing
+from fedcore.secagg.crypto import edwards, schedule
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.domain import Usage
+from fedcore.secagg.crypto.keys import seal
 from tests.support.raising import raises
 
 PARTS = {Part.SHARES: "shares", Part.PAIR_SECRET: "pair_secrets"}

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from support import curve
 from support.curve import CURVE_ORDER, CURVE_PRIME
 
-from fedcore.secagg import edwards
-from fedcore.secagg.edwards import BASE, IDENTITY
+from fedcore.secagg.crypto import edwards
+from fedcore.secagg.crypto.edwards import BASE, IDENTITY
 
 TOP = 2**255
 """The bit that X25519 ignores and Ed25519 takes for the sign of x."""

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
 from fedcore.secagg import Agreement, Secret
-from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.client import _Given, _HeldShares, _Secrets
-from fedcore.secagg.domain import Usage, derive, pack, pack_ids, statement, tagged_hash
-from fedcore.secagg.keys import seal, unseal
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.domain import Usage, derive, pack, pack_ids, statement, tagged_hash
+from fedcore.secagg.crypto.keys import seal, unseal
 
 FIELDS = st.lists(st.binary(max_size=12), max_size=5)
 

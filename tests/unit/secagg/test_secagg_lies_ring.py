@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from fedcore.secagg import SignatureSet, Survivors
-from fedcore.secagg.keys import sign
-from fedcore.secagg.schedule import consistency_statement
+from fedcore.secagg.crypto.keys import sign
+from fedcore.secagg.crypto.schedule import consistency_statement
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 
-from fedcore.secagg import Agreement, ShareDelivery, shamir
+from fedcore.secagg import Agreement, ShareDelivery
+from fedcore.secagg.crypto import shamir
 
 FIELDS = ["shares", "pair_secrets"]
 
@@ -223,7 +224,7 @@ def test_a_sealed_text_that_is_no_share(make_rig, monkeypatch, bad):
         return (b"\xff" * 33,) * holders if next(calls) == bad else shares
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedcore.secagg.shamir.split", split_wrongly)
+        patch.setattr("fedcore.secagg.crypto.shamir.split", split_wrongly)
         rig.server.receive_shares(rig.clients[2].share_keys(rig.server.advertised(2)))
     rig.share([1, 3])
     assert _refused(rig, "uncommitted-share", 1, rig.server.delivery(1)).peer == 2

@@ -12,8 +12,8 @@ import pytest
 
 from fedcore.errors import ConflictingMessage, ProtocolViolation, UsageError
 from fedcore.secagg import ConsistencySignature, SignatureSet, Survivors, UnmaskShares
-from fedcore.secagg.keys import sign
-from fedcore.secagg.schedule import consistency_statement
+from fedcore.secagg.crypto.keys import sign
+from fedcore.secagg.crypto.schedule import consistency_statement
 
 # 2 different survivors for different clients
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
-from fedcore.secagg import MaskTerm, Secret, apply_masks, masking
-from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS, WORKER_BYTES
+from fedcore.secagg import MaskTerm, Secret, apply_masks
+from fedcore.secagg.crypto import masking
+from fedcore.secagg.crypto.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS, WORKER_BYTES
 from tests.support.raising import raises
 
 

@@ -18,8 +18,8 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
+from fedcore.secagg.crypto.tree import Tree
 from fedcore.secagg.messages import input_digest
-from fedcore.secagg.tree import Tree
 
 ADVERTISEMENT = Advertisement(1, b"c" * 32, b"s" * 32, b"g" * 64)
 MESSAGES = [

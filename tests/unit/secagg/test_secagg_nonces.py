@@ -16,11 +16,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedcore.codec import CodecSettings, encode, first_encoding
-from fedcore.secagg import MaskTerm, Secret, apply_masks, graph, keys, masking, schedule, server
+from fedcore.secagg import MaskTerm, Secret, apply_masks, graph, server
 from fedcore.secagg import client as session
-from fedcore.secagg.domain import derive
+from fedcore.secagg.crypto import keys, masking, schedule
+from fedcore.secagg.crypto.domain import derive
+from fedcore.secagg.crypto.masking import BLOCK_WORDS, CHUNK_WORDS
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS
 from fedcore.state import ModelState
 
 SEED_BITS = 256

@@ -125,7 +125,7 @@ def test_seeds_that_cannot_be_made_abandon_the_session(ready, monkeypatch):
     def broken(*_args, **_keywords):
         raise MemoryError
 
-    monkeypatch.setattr("fedcore.secagg.schedule.pair_mask", broken)
+    monkeypatch.setattr("fedcore.secagg.crypto.schedule.pair_mask", broken)
     with pytest.raises(MemoryError):
         session.mask_parts(np.zeros(WORDS, np.uint64), part_words=50_000)
     assert session.state == "abandoned"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedcore.errors import CohortTooSmall, IllegalTransition, UnmaskFailed
-from fedcore.secagg import ServerStage, UnmaskShares, schedule
+from fedcore.secagg import ServerStage, UnmaskShares
+from fedcore.secagg.crypto import schedule
 from fedcore.secagg.transitions import CLIENT, SERVER, STAGE_OF, ClientEvent, ClientState, ServerEvent
 
 STEPS = ["advertise", "share", "upload", "sign", "unmask"]

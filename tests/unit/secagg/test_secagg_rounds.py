@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedcore.errors import CohortTooSmall, UnmaskFailed, UsageError
-from fedcore.secagg import Agreement, Fault, Secret, ServerStage, UnmaskShares, shamir
+from fedcore.secagg import Agreement, Fault, Secret, ServerStage, UnmaskShares
+from fedcore.secagg.crypto import shamir
 from tests.support.raising import raises
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import UnmaskFailed, UsageError
-from fedcore.secagg import Secret, polynomial, shamir
-from fedcore.secagg.polynomial import PRIME, SmallPoints
-from fedcore.secagg.shamir import Rebuilder
+from fedcore.secagg import Secret
+from fedcore.secagg.crypto import polynomial, shamir
+from fedcore.secagg.crypto.polynomial import PRIME, SmallPoints
+from fedcore.secagg.crypto.shamir import Rebuilder
 from tests.support.raising import raises
 
 SECRETS = st.one_of(st.binary(min_size=32, max_size=32), st.sampled_from([bytes(32), b"\xff" * 32]))

@@ -19,7 +19,7 @@ import pytest
 from support.seed_folds import FOLDS
 
 from fedcore.secagg import MaskTerm, Secret, apply_masks
-from fedcore.secagg.masking import CHUNK_WORDS
+from fedcore.secagg.crypto.masking import CHUNK_WORDS
 
 LIMIT = 7.0
 SEED_BITS = 256

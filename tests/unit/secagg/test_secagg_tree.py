@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ProtocolViolation
-from fedcore.secagg.tree import Tree, root_of
+from fedcore.secagg.crypto.tree import Tree, root_of
 
 
 def _leaves(count: int) -> list[bytes]:

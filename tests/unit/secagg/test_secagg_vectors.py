@@ -19,8 +19,8 @@ from support import secagg_vectors
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import Agreement, MaskTerm, Secret, apply_masks
-from fedcore.secagg.agreement import KeyPair
-from fedcore.secagg.keys import sign, verifies
+from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.secagg.crypto.keys import sign, verifies
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

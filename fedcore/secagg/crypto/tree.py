@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import HASH_BYTES, Usage, statement
+from fedcore.secagg.crypto.domain import HASH_BYTES, Usage, statement
 
 _LEAF = statement(Usage.TREE, "leaf")
 _NODE = statement(Usage.TREE, "node")

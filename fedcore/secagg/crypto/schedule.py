@@ -10,10 +10,10 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcore.secagg.agreement import Agreement, KeyPair
-from fedcore.secagg.domain import Usage, derive, pack_ids, statement, tagged_hash
-from fedcore.secagg.keys import Secret, seal, unseal
-from fedcore.secagg.masking import MaskTerm
+from fedcore.secagg.crypto.agreement import Agreement, KeyPair
+from fedcore.secagg.crypto.domain import Usage, derive, pack_ids, statement, tagged_hash
+from fedcore.secagg.crypto.keys import Secret, seal, unseal
+from fedcore.secagg.crypto.masking import MaskTerm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

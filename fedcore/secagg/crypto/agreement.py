@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import Usage, derive
-from fedcore.secagg.keys import KEY_BYTES, Randomness, Secret, draw
+from fedcore.secagg.crypto.domain import Usage, derive
+from fedcore.secagg.crypto.keys import KEY_BYTES, Randomness, Secret, draw
 
 _MLKEM_PUBLIC_BYTES = 1184
 _MLKEM_CIPHERTEXT_BYTES = 1088

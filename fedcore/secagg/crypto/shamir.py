@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcore.errors import UnmaskFailed, UsageError
-from fedcore.secagg import polynomial
-from fedcore.secagg.keys import Randomness, Secret, draw
-from fedcore.secagg.polynomial import PRIME
+from fedcore.secagg.crypto import polynomial
+from fedcore.secagg.crypto.keys import Randomness, Secret, draw
+from fedcore.secagg.crypto.polynomial import PRIME
 
 SECRET_BYTES = 32
 SHARE_BYTES = 33

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from fedcore.errors import UsageError
-from fedcore.secagg.keys import KEY_BYTES, Secret
+from fedcore.secagg.crypto.keys import KEY_BYTES, Secret
 
 WORD_BYTES = 8
 CIPHER_BLOCK_BYTES = 64

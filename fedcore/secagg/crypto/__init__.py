@@ -1,0 +1,1 @@
+"""The cryptography of the protocol: keys, key schedule, secret sharing, masks, commitments."""
