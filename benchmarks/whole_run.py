@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
+from fedcore.codec.privacy import Accountant, Release
 from fedcore.compare.workers.problem import Problem
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, TooFewContributed
 from fedcore.flower.app import FlowerApp
-from fedcore.privacy import Accountant, Release
 from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
 from fedcore.system.assignments import override

@@ -36,9 +36,9 @@ from client_app.ledger_entries import (
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import Released
 from fedcore.codec import ScaleMemory
+from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
 from fedcore.groups import Drawn
-from fedcore.privacy import Accountant
 from fedcore.system.files import Lock
 from fedcore.transcript import Attempt
 from fedcore.wire.control import Task

@@ -2,7 +2,7 @@
 
 Epsilon bounds what is told about the client as a whole. An update without noise of the client's has no such bound,
 however many others are in its sum, and so neither has all that left together. The noise that statistics may add for
-each record (`fedcore.privacy.site_noise`) protects records, not the client, and is no part of this.
+each record (`fedcore.codec.privacy.site_noise`) protects records, not the client, and is no part of this.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from client_app.ledger_entries import Entry, Returned, Sent, Spent
 from fedcore.admission.owner import Released
+from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
-from fedcore.privacy import Accountant, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from client_app.output import clean
 from client_app.spending import Spending, spending_of
 from client_app.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of
+from fedcore.codec.privacy import Release
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
-from fedcore.privacy import Release
 from fedcore.system.terminal import escape
 from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire.control import Task

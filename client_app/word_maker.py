@@ -2,7 +2,8 @@
 
 Devices fail in ways of their own: another process takes the memory, the driver loses the card, a compiler is missing.
 That is no reason to leave an exchange, for the words do not depend on who makes them, given the same random bytes
-(`fedcore.codec.device`). So what was drawn is kept until the upload has left: the processor makes the very same words
+(`fedcore.codec.gpu.device`). So what was drawn is kept until the upload has left: the processor makes the very same
+words
 again, and goes on masking where the device stopped. Parts that are with the server stay good, and no two vectors ever
 leave under one mask.
 """

@@ -20,8 +20,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedcore.codec.privacy.site_noise import SiteNoise, check_budget
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.privacy.site_noise import SiteNoise, check_budget
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]] | tuple[float, float]

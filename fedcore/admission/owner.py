@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from fedcore.codec import ScaleMemory
+from fedcore.codec.privacy import Accountant
 from fedcore.federation import Policy, Roster
 from fedcore.groups import Drawn
-from fedcore.privacy import Accountant
 from fedcore.transcript import Attempt
 
 

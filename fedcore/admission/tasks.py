@@ -58,6 +58,7 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import History, Owner
 from fedcore.admission.releases import check_releases
 from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of, rotation_seed
+from fedcore.codec.privacy import Accountant, PrivacyPlan, Release
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import codec_settings
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
@@ -65,7 +66,6 @@ from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import Policy
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.groups import is_draw
-from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.quorum import noise_clients
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState

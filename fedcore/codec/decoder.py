@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.coarseness import Moved, TensorMoved
 from fedcore.codec.encoding import FIRST_BITS, FRACTION_BITS, Encoding, FieldSection
-from fedcore.codec.fields import join, padding, split_words, unpack
-from fedcore.codec.integers import decode_integers
+from fedcore.codec.fields import decode_integers, join, padding, split_words, unpack
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
 from fedcore.codec.metrics import decode_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
-from fedcore.codec.private import AnyEncoding
+from fedcore.codec.privacy.parameters import AnyEncoding
 from fedcore.codec.rotation import UNIT, Rotation, Unit
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import (

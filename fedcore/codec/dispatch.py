@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec import decoder, encoder, noised
+from fedcore.codec import decoder, encoder
 from fedcore.codec.decoder import Decoded
-from fedcore.codec.device import DeviceVector
 from fedcore.codec.encoder import Encoded
+from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.metrics import MetricValue
-from fedcore.codec.private import AnyEncoding, PrivateEncoding
+from fedcore.codec.privacy import noised
+from fedcore.codec.privacy.parameters import AnyEncoding, PrivateEncoding
 from fedcore.errors import UsageError
 from fedcore.state import ModelState
 

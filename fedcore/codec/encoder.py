@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
-from fedcore.codec.device import DeviceVector
 from fedcore.codec.encoding import POWERS_FROM, Encoding, FieldSection, ScaleGroup
 from fedcore.codec.fields import (
     KEY_BYTES,
     BlockSummary,
     StochasticRounder,
+    encode_integers,
     field_dtype,
     field_view,
     largest_magnitude,
@@ -26,11 +26,11 @@ from fedcore.codec.fields import (
     split,
     split_words,
 )
-from fedcore.codec.integers import encode_integers
+from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
 from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
-from fedcore.codec.private import AnyEncoding
+from fedcore.codec.privacy.parameters import AnyEncoding
 from fedcore.codec.rotation import Rotation, Unit
 from fedcore.codec.settings import MAX_SCALE
 from fedcore.codec.statistics import power_word, size_range, size_word

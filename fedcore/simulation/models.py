@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.best import BestRule
+from fedcore.codec.privacy import PrivacyBudget
 from fedcore.flower.app import AppBundle
-from fedcore.privacy import PrivacyBudget
 from fedcore.record import RunRecord
 from fedcore.state import ModelFacts, ModelState
 from fedcore.wire.control import ModelRef

@@ -16,6 +16,7 @@ from fedcore.admission.messages import check_message
 from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
 from fedcore.best import BestRule
+from fedcore.codec.privacy import PrivacyBudget
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import (
@@ -35,7 +36,6 @@ from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.needs import check_asked, check_needs, least_clients, waiting_for
 from fedcore.plain_exchange import PlainReply
-from fedcore.privacy import PrivacyBudget
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.cohort import CohortSums
 from fedcore.simulation.crew import Crew, OneByOne

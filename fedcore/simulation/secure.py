@@ -14,6 +14,7 @@ from fedcore.admission.simulated import SimulatedOwners
 from fedcore.attempts import final_reason
 from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, decode, joined, release_of
+from fedcore.codec.privacy import PrivacyBudget
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
@@ -22,7 +23,6 @@ from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.groups import Part
 from fedcore.plain_exchange import mean_metrics
-from fedcore.privacy import PrivacyBudget
 from fedcore.quorum import failures_for
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Self
 
-from fedcore.privacy import Release
+from fedcore.codec.privacy import Release
 from fedcore.transcript.chain import Chain
 from fedcore.wire.control import ClientId, Message, Task
 

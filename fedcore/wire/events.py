@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
-from fedcore.privacy import PrivacyPlan
+from fedcore.codec.privacy import PrivacyPlan
 from fedcore.wire.control import Message, MetricValue, Scalar, is_query, is_training
 from fedcore.wire.operator import RunInfo, RunStatus
 

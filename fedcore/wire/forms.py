@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from fedcore.codec.encoding import ENCODING_TAG
-from fedcore.codec.private import PRIVATE_ENCODING_TAG
+from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.secagg.crypto.domain import Usage
 from fedcore.system.version import fedcore_version
 from fedcore.wire.control import TASK_TAG

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedcore.best import BestRule
 from fedcore.codec import joined, release_of
+from fedcore.codec.privacy import PrivacyBudget
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
-from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import Fault
 from fedcore.wire.control import KeptTask, Task
 from server_app.exchanges.ending import ExchangeEnd, KeptSum

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedcore.admission.bounds import BOUNDS_TAG
 from fedcore.cli import app
 from fedcore.codec.encoding import ENCODING_TAG
-from fedcore.codec.private import PRIVATE_ENCODING_TAG
+from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.results import RunResult
 from fedcore.config import JobSettings

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding
 from fedcore.codec.encoding import scale_groups
-from fedcore.privacy import Release
+from fedcore.codec.privacy import Release
 from fedcore.state import Layout, TensorSpec
 
 LAYOUT = Layout(

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 from support.on_device import DEVICE, vector_of, words_of
 from support.raising import raises
 
-from fedcore.codec.device import LEAST_WORDS, open_vector
+from fedcore.codec.gpu.device import LEAST_WORDS, open_vector
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.secagg.crypto.masking import CHUNK_WORDS

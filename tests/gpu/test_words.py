@@ -12,9 +12,10 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from support.on_device import vector_of, words_of
 
-from fedcore.codec import CodecSettings, DeviceVector, Encoded, Encoding, device, encode, encode_nothing
+from fedcore.codec import CodecSettings, DeviceVector, Encoded, Encoding, encode, encode_nothing
 from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import scale_groups
+from fedcore.codec.gpu import device
 from fedcore.errors import EncodingError
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState

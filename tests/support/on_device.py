@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcore.codec import DeviceVector, device
+from fedcore.codec import DeviceVector
+from fedcore.codec.gpu import device
 
 if not torch.cuda.is_available():
     # The interpreter takes its time for each operation, however many lanes that has.

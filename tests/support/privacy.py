@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedcore.codec import CodecSettings, PrivateEncoding, private_encoding
+from fedcore.codec.privacy import PrivacyPlan
 from fedcore.config import JobSettings
-from fedcore.privacy import PrivacyPlan
 from fedcore.state import ModelState
 
 CODEC = CodecSettings(clip_norm=1.0)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedcore.codec.privacy import Accountant
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.privacy import Accountant
 from fedcore.statistics import Column, Question, count_column, standardised
 from tests.support.raising import raises
 

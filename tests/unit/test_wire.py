@@ -6,10 +6,10 @@ import pytest
 from support.encodings import encoding_to_json
 
 from fedcore.codec import AnyEncoding, CodecSettings, first_encoding, private_encoding
+from fedcore.codec.privacy import PrivacyPlan
 from fedcore.config import JobSettings
 from fedcore.errors import EncodingError
 from fedcore.exchange import encoding_of
-from fedcore.privacy import PrivacyPlan
 from fedcore.state import Layout, TensorSpec
 from fedcore.wire.control import Task
 

@@ -21,8 +21,8 @@ from client_app.owner.sections import sections
 from client_app.owner.status import read_status
 from fedcore.admission.owner import Released
 from fedcore.cli import app
+from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.privacy import Accountant, Release
 from fedcore.transcript import Attempt
 
 Script = Any  # support.scripted.Scripted

@@ -19,8 +19,8 @@ from client_app import word_maker
 from client_app.word_maker import WordMaker, who_makes_words
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, encode, encode_nothing, private_encoding
 from fedcore.codec.encoding import scale_groups
+from fedcore.codec.privacy import PrivacyPlan
 from fedcore.errors import EncodingError
-from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
 

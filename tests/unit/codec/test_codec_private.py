@@ -24,9 +24,9 @@ from fedcore.codec import (
     private_encoding,
     release_of,
 )
-from fedcore.codec.noised import round_within_norm
+from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, accounting, noise_bound
+from fedcore.codec.privacy.noised import round_within_norm
 from fedcore.errors import EncodingError, NothingContributed, PeerError, UsageError
-from fedcore.privacy import BLOCK, ROUNDING, KeyStream, accounting, noise_bound
 from fedcore.state import ModelState
 
 QUIET = 2.0**-9

@@ -15,11 +15,8 @@ from support.privacy import encoding_for, plan
 from support.raising import raises
 
 from fedcore.codec import release_of
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
-from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
-from fedcore.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
-from fedcore.privacy.accounting import (
+from fedcore.codec.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
+from fedcore.codec.privacy.accounting import (
     ORDERS,
     coarsest_release,
     gaussian_rdp,
@@ -27,6 +24,9 @@ from fedcore.privacy.accounting import (
     skellam_rdp,
     sum_distance,
 )
+from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
+from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import from_plain
@@ -165,7 +165,7 @@ def test_the_distance_of_the_sampler_is_taken_off_delta() -> None:
 
 
 def _bound(release: Release) -> int:
-    from fedcore.privacy import noise_bound
+    from fedcore.codec.privacy import noise_bound
 
     return noise_bound(release.mechanism, release.variance)
 

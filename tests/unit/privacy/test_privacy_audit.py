@@ -21,7 +21,7 @@ from scipy.stats import beta
 from support.privacy import encoding_for, seeded, weights
 
 from fedcore.codec import PrivateEncoding, encode
-from fedcore.privacy import Accountant
+from fedcore.codec.privacy import Accountant
 
 SIZE = 4
 SHARES = 2

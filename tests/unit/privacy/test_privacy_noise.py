@@ -13,9 +13,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from support.privacy import seeded
 from support.raising import raises
 
+from fedcore.codec.privacy import (
+    BLOCK,
+    ROUNDING,
+    KeyStream,
+    Mechanism,
+    NoiseSampler,
+    NoiseTable,
+    noise_bound,
+    noise_table,
+)
+from fedcore.codec.privacy.noise import MAX_BOUND, MECHANISMS, NOISE
 from fedcore.errors import EncodingError
-from fedcore.privacy import BLOCK, ROUNDING, KeyStream, Mechanism, NoiseSampler, NoiseTable, noise_bound, noise_table
-from fedcore.privacy.noise import MAX_BOUND, MECHANISMS, NOISE
 
 VARIANCES = (0.05, 0.9, 7.7, 123.4)
 ONE = mpmath.mpf(1)

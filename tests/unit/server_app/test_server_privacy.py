@@ -12,8 +12,8 @@ from support.members import Failure, Local
 from support.serverside import Site, events_of, site, until
 
 from fedcore.codec import release_of
+from fedcore.codec.privacy import Accountant
 from fedcore.federation import FederationFolder
-from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies

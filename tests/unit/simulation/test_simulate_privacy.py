@@ -14,8 +14,8 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.cli import app
+from fedcore.codec.privacy import grid_scale, rounded_norm_squared
 from fedcore.errors import EncodingError
-from fedcore.privacy import grid_scale, rounded_norm_squared
 
 Simulate = Callable[..., Any]
 STEADY = Path(__file__).parents[2] / "apps" / "steady"

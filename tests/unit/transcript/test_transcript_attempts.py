@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.records import Notary, make_task
 
-from fedcore.privacy import Release
+from fedcore.codec.privacy import Release
 from fedcore.transcript import Attempt, Chain, keys_of, never_unmasked
 from fedcore.wire.control import Protection
 

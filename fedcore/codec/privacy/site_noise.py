@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codec.privacy.accounting import Release, calibrated_multiplier, grid_scale, share_variance
+from fedcore.codec.privacy.noise import BLOCK, Mechanism, NoiseSampler, noise_table
 from fedcore.errors import ConfigurationError
-from fedcore.privacy.accounting import Release, calibrated_multiplier, grid_scale, share_variance
-from fedcore.privacy.noise import BLOCK, Mechanism, NoiseSampler, noise_table
 
 _MECHANISM: Final[Mechanism] = "discrete-gaussian"
 

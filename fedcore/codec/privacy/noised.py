@@ -17,10 +17,10 @@ from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out, write_delta
 from fedcore.codec.metrics import MetricValue, flat_metrics
-from fedcore.codec.private import PrivateEncoding
+from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
+from fedcore.codec.privacy.parameters import PrivateEncoding
 from fedcore.codec.statistics import Statistics
 from fedcore.errors import NothingContributed, PeerError, UsageError
-from fedcore.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
 from fedcore.state import ModelState, StateSink, from_float
 
 _ATTEMPTS = 64

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import StrictFloat, StrictInt
 
+from fedcore.codec.privacy.noise import MECHANISMS, Mechanism, noise_bound, table_distance
 from fedcore.errors import ConfigurationError, EncodingError
-from fedcore.privacy.noise import MECHANISMS, Mechanism, noise_bound, table_distance
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
 ROUNDING_BETA = 2.0**-32

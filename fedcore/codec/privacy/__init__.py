@@ -11,10 +11,10 @@ discrete Gaussian (Kairouz, Liu, Steinke 2021).
 `accounting` bounds the Renyi divergence of one release, adds up releases (Mironov 2017) and converts to epsilon.
 `budget` is what one run promises and has spent: it stops before the exchange that would exceed its epsilon. An exchange
 counts as soon as its survivors are named, whatever fails afterwards. How updates become noised words is in
-`fedcore.codec.private`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.
+`fedcore.codec.privacy.parameters`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.
 """
 
-from fedcore.privacy.accounting import (
+from fedcore.codec.privacy.accounting import (
     Accountant,
     Release,
     calibrated_multiplier,
@@ -22,8 +22,7 @@ from fedcore.privacy.accounting import (
     rounded_norm_squared,
     share_variance,
 )
-from fedcore.privacy.budget import PrivacyBudget, PrivacyPlan
-from fedcore.privacy.noise import (
+from fedcore.codec.privacy.noise import (
     BLOCK,
     ROUNDING,
     KeyStream,
@@ -33,6 +32,7 @@ from fedcore.privacy.noise import (
     noise_bound,
     noise_table,
 )
+from fedcore.codec.privacy.plan import PrivacyBudget, PrivacyPlan
 
 __all__ = [
     "BLOCK",

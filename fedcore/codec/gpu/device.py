@@ -237,7 +237,7 @@ class DeviceVector:
         return staged.to(self._device, non_blocking=True)
 
     def _start(self, kernel: str, programs: int, *arguments: Any, **constants: Any) -> None:
-        from fedcore.codec import device_kernels
+        from fedcore.codec.gpu import kernels as device_kernels
 
         if programs:
             with _current(self._device):

@@ -27,9 +27,9 @@ from pydantic import Discriminator, StrictFloat, StrictInt, Tag
 
 from fedcore.codec.encoding import Encoding, PlainLayout, hash_of_parts
 from fedcore.codec.names import MetricName, check_names, names_json, slot_count
+from fedcore.codec.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.codec.settings import CodecSettings
 from fedcore.errors import EncodingError
-from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS
 

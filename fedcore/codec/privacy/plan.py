@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Self
 
+from fedcore.codec.privacy.accounting import Accountant, Release, calibrated_multiplier, coarsest_release
+from fedcore.codec.privacy.noise import Mechanism
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError
-from fedcore.privacy.accounting import Accountant, Release, calibrated_multiplier, coarsest_release
-from fedcore.privacy.noise import Mechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
