@@ -13,7 +13,7 @@ from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import RunInfo, ServerOut
 
 if TYPE_CHECKING:
-    from fedcore.statistics import Statistics
+    from fedcore.data.statistics import Statistics
 
 _GROUP: Final = "fedcore.operator"
 

@@ -18,12 +18,8 @@ from rich.console import Console
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
 from fedcore.config import JobSettings
-from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
-from fedcore.federation import OperatorKit
-from fedcore.flower.app import FlowerApp
-from fedcore.progress import ProgressView
-from fedcore.statistics import Question, Statistics
-from fedcore.statistics_report import (
+from fedcore.data.statistics import Question, Statistics
+from fedcore.data.statistics_report import (
     STATISTICS,
     as_csv,
     as_json,
@@ -34,6 +30,10 @@ from fedcore.statistics_report import (
     quantiles_from,
     rows,
 )
+from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
+from fedcore.federation import OperatorKit
+from fedcore.flower.app import FlowerApp
+from fedcore.progress import ProgressView
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.system.terminal import visible

@@ -185,8 +185,8 @@ class Federation:
         """
         import pandas
 
+        from fedcore.data.statistics_report import headings, rows
         from fedcore.flower.memory_app import folder_of
-        from fedcore.statistics_report import headings, rows
 
         chosen = self._app(None if app is None else folder_of(app, "a federation"))
         found, quantiles = self._remote().statistics(

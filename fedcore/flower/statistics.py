@@ -5,7 +5,7 @@
     statistics.mean["age"], statistics.std["age"], statistics.quantile(0.5)["age"]
 
 Apps of `supervised_app` and `local_app` with `data` answer by themselves. What a question gives is sums over clients,
-in secure mode, in plain mode and under Flower's own runtime alike; `fedcore.statistics` has what they are made of.
+in secure mode, in plain mode and under Flower's own runtime alike; `fedcore.data.statistics` has what they are made of.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from fedcore.codec.names import NAMES_BYTES, names_json
+from fedcore.data.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, pooled, standardised
+from fedcore.data.statistics_report import bounds_from
 from fedcore.data.types import Split
 from fedcore.encoding_plan import QUERY_VALUES
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
@@ -33,8 +35,6 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.records import merged_values
 from fedcore.flower.tensor_app import LocalJob
-from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, pooled, standardised
-from fedcore.statistics_report import bounds_from
 
 __all__ = ["Statistics", "TrainingColumns", "add_statistics", "app_bounds", "federated_statistics", "standardised"]
 

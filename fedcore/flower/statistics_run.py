@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.data.statistics import Question, Statistics
 from fedcore.flower.grid import Aggregation, ExchangeBackend
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.flower.statistics import answered
-from fedcore.statistics import Question, Statistics
 
 
 def run_statistics(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Statistics:

@@ -274,7 +274,7 @@ class FiguresFound(Message):
 
 
 class StatisticsFound(Message):
-    """What a run that asks for statistics got: `fedcore.statistics.Statistics` as plain JSON."""
+    """What a run that asks for statistics got: `fedcore.data.statistics.Statistics` as plain JSON."""
 
     kind: Literal["statistics"] = "statistics"
     statistics: dict[str, Any]

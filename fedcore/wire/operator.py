@@ -17,7 +17,7 @@ from fedcore.wire.control import Bytes, Message, ModelRef, Scalar, Sha256
 class RunIn(Message):
     """A run as the operator submits it: the app's files, its run config, and the settings of `[tool.fedcore]`.
 
-    statistics: a `fedcore.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
+    statistics: a `fedcore.data.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
     initial_model: SHA-256 of the model that the app's strategy starts from in place of its own, which was sent before
     (PUT /v1/models/{sha256}); "" for the app's own.
     """

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from fedcore.data.statistics import Question
+from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
@@ -33,8 +35,6 @@ from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import ModelState
-from fedcore.statistics import Question
-from fedcore.statistics_report import STATISTICS
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside

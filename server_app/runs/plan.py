@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from fedcore.buffered import buffer_size
 from fedcore.config import JobSettings
+from fedcore.data.statistics import Question
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.needs import check_needs, least_clients
-from fedcore.statistics import Question
 from fedcore.system.assignments import override
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire.control import Scalar

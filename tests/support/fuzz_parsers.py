@@ -22,6 +22,7 @@ from client_app.http.errors import refusal
 from client_app.ranks.messages import FROM_RANK, TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, Ready
 from client_app.task_reading import read_task
 from fedcore.codec import decode, encode, encode_nothing
+from fedcore.data.statistics import Question
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation, RoundFailed, Unauthorized
 from fedcore.exchange import encoding_of
 from fedcore.federation import ClientKit, OperatorKit, ServerKit
@@ -31,7 +32,6 @@ from fedcore.federation.policy import Policy
 from fedcore.federation.requests import Admission, Request
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.statistics import Question
 from fedcore.system.plain_json import from_plain
 from fedcore.transcript import TranscriptOut
 from fedcore.transcript.chain import Chain, keys_of

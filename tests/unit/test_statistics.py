@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedcore.codec.privacy import Accountant
+from fedcore.data.statistics import Column, Question, count_column, standardised
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.statistics import Column, Question, count_column, standardised
 from tests.support.raising import raises
 
 VALUES = st.floats(-50, 150, width=32) | st.just(math.nan) | st.sampled_from([math.inf, -math.inf])

@@ -13,9 +13,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedcore.cli import app
+from fedcore.data.statistics import Question, pooled
+from fedcore.data.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.statistics import Question, pooled
-from fedcore.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from tests.support.raising import raises
 
 APP = Path(__file__).parents[1] / "apps" / "columns"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcore.data.statistics import PREFIX
 from fedcore.errors import UsageError
-from fedcore.statistics import PREFIX
 
 
 class _Columns(nn.Module):

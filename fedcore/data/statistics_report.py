@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from fedcore.data.statistics import BINS, Bounds, Column, Statistics
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.statistics import BINS, Bounds, Column, Statistics
 
 QUANTILES: Final = (0.25, 0.5, 0.75)
 STATISTICS: Final[TypeAdapter[Statistics]] = TypeAdapter(Statistics)
