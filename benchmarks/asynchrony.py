@@ -42,11 +42,11 @@ from fedcore import averaging_server
 from fedcore.compare.report.summary import Spread, ToTarget, mean_sd
 from fedcore.compare.simulated import model_curve
 from fedcore.compare.target import Reached, Target
-from fedcore.config import JobSettings
 from fedcore.data import Split, load_digits
 from fedcore.flower.memory_app import opened
 from fedcore.flower.output import quiet_flower
 from fedcore.record import RunRecord
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of
 from fedcore.wire.control import Scalar

@@ -34,7 +34,7 @@ from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import RoundLoop
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
 
 

@@ -33,9 +33,9 @@ from torch import nn
 
 from benchmarks.common import Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from fedcore import LocalJob, averaging_server, supervised_app
-from fedcore.config import JobSettings
 from fedcore.data import Dataset, Split, client_data, load_fashion_mnist, load_femnist, load_heart_disease
 from fedcore.flower.memory_app import opened
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, derive_seed, evaluate, local_engine, seeded

@@ -29,14 +29,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedcore.codec import Encoding, decode, encode
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, state_from_arrays
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.events import FiguresFound
 from tests.support.error_bound import error_bound

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.stopwatch import Times, median_ratio, take_turns
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.models import mlp
 

@@ -33,7 +33,7 @@ from benchmarks.groups import on_ranks
 from benchmarks.stopwatch import Times, median_ratio, take_turns
 from benchmarks.warm_group import Costs, measure_group
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.models import mcmahan_2nn, mcmahan_cnn
 

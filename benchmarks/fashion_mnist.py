@@ -30,10 +30,10 @@ import torch
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
 from benchmarks.few import every
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.system.assignments import override
 from fedcore.wire.events import ExchangeDone, RunEvent

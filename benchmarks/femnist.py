@@ -30,10 +30,10 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import torch
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
-from fedcore.config import JobSettings
 from fedcore.data import load_femnist
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.system.assignments import override

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training import OptimizerConfig, Recipe, World, make_engine
 from fedcore.training.models import GPT, GPTConfig
 

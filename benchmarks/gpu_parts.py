@@ -26,8 +26,8 @@ from benchmarks.gpu_found import Found, Row
 from benchmarks.groups import on_ranks
 from benchmarks.stopwatch import median_ratio, take_turns
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import OutOfMemory
+from fedcore.run.engine_config import EngineConfig
 from fedcore.system import process_group
 from fedcore.training import Engine, OptimizerConfig, Recipe, World, make_engine, train
 from fedcore.training.models import GPT, GPTConfig, resnet18_groupnorm

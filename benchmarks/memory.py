@@ -35,7 +35,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.groups import on_ranks
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
 from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.engines.building import ParallelPlan

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.common import APPS, EXAMPLES, say
-from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.crews import Engine, crew_of
 from fedcore.system.assignments import override

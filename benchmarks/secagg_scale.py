@@ -35,8 +35,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.resident import peak_resident_bytes, reset_peak
-from fedcore.config import JobSettings
-from fedcore.quorum import protection_for, quorum_for
+from fedcore.run.quorum import protection_for, quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import (
     Agreement,
     ClientSession,
@@ -284,7 +284,7 @@ class _Round:
 
 
 def _parameters(scale: Scale, ids: tuple[int, ...]) -> RoundParameters:
-    """As `fedcore.exchange` makes them for a job with these settings."""
+    """As `fedcore.run.exchange` makes them for a job with these settings."""
     settings = JobSettings(key_agreement=scale.agreement.value)
     protection = protection_for(settings, len(ids))
     if protection is None:

@@ -12,10 +12,10 @@ from statistics import median
 from client_app.output import Output
 from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
-from fedcore.config import JobSettings
-from fedcore.engine_config import EngineConfig
-from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.exchange import ExchangeRequest, make_task
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp

@@ -34,11 +34,11 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run,
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.compare.workers.problem import Problem
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, TooFewContributed
 from fedcore.flower.app import FlowerApp
-from fedcore.quorum import quorum_for
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.quorum import quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.training import train

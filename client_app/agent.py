@@ -27,7 +27,6 @@ from client_app.roster import agree, catch_up, learn
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
 from client_app.withdrawal import withdrawal_for
 from client_app.work import do_work
-from fedcore.config import ROUNDS_KEY
 from fedcore.errors import (
     FedcoreError,
     NotAccepted,
@@ -39,6 +38,7 @@ from fedcore.errors import (
 )
 from fedcore.federation.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire.control import (
     OFFERS_HEADER,

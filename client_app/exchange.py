@@ -46,9 +46,9 @@ from fedcore.admission.tasks import (
     follow_scales,
 )
 from fedcore.codec import AnyEncoding, encode, encode_nothing
-from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
-from fedcore.groups import is_draw
+from fedcore.run.groups import is_draw
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import (
     Check,
     ClientSession,

@@ -38,7 +38,7 @@ from fedcore.admission.owner import Released
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
-from fedcore.groups import Drawn
+from fedcore.run.groups import Drawn
 from fedcore.system.files import Lock
 from fedcore.transcript import Attempt
 from fedcore.wire.control import Task

@@ -13,7 +13,7 @@ from pydantic import Discriminator, TypeAdapter
 
 from client_app.journal import read_lines
 from fedcore.admission.owner import LedgerEntry, Released
-from fedcore.groups import Drawn
+from fedcore.run.groups import Drawn
 from fedcore.transcript import Attempt
 
 LEDGER_FILE: Final = "ledger.jsonl"

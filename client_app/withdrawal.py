@@ -23,7 +23,7 @@ from fedcore.errors import (
     WorkerDied,
     WrongClock,
 )
-from fedcore.plain_exchange import APP_CRASHED, APP_RAISED, app_raised, reply_error
+from fedcore.run.plain import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
 from fedcore.wire.control import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
 

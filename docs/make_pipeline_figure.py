@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 
 from fedcore.data.types import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, World, make_engine
 from fedcore.training.engines.stages import ScheduleName
 

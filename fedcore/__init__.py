@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fedcore.compare.carry_out import carry_out
     from fedcore.compare.modes import parse_modes
     from fedcore.compare.plan import CompareJob
-    from fedcore.config import JobSettings
     from fedcore.data import (
         Dataset,
         Split,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
         load_image_folder,
         table_data,
     )
-    from fedcore.engine_config import EngineConfig
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
     from fedcore.flower.statistics import TrainingColumns
     from fedcore.flower.strategies import averaging_server, make_strategy
     from fedcore.record import RunRecord
+    from fedcore.run.engine_config import EngineConfig
+    from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
     from fedcore.state import ModelState
     from fedcore.training import OptimizerConfig
@@ -112,8 +112,8 @@ _HOMES = {
     "fedcore.compare.carry_out": ("carry_out",),
     "fedcore.compare.plan": ("CompareJob",),
     "fedcore.compare.modes": ("parse_modes",),
-    "fedcore.config": ("JobSettings",),
-    "fedcore.engine_config": ("EngineConfig",),
+    "fedcore.run.settings": ("JobSettings",),
+    "fedcore.run.engine_config": ("EngineConfig",),
     "fedcore.data": (
         "Dataset",
         "Split",

@@ -55,21 +55,21 @@ def partitions(incomplete: str) -> list[Offer]:
 
 def engines(incomplete: str) -> list[Offer]:
     """The training engines."""
-    from fedcore.engine_config import EngineConfig
+    from fedcore.run.engine_config import EngineConfig
 
     return [(name, "") for name in get_args(get_type_hints(EngineConfig)["engine"]) if name.startswith(incomplete)]
 
 
 def settings(incomplete: str) -> list[Offer]:
     """`[tool.fedcore]`: keys, and the values of those that have a few."""
-    from fedcore.config import JobSettings
+    from fedcore.run.settings import JobSettings
 
     return _assignments(incomplete, JobSettings().to_mapping(), _choices(JobSettings))
 
 
 def engine_settings(incomplete: str) -> list[Offer]:
     """Settings of an engine."""
-    from fedcore.engine_config import EngineConfig
+    from fedcore.run.engine_config import EngineConfig
 
     return _assignments(incomplete, EngineConfig().to_mapping(), _choices(EngineConfig))
 

@@ -14,7 +14,7 @@ DATABASE_FILE: Final = "server.sqlite3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What holds for the whole process; what holds for a run is in `fedcore.config.JobSettings`.
+    """What holds for the whole process; what holds for a run is in `fedcore.run.settings.JobSettings`.
 
     data_dir: database, spool and runs. database: URL of a PostgreSQL database, which may hold a password; "" for SQLite
     in the data folder. objects: where large files go, "" for the data folder, a folder, or `s3://bucket/prefix`. The
@@ -26,7 +26,7 @@ class ServerSettings:
     not there although enough others are, holds up an exchange; and how long one that cannot succeed waits to hear
     whether all clients have the same reason. keep_runs, keep_days: of runs that have ended, how many are kept, and how
     long; 0 for no limit. retry_seconds: how long after an attempt at an exchange that failed at once the next one
-    begins; twice as long after each further one (`fedcore.attempts`). lease_seconds: how long a server of several
+    begins; twice as long after each further one (`fedcore.run.retries`). lease_seconds: how long a server of several
     leads without renewing that. url: where others find it.
     accel_location: where an nginx in front hands out files of the data folder; "" for none. app_rules: what a
     ServerApp may see beside its own files. approved_apps: those that may run; None for all.

@@ -12,9 +12,9 @@ from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.finding import find_run
 from client_app.operator.following import Screen, come_home, follow
 from client_app.operator.tracked import begin_tracking
-from fedcore.config import JobSettings
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.state import open_initial, sha256_file
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.tracking import Track

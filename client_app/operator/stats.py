@@ -17,7 +17,6 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
-from fedcore.config import JobSettings
 from fedcore.data.statistics import Question, Statistics
 from fedcore.data.statistics_report import (
     STATISTICS,
@@ -34,6 +33,7 @@ from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.progress import ProgressView
+from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.system.terminal import visible

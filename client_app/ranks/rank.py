@@ -80,9 +80,9 @@ def received(agent: BlockingConnection[ToRank], kind: type[Kind]) -> Kind:
 
 def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     """Import the app; raises what that raises. The message says which app it was."""
-    from fedcore.engine_config import EngineConfig
     from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
+    from fedcore.run.engine_config import EngineConfig
     from fedcore.system.memory import limit_memory
 
     engine = EngineConfig.from_mapping(greeting.engine, ranks=int(os.environ["WORLD_SIZE"]))

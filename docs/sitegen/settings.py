@@ -6,11 +6,11 @@ import dataclasses
 import typing
 from typing import Any
 
-from fedcore.config import JobSettings
-from fedcore.engine_config import EngineConfig
 from fedcore.federation import Policy
 from fedcore.federation.kit_text import client_text, operator_text, server_text
 from fedcore.federation.policy_text import policy_text
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.settings import JobSettings
 from sitegen.tables import code, default, explained, table, type_name
 
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar, Task
 
 CONFIG_NOT_ALLOWED: Final = "config-not-allowed"

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
-from fedcore.config import NARROW_BITS
+from fedcore.run.settings import NARROW_BITS
 from fedcore.system.plain_json import to_plain
 from fedcore.transcript.before import canonical_before
 

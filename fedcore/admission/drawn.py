@@ -1,13 +1,13 @@
-"""Whether a client answers a draw, and takes part in the group that it gave (`fedcore.groups`)."""
+"""Whether a client answers a draw, and takes part in the group that it gave (`fedcore.run.groups`)."""
 
 from __future__ import annotations
 
 import os
 
 from fedcore.admission.owner import History, Owner
-from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
-from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
+from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Randomness, Signer, Verify, verifies
 from fedcore.wire.control import PlaceIn, Task
 

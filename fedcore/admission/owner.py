@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.federation import Policy, Roster
-from fedcore.groups import Drawn
+from fedcore.run.groups import Drawn
 from fedcore.transcript import Attempt
 
 

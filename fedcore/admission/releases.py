@@ -14,7 +14,7 @@ it whole. Nor does the width of the fields make such a difference, so a sum that
 wider ones. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure:
 there the scales have to stay.
 
-An update of a buffered exchange (`fedcore.buffered`) is in the sum of one set of updates only, of all runs: no other
+An update of a buffered exchange (`fedcore.run.buffer`) is in the sum of one set of updates only, of all runs: no other
 sum holds it, whatever the ledger or the transcript has, so there is nothing to subtract. Only that very sum may be
 asked for again, where it stayed closed. An update is who made it, and the SHA-256 of the model that it began from.
 
@@ -30,10 +30,10 @@ from typing import Final
 
 from fedcore.admission.bounds import scales_and_bounds
 from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
-from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.run.retries import MOST_REPEATS
 from fedcore.transcript import Chain
 from fedcore.wire.control import Task, Updates
 

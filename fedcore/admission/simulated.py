@@ -30,10 +30,10 @@ from fedcore.admission.tasks import (
 )
 from fedcore.codec import AnyEncoding, ScaleMemory, release_of
 from fedcore.codec.privacy import Accountant
-from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
-from fedcore.groups import Drawn, Part, groups_of, is_draw
+from fedcore.run.groups import Drawn, Part, groups_of, is_draw
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.transcript import Attempt, Chain, Link, buffered_of, record_hash

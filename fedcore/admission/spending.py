@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fedcore.admission.owner import History
 from fedcore.admission.tasks import check_privacy
 from fedcore.codec import AnyEncoding, release_of
-from fedcore.config import JobSettings
 from fedcore.federation import Policy
+from fedcore.run.settings import JobSettings
 from fedcore.transcript import Attempt, Chain, never_unmasked
 from fedcore.wire.control import Task
 

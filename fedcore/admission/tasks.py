@@ -59,14 +59,14 @@ from fedcore.admission.owner import History, Owner
 from fedcore.admission.releases import check_releases
 from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of, rotation_seed
 from fedcore.codec.privacy import Accountant, PrivacyPlan, Release
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import codec_settings
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
-from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import Policy
 from fedcore.federation.roster import GAP, ROLLBACK
-from fedcore.groups import is_draw
-from fedcore.quorum import noise_clients
+from fedcore.run.encoding_plan import codec_settings
+from fedcore.run.exchange import encoding_of, round_parameters
+from fedcore.run.groups import is_draw
+from fedcore.run.quorum import noise_clients
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
 from fedcore.wire.control import Task, Version

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError
+from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.assignments import override
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import EventSink, RunEvent, ignore

@@ -14,13 +14,13 @@ from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.simulating import IN_TURN
 from fedcore.checking.findings import CheckReport, Findings
 from fedcore.compare.judging import choose, known_by_name
-from fedcore.config import ROUNDS_KEY, JobSettings, planned_rounds
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.needs import check_needs
 from fedcore.node_config import share_of_client
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.requirements import check_needs
+from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds
 from fedcore.system.assignments import override
 from fedcore.system.files import private_folder
 from fedcore.wire.control import Scalar

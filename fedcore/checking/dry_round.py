@@ -17,10 +17,10 @@ from fedcore.admission.tasks import check_privacy
 from fedcore.checking.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
-from fedcore.config import planned_rounds
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
-from fedcore.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
+from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.sessions import encoded

@@ -50,8 +50,8 @@ from fedcore.codec.locks import LIMBS, MOST_FAILURES
 from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
 from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
 from fedcore.codec.settings import FIELD_BITS, MAX_SCALE, MIN_SCALE, CodecSettings, check_count, over_float32
-from fedcore.config import NARROW_BITS
 from fedcore.errors import EncodingError
+from fedcore.run.settings import NARROW_BITS
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS
 

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from pydantic import StrictFloat, StrictInt
 
-from fedcore.config import LEAST_UPLOAD, NARROW_BITS
 from fedcore.errors import EncodingError
+from fedcore.run.settings import LEAST_UPLOAD, NARROW_BITS
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
 FIELD_BITS = (8, 10, 12, 16, 21, 32)

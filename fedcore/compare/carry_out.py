@@ -28,8 +28,8 @@ from fedcore.compare.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import evaluate_rounds
 from fedcore.compare.workers.processes import Workers
-from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.state.files import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.wire.operator import RunStatus

@@ -23,13 +23,13 @@ from typing import Any, Final, Self, TypeAlias
 from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import LostWorker
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun, worker_name
-from fedcore.config import ROUNDS_KEY
 from fedcore.errors import RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
 from fedcore.flower.telling import VARIABLE as TELLING
 from fedcore.record import RunRecord
 from fedcore.results_home import Home
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import (
     ClientDropped,

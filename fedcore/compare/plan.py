@@ -14,9 +14,9 @@ from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
 from fedcore.compare.run import Kill, PlannedRun
-from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.assignments import override, parse_assignments, split_assignments
 from fedcore.wire.control import Scalar
 

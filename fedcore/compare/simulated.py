@@ -19,9 +19,9 @@ from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.report import Comparison, ModeTitle, machine
 from fedcore.compare.results import Point, RunResult
 from fedcore.compare.target import Target
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.record import RunRecord
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar
 
 

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from fedcore.compare.federation import follow
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
-from fedcore.config import ROUNDS_KEY
 from fedcore.demo import SITES
 from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp
 from fedcore.progress import ProgressView
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.events import ClientsOnline, RunEvent
 
 ROUNDS: Final = 200

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from fedcore.config import ROUNDS_KEY
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.federation.files import broken, read_toml
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
 
 MIN_CORRUPT: Final = 0.05

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self, TypeAlias
 
-from fedcore.config import JobSettings
 from fedcore.errors import AppError
+from fedcore.run.settings import JobSettings
 from fedcore.system.files import remove_tree
 from fedcore.wire.control import Scalar
 

@@ -19,7 +19,6 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, EncodingError, UsageError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
@@ -39,7 +38,8 @@ from fedcore.flower.records import (
 )
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
 from fedcore.node_config import NodeConfig
-from fedcore.plain_exchange import reply_error, tellable, whole_examples
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.plain import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire.control import MessageHead, MetricValue, ReplyError, Scalar, Task
 from fedcore.wire.record_file import (

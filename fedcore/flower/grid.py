@@ -15,13 +15,13 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
 from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.figures import NewFigures
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.flower.sampling import Awaited, Polling, awaited, samples
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
 from fedcore.state import Layout, ModelState
 from fedcore.wire.control import is_query
 from fedcore.wire.events import FiguresFound

@@ -19,9 +19,9 @@ from typing import Final, TypeAlias
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import AppError, UnknownKey
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.files import private_folder
 from fedcore.wire.control import Scalar
 

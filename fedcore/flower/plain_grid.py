@@ -14,7 +14,7 @@ from fedcore.errors import AppError, PeerError
 from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.plain_request import Content, Outgoing, PlainRequest
 from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from, round_of
-from fedcore.plain_exchange import UNKNOWN, PlainReply
+from fedcore.run.plain import UNKNOWN, PlainReply
 from fedcore.state import ModelState
 from fedcore.wire.control import MessageHead
 

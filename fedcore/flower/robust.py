@@ -16,9 +16,9 @@ from flwr.server import strategy as legacy_strategies
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import multikrum
 
-from fedcore.config import JobSettings
 from fedcore.errors import AppError
 from fedcore.flower.declarations import code_of, declared_code
+from fedcore.run.settings import JobSettings
 
 ROBUST: Final = ("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan")
 _SELECTION_RULE: Final = "selection_rule"

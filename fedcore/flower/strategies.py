@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
 from fedcore.flower.buffered import FedBuff
@@ -26,6 +25,7 @@ from fedcore.flower.metric_aggregation import finish
 from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
 from fedcore.flower.personalized import PREFIX
 from fedcore.flower.server_tests import TestSet, server_test
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.algorithms import ALPHA
 from fedcore.training.metrics import accuracy
 from fedcore.training.seeds import derive_seed

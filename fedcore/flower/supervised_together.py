@@ -13,12 +13,12 @@ from typing import Any, Final, TypeAlias
 from flwr.app import UserConfig
 
 from fedcore.data.types import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import DataError
 from fedcore.flower import telling
 from fedcore.flower.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
 from fedcore.flower.local_algorithms import STRATEGY, weighed
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.batched import TrainedClient, clients_that_pay, difference_found, train_together, why_not
 from fedcore.training.engines import Engine, World

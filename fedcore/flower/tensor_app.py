@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError
 from fedcore.flower.own_models import OwnModelStore
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire.control import MetricValue
 from fedcore.wire.record_file import Place, StoredValues, write_records, write_result

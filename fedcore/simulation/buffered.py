@@ -16,11 +16,11 @@ from enum import Enum, auto
 from functools import partial
 from typing import Self
 
-from fedcore.buffered import WorkBook, buffer_size
 from fedcore.compare.measure.network import trips_seconds
 from fedcore.errors import RunFailed
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.run.buffer import WorkBook, buffer_size
 from fedcore.simulation.clock import EventQueue
 from fedcore.simulation.crew import Crew
 from fedcore.simulation.device_words import Distribution, DrawnDevices

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from fedcore.attempts import Attempts, attempt_ended
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.exchange import ExchangeRequest, make_work
 from fedcore.flower.kept_results import KeptResults
-from fedcore.needs import least_of
+from fedcore.run.exchange import ExchangeRequest, make_work
+from fedcore.run.requirements import least_of
+from fedcore.run.retries import Attempts, attempt_ended
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import RUN

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fedcore.exchange import ExchangeRequest
+from fedcore.run.exchange import ExchangeRequest
 from fedcore.simulation.models import model_ref
 from fedcore.state import MemorySink, ModelState, can_differ, difference_bytes, rounded
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fedcore.attempts import Attempts
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.exchange import ExchangeRequest, make_draw
 from fedcore.flower.kept_results import KeptResults
-from fedcore.groups import Part, too_few_groups
-from fedcore.needs import cut_for
+from fedcore.run.exchange import ExchangeRequest, make_draw
+from fedcore.run.groups import Part, too_few_groups
+from fedcore.run.requirements import cut_for
+from fedcore.run.retries import Attempts
 from fedcore.simulation.owners import client_name
 from fedcore.simulation.secure import Attempt, SecureSums
 from fedcore.simulation.sums import Summed, group_failed

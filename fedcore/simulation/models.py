@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.best import BestRule
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.flower.app import AppBundle
 from fedcore.record import RunRecord
+from fedcore.run.model_selection import BestRule
 from fedcore.state import ModelFacts, ModelState
 from fedcore.wire.control import ModelRef
 from fedcore.wire.events import EventSink, Warned

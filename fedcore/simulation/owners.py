@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.simulated import SimulatedOwners
-from fedcore.config import JobSettings
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar
 
 FEDERATION = "simulation"

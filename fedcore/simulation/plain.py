@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
 from fedcore.flower.clientside import Answer
 from fedcore.flower.plain_request import PlainRequest
-from fedcore.plain_exchange import (
+from fedcore.run.plain import (
     INPUT,
     MESSAGE_UNAVAILABLE,
     NODE_UNAVAILABLE,
@@ -27,6 +26,7 @@ from fedcore.plain_exchange import (
     plain_task,
     reply_error,
 )
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.crew import Asked, Crew
 from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.simulation.waiting import UpdateStage, VirtualTime

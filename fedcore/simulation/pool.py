@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import Answer
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.plain_exchange import app_raised
+from fedcore.run.plain import app_raised
 from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
 from fedcore.simulation.pool_processes import Processes, error_of

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedcore import errors
-from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import (
     TO_WORKER,

@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError, WorkerDied
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import Answer
 from fedcore.flower.tensor_app import LocalResult, write_state
-from fedcore.plain_exchange import app_raised
+from fedcore.run.plain import app_raised
 from fedcore.simulation import ray_task
 from fedcore.simulation.crew import Asked, OneByOne
 from fedcore.simulation.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised

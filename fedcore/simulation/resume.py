@@ -27,10 +27,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
 from fedcore.simulation.kept import KeptRun
 from fedcore.simulation.memento import from_json, to_json
 from fedcore.simulation.models import model_ref

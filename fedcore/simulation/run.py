@@ -15,17 +15,13 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.messages import check_message
 from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
-from fedcore.best import BestRule
 from fedcore.codec.privacy import PrivacyBudget
-from fedcore.config import JobSettings, planned_rounds
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import (
     AppError,
     ConfigurationError,
     EnoughFound,
     ProtocolViolation,
 )
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.kept_results import KeptResults
@@ -34,8 +30,12 @@ from fedcore.flower.results import Results
 from fedcore.flower.robust import Groups
 from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
-from fedcore.needs import check_asked, check_needs, least_clients, waiting_for
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.model_selection import BestRule
+from fedcore.run.plain import PlainReply
+from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
+from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.cohort import CohortSums
 from fedcore.simulation.crew import Crew, OneByOne

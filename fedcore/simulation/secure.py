@@ -11,19 +11,19 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.admission.simulated import SimulatedOwners
-from fedcore.attempts import final_reason
-from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
-from fedcore.exchange import ExchangeRequest, make_task, round_parameters
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.groups import Part
-from fedcore.plain_exchange import mean_metrics
-from fedcore.quorum import failures_for
+from fedcore.run.buffer import staleness_metrics
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.exchange import ExchangeRequest, make_task, round_parameters
+from fedcore.run.groups import Part
+from fedcore.run.plain import mean_metrics
+from fedcore.run.quorum import failures_for
+from fedcore.run.retries import final_reason
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.crew import Crew

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from fedcore.compare.measure.network import trips_seconds
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.availability import NEVER
 from fedcore.simulation.clock import VirtualClock
 from fedcore.simulation.devices import Devices, Work, there_at, work_of

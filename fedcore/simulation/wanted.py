@@ -12,9 +12,9 @@ from fedcore.errors import ConfigurationError
 if TYPE_CHECKING:
     from fedcore.compare.results import Point as CurvePoint
     from fedcore.compare.target import Target
-    from fedcore.config import JobSettings
     from fedcore.flower.app import FlowerApp
     from fedcore.record import RunRecord
+    from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
     from fedcore.simulation.several import Point
     from fedcore.state import ModelState
@@ -46,8 +46,8 @@ class Wanted:
     ) -> Wanted:
         """Read the app and the options over its own values; raises ConfigurationError."""
         from fedcore.compare.target import Target
-        from fedcore.config import JobSettings
         from fedcore.flower.app import FlowerApp
+        from fedcore.run.settings import JobSettings
         from fedcore.simulation.crews import with_cohort
         from fedcore.system.assignments import override, parse_assignments
 
@@ -85,7 +85,7 @@ class Wanted:
 
     def at(self, point: Point) -> Wanted:
         """The same with the values of one of several runs, and its seed where the app has one."""
-        from fedcore.config import JobSettings
+        from fedcore.run.settings import JobSettings
         from fedcore.simulation.several import SEED
 
         config, settings = dict(self.run_config), self.settings.to_mapping()

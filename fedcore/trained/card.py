@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, EncodingError, PeerError
 from fedcore.progress import metrics_text
 from fedcore.record import RunRecord, metric_like
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file
 from fedcore.system.version import fedcore_version
 from fedcore.wire.events import ExchangeDone, Recorded

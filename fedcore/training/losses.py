@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UsageError
+from fedcore.run.engine_config import EngineConfig
 
 IGNORED = -100
 """The target that counts for nothing, as in torch's cross entropy."""

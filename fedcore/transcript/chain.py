@@ -1,6 +1,7 @@
 """Records in their order, each naming the head of the chain that its exchange was opened at.
 
-The head is the hash of the last record, which follows on all before. The groups of one draw (`fedcore.groups`) are open
+The head is the hash of the last record, which follows on all before. The groups of one draw (`fedcore.run.groups`) are
+open
 at the same time: they name a head that the records of other groups have come after meanwhile, and the head after such a
 record is a hash over the head before it and its own. Nothing but another group of the same draw may stand between a
 record and the head that it names, so that what comes after a draw binds all that came of it.

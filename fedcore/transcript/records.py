@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import pydantic
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
-from fedcore.exchange import Signed, encoding_of, parameters_of
+from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
 from fedcore.transcript.before import signed_parts

@@ -233,7 +233,7 @@ class MessageHead(Message):
 
 
 class ReplyError(Message):
-    """Why a client of a plain exchange has no reply, in Flower's codes (`fedcore.plain_exchange`)."""
+    """Why a client of a plain exchange has no reply, in Flower's codes (`fedcore.run.plain`)."""
 
     code: int = Field(ge=0, le=2**31 - 1)
     reason: str | None = Field(max_length=10_000)
@@ -256,7 +256,7 @@ class Version(Message):
 
 
 class Buffer(Message):
-    """What the updates of a buffered exchange began from (`fedcore.buffered`).
+    """What the updates of a buffered exchange began from (`fedcore.run.buffer`).
 
     newest: the number of the run's newest model. starts: a version for each client of the cohort, in its order.
     """
@@ -266,7 +266,7 @@ class Buffer(Message):
 
 
 class Cut(Message):
-    """What a draw asks for (`fedcore.groups`): into how many groups its cohort is cut, and how small one may be."""
+    """What a draw asks for (`fedcore.run.groups`): into how many groups its cohort is cut, and how small one may be."""
 
     groups: int = Field(ge=2, le=MAX_COHORT)
     least: int = Field(ge=1, le=MAX_COHORT)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedcore.codec import Decoded
-from fedcore.config import JobSettings
-from fedcore.exchange import ExchangeReply
-from fedcore.plain_exchange import PlainReply, mean_metrics
+from fedcore.run.exchange import ExchangeReply
+from fedcore.run.plain import PlainReply, mean_metrics
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import MetricValue, Task
 from server_app.http.guard import CountBytes
 from server_app.runs.event_log import EventLog

@@ -1,4 +1,4 @@
-"""The draw of groups: one stage, in which each client of a cohort names its place (`fedcore.groups`)."""
+"""The draw of groups: one stage, in which each client of a cohort names its place (`fedcore.run.groups`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedcore.errors import CohortTooSmall
-from fedcore.groups import check_place
+from fedcore.run.groups import check_place
 from fedcore.wire.control import ManifestIn, Place, PlaceIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd

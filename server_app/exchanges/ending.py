@@ -27,7 +27,7 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.plain import PlainReply
 from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.plain_json import from_plain, to_plain
@@ -56,7 +56,7 @@ _FAILURES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why there is no result: the name of a RoundFailed, its text, and what `fedcore.attempts` reads from it."""
+    """Why there is no result: the name of a RoundFailed, its text, and what `fedcore.run.retries` reads from it."""
 
     kind: str
     reason: str

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import RoundFailed
-from fedcore.plain_exchange import (
-    INPUT,
-    MESSAGE_UNAVAILABLE,
-    NODE_UNAVAILABLE,
-    Question,
-    check_quorum,
-    reply_error,
-)
+from fedcore.run.plain import INPUT, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, Question, check_quorum, reply_error
 from fedcore.wire.control import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
 from fedcore.wire.events import ClientDropped
 from server_app.exchanges.at_rest import intact, update_digest_of

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
-from fedcore.exchange import encoding_of, round_parameters
+from fedcore.run.buffer import staleness_metrics
+from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread

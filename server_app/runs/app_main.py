@@ -25,7 +25,6 @@ from pydantic import TypeAdapter
 from fedcore.data.statistics import Question
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.plain_request import PlainRequest
@@ -33,7 +32,8 @@ from fedcore.flower.results import Results
 from fedcore.flower.robust import Groups
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection

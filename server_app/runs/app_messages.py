@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.exchange import ExchangeReply
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply
+from fedcore.run.plain import PlainReply
 from fedcore.wire.control import ClientId, Message, MessageHead, Name, Scalar, Sha256
 from fedcore.wire.events import FiguresFound
 
@@ -63,7 +63,7 @@ class Waits(Message):
 
 
 class ExchangeAsked(Message):
-    """App to server: carry out one exchange; as `fedcore.exchange.ExchangeRequest`."""
+    """App to server: carry out one exchange; as `fedcore.run.exchange.ExchangeRequest`."""
 
     op: Literal["exchange"] = "exchange"
     message_type: Name

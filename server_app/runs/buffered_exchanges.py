@@ -2,8 +2,8 @@
 
 A training that the ServerApp asks for makes its model the newest version. While it is answered, free clients are given
 that version, and those that say that they are ready are counted; as soon as a buffer is full, its updates are summed in
-an ordinary secure exchange, whose mean is the answer (`fedcore.buffered`, docs/asynchrony.md). Work goes on meanwhile,
-and through evaluations, for which clients that train are not asked.
+an ordinary secure exchange, whose mean is the answer (`fedcore.run.buffer`, docs/asynchrony.md). Work goes on
+meanwhile, and through evaluations, for which clients that train are not asked.
 
 All of it follows from the run's journal, from the rows of its exchanges, and from what clients say when they join.
 """
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fedcore.attempts import Attempts
-from fedcore.buffered import WorkBook, buffer_size
 from fedcore.errors import RoundFailed
-from fedcore.exchange import make_work
+from fedcore.run.buffer import WorkBook, buffer_size
+from fedcore.run.exchange import make_work
+from fedcore.run.retries import Attempts
 from fedcore.wire.control import Buffer, Task, Version, WorkIn, WorkState
 from fedcore.wire.events import ClientDropped, StageProgress
 from server_app.runs.run_context import RunContext

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fedcore.buffered import WorkBook
+from fedcore.run.buffer import WorkBook
 from fedcore.wire.control import ModelRef, Task, WorkIn
 from server_app.http.guard import CountBytes
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.needs import check_asked, least_group, least_of, waiting_for
+from fedcore.run.requirements import check_asked, least_group, least_of, waiting_for
 from fedcore.secagg import Fault
 from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import ClientDropped, ClientsOnline, name_some

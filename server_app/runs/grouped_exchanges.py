@@ -12,12 +12,12 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
-from fedcore.exchange import make_draw
-from fedcore.groups import Part, groups_of, is_draw, too_few_groups
-from fedcore.needs import cut_for
-from fedcore.plain_exchange import mean_metrics
+from fedcore.run.exchange import make_draw
+from fedcore.run.groups import Part, groups_of, is_draw, too_few_groups
+from fedcore.run.plain import mean_metrics
+from fedcore.run.requirements import cut_for
+from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeDone, ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage

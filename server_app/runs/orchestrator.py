@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from fedcore.config import planned_rounds
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
-from fedcore.exchange import ExchangeReply, ExchangeRequest
-from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, reply_error
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import NODE_UNAVAILABLE, PlainReply, Question, reply_error
+from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.plain_json import to_plain

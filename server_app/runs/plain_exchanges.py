@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
-from fedcore.plain_exchange import Question, plain_task
+from fedcore.run.plain import Question, plain_task
+from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult

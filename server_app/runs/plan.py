@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from fedcore.buffered import buffer_size
-from fedcore.config import JobSettings
 from fedcore.data.statistics import Question
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.needs import check_needs, least_clients
+from fedcore.run.buffer import buffer_size
+from fedcore.run.requirements import check_needs, least_clients
+from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire.control import Scalar

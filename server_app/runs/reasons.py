@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedcore.admission.refusals import refused_by_all, refused_by_some
-from fedcore.attempts import final_reason
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
+from fedcore.run.retries import final_reason
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task, WithdrawalReason
 from server_app.exchanges.ending import ExchangeEnd
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.attempts import Attempts, Traffic, attempt_ended
 from fedcore.errors import RoundFailed
-from fedcore.groups import groups_in
+from fedcore.run.groups import groups_in
+from fedcore.run.retries import Attempts, Traffic, attempt_ended
 from fedcore.state import ModelFacts
 from fedcore.wire.control import Task
 from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedcore.best import BestRule
 from fedcore.codec import joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.model_selection import BestRule
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
 from fedcore.wire.control import KeptTask, Task
 from server_app.exchanges.ending import ExchangeEnd, KeptSum

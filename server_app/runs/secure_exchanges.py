@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcore.attempts import Attempts
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import RoundFailed
-from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.federation import Roster
-from fedcore.groups import Part
-from fedcore.quorum import failures_for
+from fedcore.run.exchange import ExchangeRequest, make_task
+from fedcore.run.groups import Part
+from fedcore.run.quorum import failures_for
+from fedcore.run.retries import Attempts
 from fedcore.state import Layout
 from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fedcore.groups import groups_in
+from fedcore.run.groups import groups_in
 from fedcore.wire.operator import ClientState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.stages import Standing

@@ -21,11 +21,11 @@ from fedcore.codec.encoding import ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.results import RunResult
-from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.federation.policy_text import policy_text
 from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
+from fedcore.run.settings import JobSettings
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.crypto.domain import Usage
 from fedcore.transcript.chain import HEAD_TAG

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.common import APPS
 from benchmarks.simulation import Found, beside_pfl, fraction, rounds_table, small_cohort
 from benchmarks.simulation_turns import Measured, Round, over
-from fedcore.config import JobSettings
 from fedcore.flower.app import FlowerApp
-from fedcore.needs import check_asked
+from fedcore.run.requirements import check_asked
+from fedcore.run.settings import JobSettings
 
 
 def measured(*walls, first=9.0, trained=0.5, memory=3 << 20):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import OutOfMemory
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training import OptimizerConfig, Recipe, World, evaluate, make_engine, train
 
 DATA = Split(x=np.ones((64, 4), np.float32), y=np.arange(64) % 3)

@@ -14,9 +14,9 @@ from support.deployment import PATIENCE, Deployment
 from support.error_bound import error_bound
 
 from fedcore.compare.local_federation import FEDCORE
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.flower.app import FlowerApp
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.wire.events import ExchangeDone, RunEvent

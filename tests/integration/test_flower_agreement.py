@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.error_bound import error_bound
 
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.flower.app import FlowerApp
+from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.state import ModelState
 
 ROOT = Path(__file__).parents[2]

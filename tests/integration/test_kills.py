@@ -14,8 +14,8 @@ from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, wa
 from support.error_bound import error_bound
 from support.tiny import NAMES, TINY, load_problem, step_of
 
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.flower.app import FlowerApp
+from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.state import ModelState
 
 problem = load_problem()

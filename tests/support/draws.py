@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedcore.exchange import make_draw
-from fedcore.groups import Drawn, groups_of, make_place
+from fedcore.run.exchange import make_draw
+from fedcore.run.groups import Drawn, groups_of, make_place
 from fedcore.wire.control import Cut, Place, Task
 
 from .records import FEDERATION, Notary, make_task

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import seeded
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine

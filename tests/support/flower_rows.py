@@ -15,9 +15,9 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
-from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.system.assignments import override
 

@@ -24,13 +24,13 @@ from client_app.task_reading import read_task
 from fedcore.codec import decode, encode, encode_nothing
 from fedcore.data.statistics import Question
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation, RoundFailed, Unauthorized
-from fedcore.exchange import encoding_of
 from fedcore.federation import ClientKit, OperatorKit, ServerKit
 from fedcore.federation.authority import Authority
 from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import Admission, Request
 from fedcore.flower.app import AppBundle
+from fedcore.run.exchange import encoding_of
 from fedcore.state import ModelState
 from fedcore.system.plain_json import from_plain
 from fedcore.transcript import TranscriptOut

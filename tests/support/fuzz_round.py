@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedcore.errors import PeerError, RoundFailed, UsageError
-from fedcore.exchange import round_parameters
 from fedcore.federation import ClientKit
+from fedcore.run.exchange import round_parameters
 from fedcore.secagg import ClientSession, Randomness, ServerRound
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ComplaintIn, Message, Task

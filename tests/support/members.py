@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.codec import encode, encode_nothing
 from fedcore.errors import ProtocolViolation
-from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
-from fedcore.groups import is_draw, make_place
+from fedcore.run.exchange import encoding_of, round_parameters
+from fedcore.run.groups import is_draw, make_place
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec as conversions

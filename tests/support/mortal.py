@@ -18,11 +18,11 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from fedcore.codec import CodecSettings, encode, first_encoding
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
-from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, ServerKit
-from fedcore.plain_exchange import Question
+from fedcore.run.exchange import encoding_of, round_parameters
+from fedcore.run.plain import Question
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import secagg_codec as conversions

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore.codec import CodecSettings, PrivateEncoding, private_encoding
 from fedcore.codec.privacy import PrivacyPlan
-from fedcore.config import JobSettings
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 
 CODEC = CodecSettings(clip_norm=1.0)

@@ -10,9 +10,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.exchange import round_parameters
 from fedcore.federation import Roster
 from fedcore.federation.roster import Member
+from fedcore.run.exchange import round_parameters
 from fedcore.secagg import Outcome, Signer
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import ExchangeRecord, SignedRecord, next_head, record_hash

@@ -39,10 +39,10 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
-from fedcore.config import JobSettings
 from fedcore.errors import Unauthorized, WrongClock
-from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
+from fedcore.run.exchange import encoding_of, round_parameters
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import (
     ClientSession,
     KeyShares,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedcore.compare.measure.network import Network
-from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of
 from fedcore.state import ModelState

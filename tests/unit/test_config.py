@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, UnknownKey
-from fedcore.needs import check_asked, check_needs
+from fedcore.run.requirements import check_asked, check_needs
+from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override, parse_assignments
 from tests.support.raising import raises
 

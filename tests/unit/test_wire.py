@@ -7,9 +7,9 @@ from support.encodings import encoding_to_json
 
 from fedcore.codec import AnyEncoding, CodecSettings, first_encoding, private_encoding
 from fedcore.codec.privacy import PrivacyPlan
-from fedcore.config import JobSettings
 from fedcore.errors import EncodingError
-from fedcore.exchange import encoding_of
+from fedcore.run.exchange import encoding_of
+from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
 from fedcore.wire.control import Task
 

@@ -8,8 +8,8 @@ from typing import Self
 
 from fedcore.codec.privacy.accounting import Accountant, Release, calibrated_multiplier, coarsest_release
 from fedcore.codec.privacy.noise import Mechanism
-from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError
+from fedcore.run.settings import JobSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

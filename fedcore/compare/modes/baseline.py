@@ -33,8 +33,8 @@ from fedcore.compare.workers.training import (
     WorkerReady,
     snapshot,
 )
-from fedcore.config import ROUNDS_KEY
 from fedcore.errors import EnvironmentFailure
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
 from fedcore.wire.events import AppPrinted, EventSink, ExchangeDone
 

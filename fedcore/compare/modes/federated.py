@@ -19,10 +19,10 @@ from fedcore.compare.workers.models import START_SECONDS, everywhere, first_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.config import BUFFERED_SETTINGS, JobSettings
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.telling import ToldTest
 from fedcore.record import RunRecord
+from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone
 

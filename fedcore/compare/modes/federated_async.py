@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fedcore.buffered import buffer_size
 from fedcore.compare.federation import Federation
 from fedcore.compare.measure.clock import paces
 from fedcore.compare.modes.base import Trained
@@ -23,8 +22,9 @@ from fedcore.compare.results import Point, Staleness
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import everywhere
 from fedcore.compare.workers.processes import Workers
-from fedcore.config import BUFFERED_SETTINGS, ROUNDS_KEY, JobSettings
 from fedcore.federation import Policy
+from fedcore.run.buffer import buffer_size
+from fedcore.run.settings import BUFFERED_SETTINGS, ROUNDS_KEY, JobSettings
 from fedcore.wire.events import EventSink, ExchangeDone
 
 QUICKEST_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ QUICKEST_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedAsync(Federated):
-    """FedBuff over real processes (`fedcore.buffered`); those of its models that were caught are evaluated."""
+    """FedBuff over real processes (`fedcore.run.buffer`); those of its models that were caught are evaluated."""
 
     def setting_names(self) -> frozenset[str]:
         return super().setting_names() | BUFFERED_SETTINGS.keys()

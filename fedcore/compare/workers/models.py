@@ -17,17 +17,17 @@ from fedcore.compare.results import SiteResult
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
-from fedcore.config import JobSettings
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import Content, PlainRequest
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
-from fedcore.needs import waiting_for
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
+from fedcore.run.requirements import waiting_for
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.state import ModelState

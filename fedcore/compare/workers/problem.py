@@ -12,7 +12,6 @@ from torch.utils.data import ConcatDataset
 
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.config import ROUNDS_KEY
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -21,6 +20,7 @@ from fedcore.flower.loading import load_object
 from fedcore.flower.personal_strategies import by_strategy
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.node_config import share_of_client
+from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
 from fedcore.wire.control import Scalar

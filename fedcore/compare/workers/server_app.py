@@ -17,15 +17,15 @@ from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
 from fedcore.compare.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
-from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, UsageError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
-from fedcore.needs import waiting_for
-from fedcore.plain_exchange import PlainReply
 from fedcore.record import metric_like
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
+from fedcore.run.requirements import waiting_for
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.state import ModelState

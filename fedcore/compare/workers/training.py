@@ -23,7 +23,7 @@ from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 from fedcore.system.process_group import join_on_this_machine

@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines.base import Engine, MakeOptimizer, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.world import World

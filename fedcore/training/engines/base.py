@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.system.memory import limit_memory, release_memory
 from fedcore.training.dtensors import is_dtensor, local

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines.base import Recipe
 
 Split = Literal["colwise", "rowwise", "embedding", "output"]

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 
 _SHARING = ("single", "ddp")
 """Engines whose collectives gloo has for tensors on a GPU: all-reduce and broadcast."""

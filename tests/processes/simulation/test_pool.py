@@ -18,9 +18,9 @@ import psutil
 import pytest
 from support.tiny import TINY
 
-from fedcore.config import JobSettings
 from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.pool import ProcessCrew

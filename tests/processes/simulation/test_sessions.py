@@ -14,9 +14,9 @@ import pytest
 from support.stories import ROSTER, Setting, identity
 from support.tiny import TINY
 
-from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RunFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import verifies
 from fedcore.simulation import Simulation
 from fedcore.simulation.crew import OneByOne

@@ -5,8 +5,8 @@ import pytest
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training import Loss, OptimizerConfig, Recipe, World, evaluate, make_engine, seeded, train
 from fedcore.training.engines.building import ParallelPlan
 from fedcore.training.losses import cox, squared_error

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.codec import AnyEncoding, Encoding
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
-from fedcore.exchange import ExchangeRequest, make_task
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.exchange import ExchangeRequest, make_task
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire.control import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model

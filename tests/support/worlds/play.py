@@ -27,10 +27,10 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import Encoding, PrivateEncoding
-from fedcore.config import JobSettings
-from fedcore.exchange import encoding_of
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
+from fedcore.run.exchange import encoding_of
+from fedcore.run.settings import JobSettings
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.keys import Secret
 from fedcore.wire.control import Task

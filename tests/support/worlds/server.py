@@ -13,8 +13,8 @@ import numpy as np
 
 from fedcore.codec import Decoded, Encoding, PrivateEncoding, decode
 from fedcore.errors import ConfigurationError, FedcoreError, PeerError, Refused, RoundFailed
-from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
+from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
 from fedcore.state import ModelState

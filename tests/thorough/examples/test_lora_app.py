@@ -9,9 +9,9 @@ from support.events import told
 
 from fedcore.codec.encoding import SMALL_TENSOR
 from fedcore.codec.names import NAMES_BYTES
-from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine

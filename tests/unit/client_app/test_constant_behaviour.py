@@ -35,9 +35,9 @@ from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
 from client_app.transcript import Transcript
 from fedcore.codec import Encoding, private_encoding
-from fedcore.config import JobSettings
 from fedcore.errors import AppError, StorageFull
 from fedcore.federation.eligibility import EligibilityRules
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.control import Task, WithdrawalReason
 

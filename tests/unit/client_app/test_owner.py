@@ -29,11 +29,11 @@ from fedcore.admission.owner import Released, ids_to_text
 from fedcore.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.admission.tasks import check_frequency, check_task
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import codec_settings
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
-from fedcore.quorum import protection_for, quorum_for
+from fedcore.run.encoding_plan import codec_settings
+from fedcore.run.quorum import protection_for, quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import Chain, keys_of
 from fedcore.wire.control import ModelRef, Task, WithdrawalReason, WithdrawIn

@@ -16,7 +16,7 @@ from client_app.exchange import take_part
 from fedcore.cli import app
 from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant
-from fedcore.config import JobSettings
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

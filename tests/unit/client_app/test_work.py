@@ -17,8 +17,8 @@ from client_app.client import Client
 from client_app.held import HeldUpdate
 from client_app.owner.now import read_now
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.config import JobSettings
 from fedcore.errors import AppError
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.control import WORK_HEADER, WORK_OVER, Buffer, Task, Version, WorkState
 

@@ -9,9 +9,9 @@ import pytest
 from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
 from fedcore.codec.encoding import LEAST_LEVELS, levels_of_bits, scale_groups
 from fedcore.codec.settings import FIELD_BITS
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "limits.md"

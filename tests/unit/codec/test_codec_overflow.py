@@ -17,9 +17,9 @@ from fedcore.codec import CodecSettings, Encoded, Encoding, ScaleTrack, decode, 
 from fedcore.codec.encoding import scale_groups
 from fedcore.codec.scales import headroom
 from fedcore.codec.statistics import size_word
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, PeerError, RoundFailed, TooFewContributed, UpdateTooLarge
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 
 W_MAX = 100

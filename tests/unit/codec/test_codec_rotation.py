@@ -30,9 +30,9 @@ from fedcore.codec import (
     rotation_seed,
 )
 from fedcore.codec.rotation import UNIT, Rotation, Unit, cuts, rows_of
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, PeerError, UpdateTooLarge
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState, TensorSpec
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "rotation_v1.json").read_text(encoding="utf-8"))

@@ -38,9 +38,9 @@ from fedcore.codec.statistics import (
     size_range,
     size_word,
 )
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, UsageError
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 
 W_MAX = 100

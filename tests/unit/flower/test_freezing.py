@@ -9,11 +9,11 @@ import pytest
 from support.raising import raises
 from torch import nn
 
-from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.engine_app import LocalApp, LocalJob, supervised_app
 from fedcore.flower.memory_app import opened
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, seeded

@@ -12,11 +12,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower import mean_only
 from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.sampling import Polling
 from fedcore.flower.secure_grid import SecureGrid
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 
 NODES = (1, 2, 3)

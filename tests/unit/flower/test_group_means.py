@@ -16,11 +16,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
 from fedcore.errors import AppError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower import group_means, mean_only
 from fedcore.flower.handover import check_strategy
 from fedcore.flower.robust import Groups
 from fedcore.flower.secure_grid import SecureGrid
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 
 NODES = tuple(range(1, 16))

@@ -23,10 +23,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
 from fedcore.errors import AppError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower import mean_only, sum_only
 from fedcore.flower.handover import check_server, check_strategy
 from fedcore.flower.secure_grid import SecureGrid
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 
 NODES = (1, 2, 3)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.raising import raises
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 

@@ -16,7 +16,6 @@ from support.raising import raises
 
 from fedcore.codec.metrics import MetricValue
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.engine_app import supervised_app
 from fedcore.flower.handover import check_strategy
 from fedcore.flower.metric_aggregation import (
@@ -31,6 +30,7 @@ from fedcore.flower.metric_aggregation import (
 )
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.flower.strategies import averaging_server
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.training import OptimizerConfig
 from fedcore.training.losses import squared_error
 from fedcore.training.metrics import Metric, accuracy, auc

@@ -12,12 +12,12 @@ from support.raising import raises
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
 from fedcore.flower.own_models import ContextStore
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import ModelState
 from fedcore.training import Loss, OptimizerConfig, evaluate, seeded
 from fedcore.training.losses import (

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.plain_request import PlainRequest
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -11,13 +11,13 @@ from support.raising import raises
 from torch import nn
 
 from fedcore import LocalJob, averaging_server, supervised_app
-from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.memory_app import opened
 from fedcore.flower.personalized import Personal
 from fedcore.flower.serverside import ServerAppOutcome
 from fedcore.flower.strategies import STRATEGIES
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
 from fedcore.wire.events import FiguresFound

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedcore.errors import BudgetSpent
-from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 
 STEADY = Path(__file__).parents[2] / "apps" / "steady"

@@ -13,10 +13,10 @@ from client_app.ledger import Ledger
 from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.owner import Released
 from fedcore.admission.simulated import SimulatedMember
-from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
+from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Place, Task
 
 GROUPED = JobSettings(groups=3)

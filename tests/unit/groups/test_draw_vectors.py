@@ -13,7 +13,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.records import make_task
 
 from fedcore.errors import ProtocolViolation
-from fedcore.groups import WRONG_GROUP, Drawn, check_group, check_place, cut_ring, make_place, places_digest, statement
+from fedcore.run.groups import (
+    WRONG_GROUP,
+    Drawn,
+    check_group,
+    check_place,
+    cut_ring,
+    make_place,
+    places_digest,
+    statement,
+)
 from fedcore.wire.control import Cut, Group, Place, Task
 from tests.support.raising import raises
 

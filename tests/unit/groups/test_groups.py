@@ -11,7 +11,7 @@ from support.draws import answers, draw_task, group_tasks, remembered
 from support.records import FEDERATION, Notary, make_task
 
 from fedcore.errors import ProtocolViolation, RoundFailed
-from fedcore.groups import (
+from fedcore.run.groups import (
     WRONG_GROUP,
     check_group,
     check_place,

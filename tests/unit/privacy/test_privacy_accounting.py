@@ -24,10 +24,10 @@ from fedcore.codec.privacy.accounting import (
     skellam_rdp,
     sum_distance,
 )
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
-from fedcore.quorum import protection_for, quorum_for
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.quorum import protection_for, quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import from_plain
 from fedcore.wire.events import PrivacyTerms

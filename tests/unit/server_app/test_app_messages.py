@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from fedcore.plain_exchange import PlainReply
+from fedcore.run.plain import PlainReply
 from server_app.runs.app_messages import FROM_APP, TO_APP, PlainReplies
 
 

@@ -10,10 +10,10 @@ import pytest
 from support.members import Failure, Local
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
-from fedcore.best import BestRule
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.federation import FederationFolder
+from fedcore.run.model_selection import BestRule
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState, read_facts
 from tests.support.raising import raises
 

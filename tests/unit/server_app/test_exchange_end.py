@@ -20,7 +20,7 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
-from fedcore.plain_exchange import reply_error
+from fedcore.run.plain import reply_error
 from fedcore.secagg import Fault
 from fedcore.state import ModelState
 from fedcore.wire.control import WithdrawalReason, WithdrawIn

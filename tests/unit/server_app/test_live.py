@@ -10,7 +10,7 @@ from support.listening import Listener, listening
 from support.members import digest_of
 from support.serverside import Site, until
 
-from fedcore.plain_exchange import app_raised
+from fedcore.run.plain import app_raised
 from fedcore.state import ModelState
 from fedcore.wire.control import ManifestIn, ProblemDocument
 from fedcore.wire.events import AppPrinted, StageProgress, stamp

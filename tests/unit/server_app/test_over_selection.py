@@ -10,9 +10,9 @@ import pytest
 from support.members import Failure
 from support.serverside import Site, events_of, until
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.quorum import protection_for
+from fedcore.run.quorum import protection_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from server_app.runs.app_messages import Replies

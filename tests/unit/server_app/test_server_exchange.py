@@ -14,7 +14,7 @@ from support.messages import model_in
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
-from fedcore.plain_exchange import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
+from fedcore.run.plain import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.control import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn

@@ -16,7 +16,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import FederationFolder, Policy, provision
-from fedcore.groups import Drawn, check_group, make_place
+from fedcore.run.groups import Drawn, check_group, make_place
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.transcript import Chain, TranscriptOut, keys_of, next_head

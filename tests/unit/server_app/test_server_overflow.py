@@ -11,10 +11,8 @@ import pytest
 from support.members import Failure, Local, Member
 from support.serverside import Site, events_of
 
-from fedcore.attempts import LONGEST_PAUSE, MOST_REPEATS, Attempts, final_reason
 from fedcore.codec import Encoding
 from fedcore.codec.encoding import FIRST_SCALE
-from fedcore.config import JobSettings
 from fedcore.errors import (
     CohortTooSmall,
     DamagedAtRest,
@@ -25,6 +23,8 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
+from fedcore.run.retries import LONGEST_PAUSE, MOST_REPEATS, Attempts, final_reason
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from server_app.runs.app_messages import ExchangeRefused, Replies
 

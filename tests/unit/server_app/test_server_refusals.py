@@ -19,10 +19,10 @@ from fastapi import APIRouter
 from support.members import Failure, Member, digest_of
 from support.serverside import TINY, ScriptedApp, Site, as_json
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.quorum import quorum_for
+from fedcore.run.quorum import quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.control import ProblemKind, ReplyError, WithdrawIn

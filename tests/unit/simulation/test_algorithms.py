@@ -18,7 +18,6 @@ from support.raising import raises
 from support.simulated import Absences
 from torch import nn
 
-from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError
 from fedcore.flower.engine_app import LocalApp, LocalJob, local_app
@@ -26,6 +25,7 @@ from fedcore.flower.memory_app import opened
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.flower.strategies import make_strategy
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, evaluate, train

@@ -13,12 +13,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from support.tiny import TINY
 
-from fedcore.buffered import WorkBook
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.flower.strategies import make_strategy
+from fedcore.run.buffer import WorkBook
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.device_words import DrawnDevices

@@ -11,7 +11,6 @@ import pytest
 from support.raising import raises
 from torch import Tensor, nn
 
-from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError, DataError
 from fedcore.flower import supervised_together
@@ -19,6 +18,7 @@ from fedcore.flower.engine_app import LocalApp, LocalJob, local_app, supervised_
 from fedcore.flower.memory_app import opened
 from fedcore.flower.personalized import Personal
 from fedcore.flower.strategies import STRATEGIES
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train

@@ -11,13 +11,13 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
-from fedcore.config import JobSettings
 from fedcore.data.statistics import Question, Statistics
 from fedcore.data.statistics_report import bounds_from
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.statistics import app_bounds
 from fedcore.flower.statistics_run import run_statistics
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.wire.events import RunEvent
 

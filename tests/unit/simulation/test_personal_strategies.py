@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedcore.config import JobSettings
 from fedcore.data import Split, client_data, load_digits
 from fedcore.flower.engine_app import LocalApp, LocalJob, supervised_app
 from fedcore.flower.memory_app import opened
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
 

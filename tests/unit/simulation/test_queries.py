@@ -12,13 +12,13 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.secure_grid import SecureGrid
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.wire.events import EventSink, RunEvent, ignore
 

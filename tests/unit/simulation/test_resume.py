@@ -13,9 +13,9 @@ from support.events import told
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.memento import from_json, to_json
 from fedcore.system.assignments import override

@@ -12,9 +12,9 @@ from support.error_bound import error_bound
 from support.raising import raises
 from support.tiny import TINY, load_problem
 
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import AppError, CohortTooSmall, ConfigurationError, EncodingError, RunFailed
 from fedcore.flower.app import FlowerApp
+from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]

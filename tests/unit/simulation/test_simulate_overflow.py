@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from support.error_bound import error_bound
 
 from benchmarks.codec_runs import UNIT, Element, follow
-from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import Decoded, Encoding
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import RunFailed, UpdateTooLarge
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.retries import MOST_REPEATS
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from fedcore.admission.refusals import SENTENCES
 from fedcore.cli import app
-from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
 from fedcore.federation import Policy
-from fedcore.needs import most_corrupt
-from fedcore.quorum import quorum_for
+from fedcore.run.quorum import quorum_for
+from fedcore.run.requirements import most_corrupt
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import NUMBERED_CHECKS
 from fedcore.wire.events import RunEvent
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.simulated import Simulate
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import ExchangeRequest
+from fedcore.run.exchange import ExchangeRequest
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.downloads import Downloads
 from fedcore.state import ModelState, difference_bytes, rounded
 

@@ -12,8 +12,8 @@ from support.simulated import Finished, Simulate
 from support.tiny import step_of
 
 from fedcore.compare.measure.network import Network
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
+from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices import devices_of
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.wire.events import NOT_NEEDED, RunEvent

@@ -13,9 +13,9 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.record import RunRecord
+from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
 from fedcore.trained.card import Sources, make_card, read_record
 from fedcore.trained.card_command import card_beside

@@ -17,11 +17,11 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.config import JobSettings
 from fedcore.data import load_digits
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.trained import load_trained
+from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
 from fedcore.trained.predicting import Prediction, as_text

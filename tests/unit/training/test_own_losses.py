@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, DataError, UsageError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training import Loss, OptimizerConfig, Recipe, World, evaluate, local_engine, make_engine, seeded, train
 from fedcore.training.engines.replicated import SingleEngine
 from fedcore.training.losses import (

@@ -15,7 +15,7 @@ from support.worlds.play import compare, play
 
 from fedcore.admission.releases import MOST_SCALES
 from fedcore.codec import Encoding
-from fedcore.exchange import encoding_of
+from fedcore.run.exchange import encoding_of
 
 DATA = {number: Data(records=(0.5 * number,), examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
 LARGE = {**DATA, 1: replace(DATA[1], secret=HUGE)}

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Batch, Recipe, World, make_engine
 from fedcore.training.engines.building import prepare
 from tests.support.engine_runs import MODELS, Case, data_of, engine_of, train

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import Recipe, make_engine
 from tests.support.ranks import RankFailed

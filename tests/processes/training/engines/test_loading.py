@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, World, make_engine
 from fedcore.training.seeds import derive_seed, seeded
 from tests.support.engine_runs import MODELS, OPTIMIZERS

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fedcore.data.types import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, seeded
 from fedcore.training.engines import Proximal, Recipe, World, make_engine

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, EncodingError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, ModelState
 from fedcore.training.dtensors import local
 from fedcore.training.engines import Recipe, make_engine

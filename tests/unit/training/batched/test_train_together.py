@@ -12,8 +12,8 @@ from support.raising import raises
 from torch import Tensor, nn
 
 from fedcore.data import Split
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UsageError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.batched import clients_that_pay, difference_found, train_together, why_not
 from fedcore.training.batched.rows import StackedBatches
 from fedcore.training.batched.rules import StackedLinear

@@ -5,8 +5,8 @@ import torch
 from support.raising import raises
 from torch import nn
 
-from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, OutOfMemory
+from fedcore.run.engine_config import EngineConfig
 from fedcore.system.memory import is_out_of_memory
 from fedcore.training import OptimizerConfig, Recipe, World, make_engine
 

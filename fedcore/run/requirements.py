@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedcore.config import JobSettings
-from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
-from fedcore.groups import needed_places
-from fedcore.quorum import corrupt_for
+from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.groups import needed_places
+from fedcore.run.quorum import corrupt_for
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import default_quorum
 from fedcore.wire.control import Cut, is_query, is_training
 

@@ -19,9 +19,9 @@ from fedcore.codec import (
     rotation_seed,
 )
 from fedcore.codec.privacy import PrivacyPlan
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.quorum import failures_for, noise_clients, protection_for, quorum_for
+from fedcore.run.quorum import failures_for, noise_clients, protection_for, quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.state import Layout
 from fedcore.wire.control import is_query, is_training
 

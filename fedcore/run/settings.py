@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
-from fedcore.best import BestRule
 from fedcore.errors import ConfigurationError
+from fedcore.run.model_selection import BestRule
 from fedcore.system.assignments import arguments, kebab
 
 ROUNDS_KEY: Final = "num-server-rounds"

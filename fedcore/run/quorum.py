@@ -7,7 +7,7 @@ them out too, and refuses a task that says otherwise (`fedcore.admission`).
 from __future__ import annotations
 
 from fedcore.codec import MOST_FAILURES
-from fedcore.config import JobSettings
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, cohort_graph, corrupt_clients, default_quorum
 from fedcore.wire.control import Protection
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, UsageError
-from fedcore.needs import fewest_clients
-from fedcore.quorum import quorum_for
+from fedcore.run.quorum import quorum_for
+from fedcore.run.requirements import fewest_clients
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Buffer, Version
 
 
@@ -165,7 +165,7 @@ def staleness_metrics(staleness: Collection[int]) -> dict[str, float]:
 def buffer_size(settings: JobSettings, members: int, min_cohort: int) -> int:
     """How many updates make a new model; raises ConfigurationError for fewer than a sum may be made of.
 
-    members, min_cohort: as in `fedcore.needs`.
+    members, min_cohort: as in `fedcore.run.requirements`.
     """
     least = max(2, fewest_clients(settings, members, min_cohort), settings.quorum)
     size = settings.buffer_size or least

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias
 
-from fedcore.config import JobSettings
 from fedcore.errors import (
     DamagedAtRest,
     NothingContributed,
@@ -18,6 +17,7 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
+from fedcore.run.settings import JobSettings
 from fedcore.wire.events import ExchangeFailed, ExchangeRepeated
 
 Traffic: TypeAlias = dict[str, dict[str, int]]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from fedcore.config import JobSettings
 from fedcore.errors import CohortTooSmall
+from fedcore.run.settings import JobSettings
 from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Scalar, Task
 
 if TYPE_CHECKING:

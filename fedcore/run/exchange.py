@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final, Self
 from pydantic import InstanceOf, PlainSerializer
 
 from fedcore.codec import AnyEncoding, Decoded
-from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, EncodingError, UsageError
-from fedcore.quorum import protection_for, quorum_for
+from fedcore.run.quorum import protection_for, quorum_for
+from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, RoundParameters
 from fedcore.state import ModelState
 from fedcore.wire.control import Buffer, Cut, Group, MetricValue, ModelRef, Place, Scalar, Task, Version
@@ -143,7 +143,7 @@ def make_work(
     version: Version | None = None,
     roster: int = 1,
 ) -> Task:
-    """What clients are asked to train for later sums (`fedcore.buffered`); `exchange` is the next one's number.
+    """What clients are asked to train for later sums (`fedcore.run.buffer`); `exchange` is the next one's number.
 
     version: which model of the run it is, for clients that are told by this task alone.
     """
