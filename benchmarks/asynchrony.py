@@ -45,7 +45,7 @@ from fedcore.compare.target import Reached, Target
 from fedcore.data import Split, load_digits
 from fedcore.flower.memory_app import opened
 from fedcore.flower.output import quiet_flower
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices import devices_of

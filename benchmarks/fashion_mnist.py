@@ -32,7 +32,7 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run,
 from benchmarks.few import every
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.system.assignments import override

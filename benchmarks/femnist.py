@@ -32,7 +32,7 @@ import torch
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
 from fedcore.data import load_femnist
 from fedcore.flower.app import FlowerApp
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState

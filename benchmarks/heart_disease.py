@@ -34,7 +34,7 @@ from benchmarks.live import live_federation
 from fedcore.compare.workers.problem import Problem
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine, train
 from fedcore.training.engines import EngineConfig, World, make_engine

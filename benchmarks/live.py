@@ -19,7 +19,7 @@ from client_app.operator.run import make_submission
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import RunEvent, ignore
 from fedcore.wire.operator import RunStatus, ServerOut

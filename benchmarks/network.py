@@ -36,7 +36,7 @@ from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, ignore
 
 CLIENTS = 3

@@ -33,7 +33,7 @@ from benchmarks.processors import ROLES, between, spent
 from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.round_floor import Floor, measure_floor
 from benchmarks.round_large import LargeRound, measure_large
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, RunEvent
 
 CLIENTS = 8

@@ -32,7 +32,6 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker
-from fedcore import units
 from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
@@ -47,6 +46,7 @@ from fedcore.admission.tasks import (
 )
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
+from fedcore.monitoring import formatting as units
 from fedcore.run.groups import is_draw
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import (

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
     from fedcore.flower.statistics import TrainingColumns
     from fedcore.flower.strategies import averaging_server, make_strategy
-    from fedcore.record import RunRecord
+    from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.engine_config import EngineConfig
     from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
@@ -131,7 +131,7 @@ _HOMES = {
     "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
     "fedcore.flower.statistics": ("TrainingColumns",),
     "fedcore.flower.strategies": ("averaging_server", "make_strategy"),
-    "fedcore.record": ("RunRecord",),
+    "fedcore.monitoring.run_record": ("RunRecord",),
     "fedcore.simulation": ("Simulation",),
     "fedcore.state": ("ModelState",),
     "fedcore.training": ("OptimizerConfig",),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.results_home import Home
+from fedcore.monitoring.output_paths import Home
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import RunInfo, ServerOut
 

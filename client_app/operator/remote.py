@@ -17,7 +17,7 @@ from client_app.operator.results import fetch_results
 from client_app.operator.run import make_submission
 from client_app.operator.stats import Asked, ask_federation
 from fedcore.data.statistics import Statistics
-from fedcore.results_home import Home
+from fedcore.monitoring.output_paths import Home
 from fedcore.state import open_initial, sha256_file
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import MOST_LISTED, RunInfo, ServerOut

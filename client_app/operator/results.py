@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import PeerError, StorageFull
-from fedcore.results_home import Home
+from fedcore.monitoring.output_paths import Home
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut
 
 Fetch = Callable[[str, str, Path], None]

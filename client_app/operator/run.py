@@ -14,10 +14,10 @@ from client_app.operator.following import Screen, come_home, follow
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.monitoring.trackers import Track
 from fedcore.run.settings import JobSettings
 from fedcore.state import open_initial, sha256_file
 from fedcore.system.assignments import override, parse_assignments
-from fedcore.tracking import Track
 from fedcore.wire.operator import RunIn
 
 

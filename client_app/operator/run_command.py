@@ -51,7 +51,7 @@ def run(
     if not detach:
         check_out(out, force=force)
     from client_app.operator.run import Order, run_app
-    from fedcore.tracking import parse_tracks
+    from fedcore.monitoring.trackers import parse_tracks
 
     if detach and track:
         raise ConfigurationError("--track follows the run, and --detach does not; fedcore runs attach takes --track")
@@ -84,6 +84,6 @@ def _check_source(
 
 def check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to now, and not after hours of training."""
-    from fedcore.results_home import Home
+    from fedcore.monitoring.output_paths import Home
 
     Home.beside(out).check_free(force=force)

@@ -16,9 +16,9 @@ from client_app.operator.finding import find_run
 from client_app.operator.following import Screen, come_home, follow
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import ConfigurationError
-from fedcore.event_lines import event_line
+from fedcore.monitoring.event_lines import event_line
+from fedcore.monitoring.trackers import Track
 from fedcore.system.terminal import escape, visible, visible_json
-from fedcore.tracking import Track
 from fedcore.wire.events import AppPrinted, RunOut
 from fedcore.wire.operator import RunClientsOut, RunInfo, RunStatus
 

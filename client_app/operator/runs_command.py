@@ -106,7 +106,7 @@ def attach(
 
         check_out(out, force=force)
     from client_app.operator.runs import attach_to
-    from fedcore.tracking import parse_tracks
+    from fedcore.monitoring.trackers import parse_tracks
 
     tracks = parse_tracks(track)
     with _client(operator, server, connect_seconds) as client:

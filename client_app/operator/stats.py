@@ -32,7 +32,7 @@ from fedcore.data.statistics_report import (
 from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
-from fedcore.progress import ProgressView
+from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override, parse_assignments
 from fedcore.system.plain_json import from_plain, to_plain

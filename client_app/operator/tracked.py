@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.following import Screen
-from fedcore.tracking import Track, TrackedRun, Tracking
+from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 
 _SKIP_EVENTS = 2**31 - 1
 

@@ -11,7 +11,7 @@ from client_app.output import clean
 from client_app.owner.status import Apps, RunSeen, Status
 from fedcore.admission.refusals import SENTENCES
 from fedcore.admission.releases import DIFFERENCING
-from fedcore.units import size
+from fedcore.monitoring.formatting import size
 
 MOST_RUNS: Final = 50
 """Runs in a table, the newest first; JSON has all of them."""

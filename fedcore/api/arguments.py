@@ -107,7 +107,7 @@ def shown(progress: Progress, label: str, *, clients: int = 0) -> Iterator[Event
     else:
         from rich.console import Console
 
-        from fedcore.progress import ProgressView
+        from fedcore.monitoring.progress import ProgressView
 
         file = sys.stdout if Console().is_jupyter else sys.stderr
         with ProgressView(Console(file=file, force_jupyter=False), label, clients=clients) as view:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from fedcore.api.history import FACTS, final_metrics, history_of
 from fedcore.api.showing import axes_or_new, html_table, metrics_line, metrics_to_plot
 from fedcore.errors import ConfigurationError
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelFacts, ModelState, write_model
 from fedcore.system.files import make_private_folder, remove_tree, write_file
 from fedcore.wire.control import Scalar

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, shown
 from fedcore.api.result import KeptFolder, Run
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import RunEvent

@@ -85,8 +85,8 @@ def compare(
     from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
+    from fedcore.monitoring.trackers import parse_tracks
     from fedcore.system.assignments import parse_assignments
-    from fedcore.tracking import parse_tracks
 
     # On the terminal the report is the last thing to be seen; as JSON it is alone on standard output.
     console = Console(stderr=as_json)

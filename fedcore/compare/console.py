@@ -18,9 +18,9 @@ from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
-from fedcore.progress import ProgressView
+from fedcore.monitoring.progress import ProgressView
+from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 from fedcore.system.terminal import escape
-from fedcore.tracking import Track, TrackedRun, Tracking
 from fedcore.wire.events import EventSink, RunEvent, Warned
 
 

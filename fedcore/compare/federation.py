@@ -27,8 +27,8 @@ from fedcore.errors import RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
 from fedcore.flower.telling import VARIABLE as TELLING
-from fedcore.record import RunRecord
-from fedcore.results_home import Home
+from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import (

@@ -20,7 +20,7 @@ from fedcore.compare.report import Comparison, ModeTitle, machine
 from fedcore.compare.results import Point, RunResult
 from fedcore.compare.target import Target
 from fedcore.errors import ConfigurationError
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar
 

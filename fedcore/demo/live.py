@@ -20,7 +20,7 @@ from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGr
 from fedcore.demo import SITES
 from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp
-from fedcore.progress import ProgressView
+from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.events import ClientsOnline, RunEvent
 

@@ -32,12 +32,12 @@ from fedcore.simulation.wanted import Outputs, Wanted
 if TYPE_CHECKING:
     from fedcore.compare.results import Point as CurvePoint
     from fedcore.flower.serverside import ServerAppOutcome
-    from fedcore.progress import ProgressView
-    from fedcore.record import RunRecord
+    from fedcore.monitoring.progress import ProgressView
+    from fedcore.monitoring.run_record import RunRecord
+    from fedcore.monitoring.trackers import Tracking
     from fedcore.simulation import Simulation
     from fedcore.simulation.crew import Crew
     from fedcore.simulation.several import Point
-    from fedcore.tracking import Tracking
     from fedcore.wire.events import EventSink, RunEvent
 
 Clients = Annotated[
@@ -293,7 +293,7 @@ def carried_out(
 
     parts: the other fields of the `Simulation`.
     """
-    from fedcore.record import RunRecord
+    from fedcore.monitoring.run_record import RunRecord
     from fedcore.simulation import Simulation
     from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
@@ -330,8 +330,8 @@ def _followed(
 
     from fedcore.compare.target import Unseen
     from fedcore.flower.output import quiet_flower
-    from fedcore.progress import ProgressView
-    from fedcore.tracking import Tracking, parse_tracks
+    from fedcore.monitoring.progress import ProgressView
+    from fedcore.monitoring.trackers import Tracking, parse_tracks
     from fedcore.wire.events import Warned
 
     started, tracks = time.monotonic(), parse_tracks(track)
@@ -355,7 +355,7 @@ def _followed(
 
 def _run(simulation: Simulation, outputs: Outputs, left: Path) -> ServerAppOutcome:
     """To its end; of a run that fails, say where what it found and left is kept."""
-    from fedcore.results_home import saved_lines
+    from fedcore.monitoring.output_paths import saved_lines
 
     try:
         return simulation.run()
@@ -382,7 +382,7 @@ def _summary(
 
 def _tracked(wanted: Wanted) -> Any:
     from fedcore.flower.app import AppBundle
-    from fedcore.tracking import TrackedRun
+    from fedcore.monitoring.trackers import TrackedRun
 
     return TrackedRun(
         name=f"{wanted.app.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
@@ -396,8 +396,8 @@ def _tracked(wanted: Wanted) -> Any:
 def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from rich.console import Console
 
-    from fedcore.progress import epsilon_line, metrics_text
-    from fedcore.results_home import saved_lines, server_line
+    from fedcore.monitoring.output_paths import saved_lines, server_line
+    from fedcore.monitoring.progress import epsilon_line, metrics_text
     from fedcore.system.terminal import escape
 
     metrics = metrics_text(summary["metrics"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.flower.app import AppBundle
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.model_selection import BestRule
 from fedcore.state import ModelFacts, ModelState
 from fedcore.wire.control import ModelRef

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedcore.compare.results import Point as CurvePoint
     from fedcore.compare.target import Target
     from fedcore.flower.app import FlowerApp
-    from fedcore.record import RunRecord
+    from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
     from fedcore.simulation.several import Point
@@ -111,7 +111,7 @@ class Outputs:
 
     def check(self, settings: JobSettings) -> None:
         """Refuse what can come to nothing before the run; raises ConfigurationError."""
-        from fedcore.results_home import Home
+        from fedcore.monitoring.output_paths import Home
 
         if self.report is not None:
             from fedcore.compare.simulated import check_report_place
@@ -137,7 +137,7 @@ class Outputs:
 
     def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
         """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
-        from fedcore.results_home import Home
+        from fedcore.monitoring.output_paths import Home
 
         return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
 

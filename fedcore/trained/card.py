@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigurationError, EncodingError, PeerError
-from fedcore.progress import metrics_text
-from fedcore.record import RunRecord, metric_like
+from fedcore.monitoring.progress import metrics_text
+from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file
 from fedcore.system.version import fedcore_version

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure
-from fedcore.record import RunRecord
+from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.remote_operator import remote_operator
-from fedcore.results_home import Home
 from fedcore.state import read_facts
 from fedcore.system.files import check_replaceable, write_file
 from fedcore.trained.card import Card, Sources, make_card

@@ -1,7 +1,8 @@
 """What happens in a run, as typed values: the one language of servers, simulators, baselines, records and screens.
 
 Whoever carries out a run emits these events in order. The server numbers them, stamps them and keeps them (`Recorded`);
-`fedcore.record` builds from them what a report needs, `fedcore.progress` what a person sees. Clients are named, never
+`fedcore.monitoring.run_record` builds from them what a report needs, `fedcore.monitoring.progress` what a person sees.
+Clients are named, never
 numbered. No event holds anything that the server could not know anyway: of updates, only what their sum says.
 """
 

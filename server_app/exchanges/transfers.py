@@ -14,7 +14,7 @@ from enum import Enum
 
 from starlette.requests import ClientDisconnect
 
-from fedcore import units
+from fedcore.monitoring import formatting as units
 
 
 class Transfer(Enum):

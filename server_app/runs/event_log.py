@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from fedcore.event_lines import event_line
+from fedcore.monitoring.event_lines import event_line
 from fedcore.system.concurrency import end
 from fedcore.wire.events import (
     AppPrinted,

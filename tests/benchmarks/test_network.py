@@ -5,7 +5,7 @@ from support.events import event
 
 from benchmarks.network import round_seconds
 from benchmarks.relay import Link, Switch
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 
 
 def packet(target: int, size: int) -> bytes:

@@ -10,7 +10,7 @@ from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
 from benchmarks.round_floor import Floor, measure_floor
 from fedcore.compare.local_federation import LocalFederation
 from fedcore.flower.app import FlowerApp
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation import Simulation
 
 PROCESSORS = {"server": 0.5, "ServerApp": 0.25, "agents": 1.0, "ranks": 0.25}

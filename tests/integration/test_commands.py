@@ -14,7 +14,7 @@ from support.commands import forked
 from support.deployment import Deployment, fedcore, wait_until
 from support.tiny import TINY
 
-from fedcore.progress import PLAIN_WARNING
+from fedcore.monitoring.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
 COMMANDS = ("provision", "server", "client", "run", "stats", "simulate", "compare")

@@ -15,7 +15,7 @@ from support.deployment import fedcore
 from support.tiny import TINY
 
 from fedcore.compare.results import RunResult
-from fedcore.progress import PLAIN_WARNING
+from fedcore.monitoring.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
 SURVIVAL = Path(__file__).parents[1] / "apps" / "survival"

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 from support.events import event
 
-from fedcore.progress import ProgressView, epsilon_line
-from fedcore.record import RunRecord, metric_like
+from fedcore.monitoring.progress import ProgressView, epsilon_line
+from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.wire.events import ExchangeDone, Recorded, stamp
 
 DONE = {

@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from fedcore.event_lines import event_line
-from fedcore.progress import ProgressView
+from fedcore.monitoring.event_lines import event_line
+from fedcore.monitoring.progress import ProgressView
 from fedcore.system.terminal import escape, visible, visible_json
 from fedcore.wire.events import AppPrinted, RunEnded
 from fedcore.wire.operator import RunStatus

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
-from fedcore.progress import ProgressView
-from fedcore.site_table import SiteTable
-from fedcore.time_left import TimeLeft, in_words
+from fedcore.monitoring.eta import TimeLeft, in_words
+from fedcore.monitoring.progress import ProgressView
+from fedcore.monitoring.site_table import SiteTable
 from fedcore.wire.events import RunEvent
 from fedcore.wire.operator import ClientState, RunClientOut
 

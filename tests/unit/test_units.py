@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcore.units import size
+from fedcore.monitoring.formatting import size
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.telling import ToldTest
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone

@@ -35,7 +35,7 @@ from fedcore.compare.report.summary import (
     finished,
 )
 from fedcore.compare.results import Point, RunResult
-from fedcore.units import size
+from fedcore.monitoring.formatting import size
 
 CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.

@@ -17,7 +17,7 @@ from fedcore.compare.report.document import Comparison, SiteSplit
 from fedcore.compare.report.drawing import INK, MUTED, Drawing, Hover, Look, looks, percent_axis, short, titled
 from fedcore.compare.report.summary import Format, Metric, Spread, best_points, duration, per_worker
 from fedcore.compare.results import RunResult
-from fedcore.units import size
+from fedcore.monitoring.formatting import size
 
 _LEFT = 0.29
 _ROWS_TALL = 5.0  # inches that the rows of sites may take, however many there are

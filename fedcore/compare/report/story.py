@@ -24,8 +24,8 @@ from fedcore.compare.report.summary import (
     point_text,
 )
 from fedcore.compare.results import RunResult
-from fedcore.progress import epsilon_line
-from fedcore.units import size
+from fedcore.monitoring.formatting import size
+from fedcore.monitoring.progress import epsilon_line
 
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 _ROUNDS_NAMED: Final = 8

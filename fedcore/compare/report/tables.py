@@ -31,9 +31,9 @@ from fedcore.compare.report.summary import (
     point_text,
     summarize,
 )
-from fedcore.record import metric_like
+from fedcore.monitoring.formatting import size
+from fedcore.monitoring.run_record import metric_like
 from fedcore.system.terminal import escape
-from fedcore.units import size
 
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "

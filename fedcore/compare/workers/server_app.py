@@ -21,7 +21,7 @@ from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
-from fedcore.record import metric_like
+from fedcore.monitoring.run_record import metric_like
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for

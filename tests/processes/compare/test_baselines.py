@@ -22,7 +22,7 @@ from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import Ended, ReportSink, Workers
 from fedcore.flower.app import FlowerApp
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState
 from fedcore.wire.events import ignore
 

@@ -11,7 +11,7 @@ from fedcore.compare.federation import Given, Killing
 from fedcore.compare.local_federation import ProcessGroup
 from fedcore.compare.run import Kill
 from fedcore.errors import EnvironmentFailure
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import RunEvent
 
 CLIENTS = ["client-1", "client-2"]

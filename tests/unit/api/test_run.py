@@ -25,7 +25,7 @@ from torch import nn
 import fedcore
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError, RunFailed, UnknownKey
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, read_facts
 from fedcore.system.files import make_private_folder
 from fedcore.training import OptimizerConfig

@@ -14,7 +14,7 @@ from fedcore.compare.report import merge, read_reports, write_report
 from fedcore.compare.report.files import drawings_of
 from fedcore.compare.simulated import check_report_place, comparison_of
 from fedcore.errors import ConfigurationError
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, RunEnded, RunStarted
 from fedcore.wire.operator import RunStatus
 

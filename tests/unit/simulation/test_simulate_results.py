@@ -20,8 +20,8 @@ from fedcore.cli import app
 from fedcore.errors import ConfigurationError
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import results_of
-from fedcore.progress import metrics_text
-from fedcore.results_home import Home
+from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.progress import metrics_text
 
 SIMULATE = ("simulate", "--engine", "inline")
 

@@ -10,8 +10,8 @@ import pytest
 from support.events import event
 
 from fedcore.errors import ConfigurationError
-from fedcore.tracking import Track, TrackedRun, Tracker, Tracking, parse_tracks
-from fedcore.tracking.figures import Figures
+from fedcore.monitoring.trackers import Track, TrackedRun, Tracker, Tracking, parse_tracks
+from fedcore.monitoring.trackers.figures import Figures
 from fedcore.wire.events import FiguresFound
 
 RUN = TrackedRun(name="run-1", app="tiny", run="1f2e", run_config={"lr": 0.5}, settings={"evaluate-metrics": ["a"]})

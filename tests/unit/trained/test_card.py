@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.errors import ConfigurationError
-from fedcore.record import RunRecord
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
 from fedcore.trained.card import Sources, make_card, read_record

@@ -8,7 +8,7 @@ refused before the run (`Track.parse`); and nothing leaves this machine unless i
 or sets WANDB_MODE: the packages' own reports to their makers are switched off before they are imported.
 """
 
-from fedcore.tracking.tracker import Track, TrackedRun, Tracker
-from fedcore.tracking.tracking import Tracking, parse_tracks
+from fedcore.monitoring.trackers.base import Track, TrackedRun, Tracker
+from fedcore.monitoring.trackers.sink import Tracking, parse_tracks
 
 __all__ = ["Track", "TrackedRun", "Tracker", "Tracking", "parse_tracks"]

@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
+from fedcore.monitoring.eta import TimeLeft, in_words
+from fedcore.monitoring.site_table import MOST_ROWS, SiteTable, in_sum
 from fedcore.system.terminal import escape
-from fedcore.time_left import TimeLeft, in_words
 from fedcore.wire.control import is_query
 from fedcore.wire.events import (
     AppPrinted,

@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from fedcore.tracking.tracker import TrackedRun
+from fedcore.monitoring.trackers.base import TrackedRun
 
 _AT_ONCE = 100
 """Parameters and tags that MLflow takes in one call."""

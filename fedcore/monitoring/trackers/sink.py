@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedcore.tracking.figures import Figures
-from fedcore.tracking.tracker import Track, TrackedRun, Tracker
+from fedcore.monitoring.trackers.base import Track, TrackedRun, Tracker
+from fedcore.monitoring.trackers.figures import Figures
 from fedcore.wire.events import RunEnded, RunEvent
 from fedcore.wire.operator import RunStatus
 

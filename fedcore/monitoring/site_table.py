@@ -11,8 +11,8 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.monitoring.formatting import size
 from fedcore.system.terminal import escape
-from fedcore.units import size
 from fedcore.wire.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
 from fedcore.wire.operator import ClientState, RunClientOut
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import wandb
 
-from fedcore.tracking.tracker import TrackedRun
+from fedcore.monitoring.trackers.base import TrackedRun
 
 _ROUND: Final = "round"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from fedcore.tracking.tracker import TrackedRun
+from fedcore.monitoring.trackers.base import TrackedRun
 
 
 class TensorBoard:

@@ -88,14 +88,14 @@ class Track:
         switch_reports_off()
         match self.kind:
             case "tensorboard":
-                from fedcore.tracking.to_tensorboard import TensorBoard
+                from fedcore.monitoring.trackers.tensorboard import TensorBoard
 
                 return TensorBoard(self.folder, run)
             case "mlflow":
-                from fedcore.tracking.to_mlflow import MLflow
+                from fedcore.monitoring.trackers.mlflow import MLflow
 
                 return MLflow(self.where if self.is_address else "", self.folder, run)
-        from fedcore.tracking.to_wandb import WeightsAndBiases
+        from fedcore.monitoring.trackers.wandb import WeightsAndBiases
 
         return WeightsAndBiases(self.folder, run)
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fedcore.errors import ConfigurationError
-from fedcore.progress import metrics_text
+from fedcore.monitoring.progress import metrics_text
 from fedcore.system.files import check_makeable, check_replaceable, write_file
 from fedcore.system.left_files import LeftFiles
 from fedcore.wire.operator import RESULTS_FILE
