@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from fedcore.codec import Encoding, decode, encode
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
-from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.grid import ExchangeBackend, ExchangeGrid
+from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, state_from_arrays
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest

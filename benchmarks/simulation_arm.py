@@ -93,7 +93,7 @@ def fedcore(gate: Gate, told: Mapping[str, Any]) -> None:
     import fedcore as package
 
     # It notes which functions are Flower's own, before one is put in another's place.
-    import fedcore.flower.handover
+    import fedcore.flower.grid.aggregation_guard
 
     _gated_strategies(gate)
     package.simulate(

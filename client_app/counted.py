@@ -1,6 +1,7 @@
 """Which of this client's trainings were in their sums, for apps that keep something from round to round.
 
-What an algorithm keeps on a client (`fedcore.flower.local_algorithms`) moves on with its update, and must not where the
+What an algorithm keeps on a client (`fedcore.flower.apps.local_algorithms`) moves on with its update, and must not
+where the
 update was in no sum. The client knows: once it has released its shares for a sum that names it among the survivors, the
 update counts, unless the same exchange is tried again. On the disk, since the ranks may end between two rounds.
 """

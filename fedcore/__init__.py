@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
-    from fedcore.flower.declarations import group_means, mean_only, sum_only
-    from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
-    from fedcore.flower.statistics import TrainingColumns
-    from fedcore.flower.strategies import averaging_server, make_strategy
+    from fedcore.flower.apps.engine_app import LocalJob, local_app, supervised_app
+    from fedcore.flower.apps.statistics import TrainingColumns
+    from fedcore.flower.grid.declarations import group_means, mean_only, sum_only
+    from fedcore.flower.strategies.registry import averaging_server, make_strategy
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.engine_config import EngineConfig
     from fedcore.run.settings import JobSettings
@@ -127,10 +127,10 @@ _HOMES = {
     "fedcore.errors": ("FedcoreError",),
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
-    "fedcore.flower.declarations": ("group_means", "mean_only", "sum_only"),
-    "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
-    "fedcore.flower.statistics": ("TrainingColumns",),
-    "fedcore.flower.strategies": ("averaging_server", "make_strategy"),
+    "fedcore.flower.grid.declarations": ("group_means", "mean_only", "sum_only"),
+    "fedcore.flower.apps.engine_app": ("LocalJob", "local_app", "supervised_app"),
+    "fedcore.flower.apps.statistics": ("TrainingColumns",),
+    "fedcore.flower.strategies.registry": ("averaging_server", "make_strategy"),
     "fedcore.monitoring.run_record": ("RunRecord",),
     "fedcore.simulation": ("Simulation",),
     "fedcore.state": ("ModelState",),

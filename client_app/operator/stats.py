@@ -78,7 +78,7 @@ class Asked:
 
 def ask_in_memory(asked: Asked, clients: int) -> Statistics:
     """The same question to simulated clients."""
-    from fedcore.flower.statistics_run import run_statistics
+    from fedcore.flower.apps.statistics_run import run_statistics
     from fedcore.simulation import Simulation
 
     flower = FlowerApp.load(asked.folder)

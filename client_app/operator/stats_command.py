@@ -58,7 +58,7 @@ def stats(
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
     With --clients 4 the same in memory. The server learns sums over the clients, not theirs. The ClientApp has to
-    answer: apps of supervised_app do by themselves, others by add_statistics (fedcore.flower.statistics).
+    answer: apps of supervised_app do by themselves, others by add_statistics (fedcore.flower.apps.statistics).
     """
     _check_out(out, force=force)
     if clients and server:

@@ -17,7 +17,7 @@ from fedcore.compare.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.node_config import share_of_client
+from fedcore.flower.node_config import share_of_client
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds

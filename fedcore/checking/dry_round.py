@@ -18,7 +18,7 @@ from fedcore.checking.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation

@@ -10,7 +10,7 @@ import typer
 from fedcore.cli import AppFolder, AsJson, DataFolder, RunConfig
 
 if TYPE_CHECKING:
-    from fedcore.flower.parts import LabelCounts
+    from fedcore.flower.apps.partition_report import LabelCounts
 
 _BARS: Final = 50
 """Most clients that get a bar each; more become rows of a heat map."""
@@ -39,8 +39,8 @@ def partition(
 
     from fedcore.api.arguments import data_folder
     from fedcore.errors import ConfigurationError
+    from fedcore.flower.apps.partition_report import label_counts
     from fedcore.flower.memory_app import opened
-    from fedcore.flower.parts import label_counts
     from fedcore.system.assignments import override, parse_assignments
 
     if out is not None and out.suffix not in (".svg", ".png", ".pdf"):

@@ -25,10 +25,10 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
-from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.apps.engine_app import LocalApp
+from fedcore.flower.apps.local_algorithms import STRATEGY
 from fedcore.flower.loading import load_object
-from fedcore.flower.local_algorithms import STRATEGY
-from fedcore.flower.personal_strategies import PERSONAL
+from fedcore.flower.strategies.personal import PERSONAL
 from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData

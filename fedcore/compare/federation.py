@@ -25,8 +25,8 @@ from fedcore.compare.results import LostWorker
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun, worker_name
 from fedcore.errors import RunFailed
 from fedcore.federation import Policy
-from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
-from fedcore.flower.telling import VARIABLE as TELLING
+from fedcore.flower.apps.progress_protocol import PACE, Told, ToldTest, ToldTraining, heard
+from fedcore.flower.apps.progress_protocol import VARIABLE as TELLING
 from fedcore.monitoring.output_paths import Home
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
@@ -80,7 +80,7 @@ class Federation:
 
     They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
     processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
-    paces: of each site, as `fedcore.flower.telling.keep_pace` has them; set before the first run.
+    paces: of each site, as `fedcore.flower.apps.progress_protocol.keep_pace` has them; set before the first run.
     """
 
     folder: Path

@@ -18,6 +18,6 @@ import os
 # Must be set before flwr is imported anywhere: fedcore never calls home, and neither does what it runs.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
-from fedcore.flower.declarations import group_means, mean_only, sum_only
+from fedcore.flower.grid.declarations import group_means, mean_only, sum_only
 
 __all__ = ["group_means", "mean_only", "sum_only"]

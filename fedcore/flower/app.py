@@ -34,7 +34,7 @@ class FlowerApp:
     joined by dots, as Flower does. settings: `[tool.fedcore]`, which Flower ignores. statistics: the table
     `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a table's schema in
     the folder, has become its `bounds` in it. predictor, example_input: object references
-    of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call (fedcore/flower/trained.py); "" for none.
+    of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call (fedcore/flower/apps/trained.py); "" for none.
     simulation_clients: how many clients `fedcore simulate` has where nobody says, `[tool.fedcore] simulation-clients`.
     """
 

@@ -1,7 +1,7 @@
 """Running a Flower ClientApp for one task, and checking what it returns.
 
-An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.engine_app.local_app` made
-gets it tensor by tensor, on whatever engine the owner of the machines chose.
+An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.apps.engine_app.local_app`
+made gets it tensor by tensor, on whatever engine the owner of the machines chose.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import AppError, EncodingError, UsageError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.own_models import ContextStore, FolderStore, OwnModelStore
+from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
+from fedcore.flower.grid.queries import numbers_of
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object
-from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
-from fedcore.flower.queries import numbers_of
+from fedcore.flower.node_config import NodeConfig
 from fedcore.flower.records import (
     SERVER_NODE,
     arrays_from_state,
@@ -36,8 +38,6 @@ from fedcore.flower.records import (
     save_records,
     state_from_arrays,
 )
-from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
-from fedcore.node_config import NodeConfig
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.plain import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder

@@ -21,9 +21,9 @@ from flwr.server.compat import app as legacy_app
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.server import Server, run_fl
 
-from fedcore.flower.grid import ExchangeGrid
-from fedcore.flower.sampling import Awaited
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.grid.grid import ExchangeGrid
+from fedcore.flower.grid.sampling import Awaited
+from fedcore.flower.grid.secure_grid import SecureGrid
 
 Ins: TypeAlias = FitIns | EvaluateIns
 Res: TypeAlias = FitRes | EvaluateRes

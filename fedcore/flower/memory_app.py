@@ -109,7 +109,7 @@ def _parts(given: object) -> tuple[str, ClientApp, ServerApp | None]:
         client, server = given
         if isinstance(client, ClientApp) and isinstance(server, ServerApp):
             return name, client, server
-    from fedcore.flower.engine_app import LocalApp
+    from fedcore.flower.apps.engine_app import LocalApp
 
     if isinstance(given, LocalApp):
         return name, given, None
@@ -137,8 +137,8 @@ def _check_spelling(given: Mapping[str, Scalar], ready: Mapping[str, Scalar]) ->
 def _module(client: ClientApp, server: ServerApp | None) -> Iterator[str]:
     """The name of a module that holds both for as long as the block lasts."""
     if server is None:
-        from fedcore.flower.engine_app import LocalApp
-        from fedcore.flower.strategies import averaging_server
+        from fedcore.flower.apps.engine_app import LocalApp
+        from fedcore.flower.strategies.registry import averaging_server
 
         assert isinstance(client, LocalApp)  # noqa: S101 - or there would be a ServerApp
         server = averaging_server(client)

@@ -11,15 +11,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.grid import Aggregation, ExchangeBackend, ExchangeGrid
-from fedcore.flower.initial import starting_from
+from fedcore.flower.grid.grid import Aggregation, ExchangeBackend, ExchangeGrid
+from fedcore.flower.grid.initial_model import starting_from
+from fedcore.flower.grid.plain_grid import PlainGrid
+from fedcore.flower.grid.robust import Groups
+from fedcore.flower.grid.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
-from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
-from fedcore.flower.robust import Groups
-from fedcore.flower.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar
 

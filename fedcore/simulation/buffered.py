@@ -18,8 +18,8 @@ from typing import Self
 
 from fedcore.compare.measure.network import trips_seconds
 from fedcore.errors import RunFailed
-from fedcore.flower.kept_results import KeptResults
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import WorkBook, buffer_size
 from fedcore.simulation.clock import EventQueue
 from fedcore.simulation.crew import Crew

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.flower.kept_results import KeptResults
+from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.run.exchange import ExchangeRequest, make_work
 from fedcore.run.requirements import least_of
 from fedcore.run.retries import Attempts, attempt_ended

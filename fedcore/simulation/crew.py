@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.clients_at_once import ClientsAtOnce
+from fedcore.flower.apps.batched_clients import ClientsAtOnce
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner
-from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.flower.kept_results import KeptResults
+from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.run.exchange import ExchangeRequest, make_draw
 from fedcore.run.groups import Part, too_few_groups
 from fedcore.run.requirements import cut_for

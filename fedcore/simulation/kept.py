@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.simulation.fates import RandomDrops
 from fedcore.simulation.memento import from_json, to_json
 from fedcore.simulation.models import BestModel

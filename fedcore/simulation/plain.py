@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedcore.errors import RoundFailed
 from fedcore.flower.clientside import Answer
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.plain import (
     INPUT,
     MESSAGE_UNAVAILABLE,

@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
-from fedcore.flower.tensor_app import LocalResult
 from fedcore.run.plain import app_raised
 from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train

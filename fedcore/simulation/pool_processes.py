@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from fedcore import errors
 from fedcore.errors import AppError, WorkerDied
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.clients_at_once import ignore_line
+from fedcore.flower.apps.batched_clients import ignore_line
 from fedcore.simulation.pool_messages import (
     FROM_WORKER,
     Answered,

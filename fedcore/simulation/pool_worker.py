@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from fedcore import errors
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.batched_clients import ClientsAtOnce, ignore_line
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import (

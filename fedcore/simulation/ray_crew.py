@@ -17,8 +17,8 @@ import numpy as np
 
 from fedcore.errors import ConfigurationError, WorkerDied
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.apps.tensor_app import LocalResult, write_state
 from fedcore.flower.clientside import Answer
-from fedcore.flower.tensor_app import LocalResult, write_state
 from fedcore.run.plain import app_raised
 from fedcore.simulation import ray_task
 from fedcore.simulation.crew import Asked, OneByOne

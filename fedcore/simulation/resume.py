@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.simulation.kept import KeptRun

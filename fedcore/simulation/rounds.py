@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.admission.simulated import AdmittedExchange
 from fedcore.codec import AnyEncoding
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
 from fedcore.simulation.sessions import Sessions, Start, Update
 from fedcore.state import ModelState

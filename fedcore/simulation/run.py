@@ -24,11 +24,11 @@ from fedcore.errors import (
 )
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.kept_results import KeptResults
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.grid.plain_request import PlainRequest
+from fedcore.flower.grid.robust import Groups
+from fedcore.flower.grid.sampling import waited_for
 from fedcore.flower.results import Results
-from fedcore.flower.robust import Groups
-from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest

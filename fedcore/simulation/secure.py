@@ -14,8 +14,8 @@ from fedcore.admission.simulated import SimulatedOwners
 from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
-from fedcore.flower.kept_results import KeptResults
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeRequest, make_task, round_parameters

@@ -37,7 +37,7 @@ from fedcore.state import ModelState
 from fedcore.wire.control import MetricValue
 
 if TYPE_CHECKING:
-    from fedcore.flower.tensor_app import LocalResult  # a process that holds sessions alone needs no Flower
+    from fedcore.flower.apps.tensor_app import LocalResult  # a process that holds sessions alone needs no Flower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

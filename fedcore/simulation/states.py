@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.node_config import share_of_client
+from fedcore.flower.node_config import share_of_client
 
 MOST_WARM: Final = 256
 """Runners of one process that stay in memory with the Contexts of their clients."""

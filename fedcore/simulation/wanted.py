@@ -69,9 +69,9 @@ class Wanted:
         """Refuse a target that no evaluation can reach, as far as the app says what it reports."""
         from fedcore.compare.own_figures import CLIENTS
         from fedcore.errors import ConfigurationError
-        from fedcore.flower.personalized import PREFIX
+        from fedcore.flower.apps.personalization import PREFIX
         from fedcore.flower.serverside import load_server_app
-        from fedcore.flower.strategies import AveragingServer
+        from fedcore.flower.strategies.registry import AveragingServer
 
         if self.target is None:
             return

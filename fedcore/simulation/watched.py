@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
 
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
-from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.crew import Asked, Crew
 from fedcore.state import ModelState
 from fedcore.wire.control import Task

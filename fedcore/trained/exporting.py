@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedcore.cli import user_output_to_stderr
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
-from fedcore.flower.trained import TrainedModel
+from fedcore.flower.apps.trained import TrainedModel
 from fedcore.system.files import check_place
 from fedcore.trained.opening import open_trained
 

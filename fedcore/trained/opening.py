@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedcore.flower.trained import TrainedModel, load_trained
+from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
 
 

@@ -17,7 +17,7 @@ import typer
 
 from fedcore.cli import user_output_to_stderr
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
-from fedcore.flower.trained import TrainedModel
+from fedcore.flower.apps.trained import TrainedModel
 from fedcore.system.files import check_place, write_file
 from fedcore.trained.opening import open_trained
 

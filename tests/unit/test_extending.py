@@ -21,7 +21,7 @@ from torch import nn
 
 from fedcore.data import Split, client_data
 from fedcore.federation import FederationFolder
-from fedcore.flower import strategies
+from fedcore.flower.strategies import registry as strategies
 from fedcore.training import (
     Batch,
     EngineConfig,

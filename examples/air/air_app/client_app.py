@@ -3,7 +3,7 @@
 from air_app.task import BOUNDS, COLUMNS, hours, initial_model
 from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.statistics import TrainingColumns, standardised
+from fedcore.flower.apps.statistics import TrainingColumns, standardised
 from fedcore.training import OptimizerConfig
 from fedcore.training.losses import squared_error
 from fedcore.training.metrics import r2, rmse

@@ -3,7 +3,7 @@
 from cox_app.task import BOUNDS, COLUMNS, initial_model, patients
 from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.statistics import TrainingColumns, standardised
+from fedcore.flower.apps.statistics import TrainingColumns, standardised
 from fedcore.training import OptimizerConfig
 from fedcore.training.losses import cox
 from fedcore.training.metrics import c_index

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cox_app.task import COLUMNS
 from fedcore import LocalJob
-from fedcore.flower.statistics import standardised
+from fedcore.flower.apps.statistics import standardised
 from fedcore.training import outputs
 
 

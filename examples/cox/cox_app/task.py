@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.statistics import app_bounds
+from fedcore.flower.apps.statistics import app_bounds
 from fedcore.training import derive_seed
 
 SITES = (250, 196, 164, 129, 80, 30)

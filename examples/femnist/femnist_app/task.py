@@ -6,7 +6,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split, client_data, load_femnist
-from fedcore.flower.personalized import Personal
+from fedcore.flower.apps.personalization import Personal
 from fedcore.training import OptimizerConfig, derive_seed, seeded
 from fedcore.training.models import small_cnn
 

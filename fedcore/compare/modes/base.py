@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedcore.compare.run import PlannedRun
     from fedcore.compare.workers.models import Models
     from fedcore.compare.workers.processes import Workers
-    from fedcore.flower.telling import ToldTest
+    from fedcore.flower.apps.progress_protocol import ToldTest
     from fedcore.wire.events import EventSink
 
 

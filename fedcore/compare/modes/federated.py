@@ -20,7 +20,7 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.telling import ToldTest
+from fedcore.flower.apps.progress_protocol import ToldTest
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file

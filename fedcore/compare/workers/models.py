@@ -19,10 +19,10 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.flower.plain_request import Content, PlainRequest
+from fedcore.flower.apps.progress_protocol import ToldTest
+from fedcore.flower.grid.plain_request import Content, PlainRequest
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
-from fedcore.flower.telling import ToldTest
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply

@@ -15,11 +15,11 @@ from fedcore.compare.workers.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.engine_app import Data, LocalApp, SupervisedApp
+from fedcore.flower.apps.engine_app import Data, LocalApp, SupervisedApp
+from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
-from fedcore.flower.personal_strategies import by_strategy
-from fedcore.flower.tensor_app import LocalJob
-from fedcore.node_config import share_of_client
+from fedcore.flower.node_config import share_of_client
+from fedcore.flower.strategies.personal import by_strategy
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
@@ -53,7 +53,7 @@ class Problem:
         except AppError as error:
             raise ConfigurationError(
                 f"{error}; this mode trains the app's model itself and needs a ClientApp made by supervised_app, or by "
-                f"local_app(..., data=...), of fedcore.flower.engine_app {_ANY}"
+                f"local_app(..., data=...), of fedcore.flower.apps.engine_app {_ANY}"
             ) from None
         if found.data is None:
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from fedcore.compare.workers.processes import ReportSink
 from fedcore.compare.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
 from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.monitoring.run_record import metric_like
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest

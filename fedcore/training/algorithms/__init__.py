@@ -9,8 +9,8 @@ What it gives back is its model, a second section of named tensors where the alg
     feddyn             a linear term and a pull, of the client's own past          (Acar et al. 2021)
     adaptive-clipping  updates clipped to a norm that follows a quantile           (Andrew et al. 2021)
 
-What the server does with the means is in `fedcore.flower.algorithm_strategies`. FedProx is a rule alone
-(`rules.Proximal`); what stays on a client as it is (Ditto, FedPer, FedBN) is in `fedcore.flower.personalized`.
+What the server does with the means is in `fedcore.flower.strategies.algorithms`. FedProx is a rule alone
+(`rules.Proximal`); what stays on a client as it is (Ditto, FedPer, FedBN) is in `fedcore.flower.apps.personalization`.
 """
 
 from __future__ import annotations

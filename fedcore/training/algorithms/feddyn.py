@@ -4,7 +4,7 @@ Client k minimises L_k(w) - <g_k, w> + alpha/2 ||w - x||^2, where g_k is its gra
 sets g_k <- g_k - alpha (w_k - x). At a minimum that is the gradient of L_k there, so all clients can agree on a model
 in which their gradients cancel, whatever each one's optimum. Here the minimum is approached by the app's own local
 steps, with any optimizer, as in the paper's experiments. Every client weighs 1. The server's part is in
-`fedcore.flower.algorithm_strategies`.
+`fedcore.flower.strategies.algorithms`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcore.flower.metric_aggregation import grid_counts, maximum
+from fedcore.flower.strategies.metrics import grid_counts, maximum
 from flower_apps.task import NODES, SIZES, initial, partition_of, record_of, reply, report, trained
 
 client = ClientApp()

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, local_app
-from fedcore.flower.personalized import Personal
+from fedcore.flower.apps.engine_app import LocalJob, local_app
+from fedcore.flower.apps.personalization import Personal
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train

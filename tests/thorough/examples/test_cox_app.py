@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedcore.cli import app as command
 from fedcore.data import Split
 from fedcore.data.statistics import standardised
-from fedcore.flower.tensor_app import LocalJob
+from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.training import evaluate, local_engine
 from fedcore.training.losses import cox
 from fedcore.training.metrics import c_index

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcore.checking.partition_command import draw
 from fedcore.cli import app
 from fedcore.data import load_digits, partition
-from fedcore.flower.parts import LabelCounts
+from fedcore.flower.apps.partition_report import LabelCounts
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 ARGUMENTS = ["partition", str(DIGITS), "--clients", "5", "--run-config", 'partition="labels:3" seed=7']

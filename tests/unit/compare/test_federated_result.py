@@ -18,7 +18,7 @@ from fedcore.compare.results import Staleness
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.telling import ToldTest, ToldTraining, tell
+from fedcore.flower.apps.progress_protocol import ToldTest, ToldTraining, tell
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.system.json_lines import LINE_CHARACTERS
 from fedcore.wire.events import PrivacyTerms

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
-from fedcore.flower.engine_app import LocalApp, LocalJob, supervised_app
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob, supervised_app
 from fedcore.flower.memory_app import opened
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation

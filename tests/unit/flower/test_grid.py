@@ -13,9 +13,9 @@ from support.raising import raises
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower import mean_only
-from fedcore.flower.grid import ExchangeGrid
-from fedcore.flower.sampling import Polling
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.grid.grid import ExchangeGrid
+from fedcore.flower.grid.sampling import Polling
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 

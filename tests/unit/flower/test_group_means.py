@@ -17,9 +17,9 @@ from support.raising import raises
 
 from fedcore.errors import AppError
 from fedcore.flower import group_means, mean_only
-from fedcore.flower.handover import check_strategy
-from fedcore.flower.robust import Groups
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.grid.aggregation_guard import check_strategy
+from fedcore.flower.grid.robust import Groups
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 

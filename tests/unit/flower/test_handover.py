@@ -24,8 +24,8 @@ from support.raising import raises
 
 from fedcore.errors import AppError
 from fedcore.flower import mean_only, sum_only
-from fedcore.flower.handover import check_server, check_strategy
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.grid.aggregation_guard import check_server, check_strategy
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 
@@ -301,7 +301,7 @@ def largest(contents: list[RecordDict], weight_key: str) -> MetricRecord:
 def test_metrics_of_the_apps_own_are_refused_by_their_line(grid: SecureGrid, cohort: Cohort, when: str) -> None:
     message = refused(cohort, UNDECLARED, lambda: start(grid, FedAvg(**{f"{when}_metrics_aggr_fn": largest})))  # type: ignore[arg-type]
     assert f" {when}_metrics_aggr_fn (unit/flower/test_handover.py:{line(largest, 'def largest')})" in message
-    assert "fedcore.flower.metric_aggregation" in message
+    assert "fedcore.flower.strategies.metrics" in message
 
 
 def test_declared_metrics_get_the_mean(grid: SecureGrid) -> None:

@@ -13,12 +13,12 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
-from fedcore.flower.engine_app import LocalApp, local_app
-from fedcore.flower.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
-from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
-from fedcore.flower.personal_strategies import by_strategy
-from fedcore.flower.personalized import Personal
-from fedcore.flower.tensor_app import LocalJob
+from fedcore.flower.apps.engine_app import LocalApp, local_app
+from fedcore.flower.apps.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
+from fedcore.flower.apps.own_models import ContextStore, FolderStore, OwnModelStore
+from fedcore.flower.apps.personalization import Personal
+from fedcore.flower.apps.tensor_app import LocalJob
+from fedcore.flower.strategies.personal import by_strategy
 from fedcore.state import ModelState, OwnModelFolder
 from fedcore.training import OptimizerConfig, make_engine, train
 from fedcore.training.algorithms import make_algorithm

@@ -15,10 +15,10 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower import telling
-from fedcore.flower.engine_app import LocalJob, local_app
-from fedcore.flower.own_models import ContextStore
-from fedcore.flower.personalized import Personal
+from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps.engine_app import LocalJob, local_app
+from fedcore.flower.apps.own_models import ContextStore
+from fedcore.flower.apps.personalization import Personal
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
 from fedcore.training.metrics import accuracy

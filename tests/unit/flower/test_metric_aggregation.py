@@ -16,9 +16,10 @@ from support.raising import raises
 
 from fedcore.codec.metrics import MetricValue
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.engine_app import supervised_app
-from fedcore.flower.handover import check_strategy
-from fedcore.flower.metric_aggregation import (
+from fedcore.flower.apps.engine_app import supervised_app
+from fedcore.flower.grid.aggregation_guard import check_strategy
+from fedcore.flower.grid.secure_grid import SecureGrid
+from fedcore.flower.strategies.metrics import (
     MetricAggregation,
     combined,
     finish,
@@ -28,8 +29,7 @@ from fedcore.flower.metric_aggregation import (
     ratio,
     total,
 )
-from fedcore.flower.secure_grid import SecureGrid
-from fedcore.flower.strategies import averaging_server
+from fedcore.flower.strategies.registry import averaging_server
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.training import OptimizerConfig
 from fedcore.training.losses import squared_error

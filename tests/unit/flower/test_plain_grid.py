@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.flower.plain_grid import PlainGrid
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.plain_grid import PlainGrid
+from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState

@@ -13,10 +13,10 @@ from torch import nn
 from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
+from fedcore.flower.apps.personalization import Personal
 from fedcore.flower.memory_app import opened
-from fedcore.flower.personalized import Personal
 from fedcore.flower.serverside import ServerAppOutcome
-from fedcore.flower.strategies import STRATEGIES
+from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded

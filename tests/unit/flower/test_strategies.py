@@ -5,10 +5,10 @@ from flwr.serverapp import strategy as flower
 from support.raising import raises
 
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.flower import algorithm_strategies as ours
-from fedcore.flower.buffered import FedBuff
 from fedcore.flower.memory_app import READ_TOO
-from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, make_strategy, participation
+from fedcore.flower.strategies import algorithms as ours
+from fedcore.flower.strategies.buffered import FedBuff
+from fedcore.flower.strategies.registry import STRATEGIES, STRATEGY_KEYS, make_strategy, participation
 
 
 @pytest.mark.parametrize(

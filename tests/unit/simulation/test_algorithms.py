@@ -20,11 +20,11 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError
-from fedcore.flower.engine_app import LocalApp, LocalJob, local_app
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.flower.memory_app import opened
 from fedcore.flower.records import state_from_arrays
-from fedcore.flower.secure_grid import SecureGrid
-from fedcore.flower.strategies import make_strategy
+from fedcore.flower.strategies.registry import make_strategy
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState

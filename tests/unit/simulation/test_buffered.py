@@ -15,8 +15,8 @@ from support.tiny import TINY
 
 from fedcore.errors import ConfigurationError, RunFailed
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.secure_grid import SecureGrid
-from fedcore.flower.strategies import make_strategy
+from fedcore.flower.grid.secure_grid import SecureGrid
+from fedcore.flower.strategies.registry import make_strategy
 from fedcore.run.buffer import WorkBook
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation

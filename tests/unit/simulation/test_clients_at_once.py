@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError, DataError
-from fedcore.flower import supervised_together
-from fedcore.flower.engine_app import LocalApp, LocalJob, local_app, supervised_app
+from fedcore.flower.apps import supervised_batches as supervised_together
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app, supervised_app
+from fedcore.flower.apps.personalization import Personal
 from fedcore.flower.memory_app import opened
-from fedcore.flower.personalized import Personal
-from fedcore.flower.strategies import STRATEGIES
+from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState

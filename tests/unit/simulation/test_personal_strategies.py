@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from fedcore.data import Split, client_data, load_digits
-from fedcore.flower.engine_app import LocalApp, LocalJob, supervised_app
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob, supervised_app
 from fedcore.flower.memory_app import opened
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation

@@ -15,8 +15,8 @@ from support.raising import raises
 from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.declarations import sum_only
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.grid.declarations import sum_only
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation

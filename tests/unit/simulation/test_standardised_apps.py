@@ -14,7 +14,7 @@ APP = Path(__file__).parents[2] / "apps" / "scaled"
 sys.path.insert(0, str(APP))
 from scaled_app.client_app import BOUNDS, app, raw  # noqa: E402
 
-from fedcore.flower.tensor_app import LocalJob  # noqa: E402
+from fedcore.flower.apps.tensor_app import LocalJob  # noqa: E402
 
 Simulate = Callable[..., Any]
 

@@ -20,7 +20,7 @@ from fedcore.cli import app
 from fedcore.data import load_digits
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.flower.trained import load_trained
+from fedcore.flower.apps.trained import load_trained
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, Metrics, local_app
+from fedcore.flower.apps.engine_app import LocalJob, Metrics, local_app
 from fedcore.training import Engine, OptimizerConfig, train
 from fedcore.training.models import mlp
 

@@ -7,7 +7,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, Metrics, local_app
+from fedcore.flower.apps.engine_app import LocalJob, Metrics, local_app
 from fedcore.training import Engine, OptimizerConfig, train
 from fedcore.training.models import mlp
 

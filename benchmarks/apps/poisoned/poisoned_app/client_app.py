@@ -12,7 +12,7 @@ import torch
 
 from fedcore import LocalJob, local_app
 from fedcore.data import Split
-from fedcore.flower.engine_app import Metrics
+from fedcore.flower.apps.engine_app import Metrics
 from fedcore.training import Engine, derive_seed, evaluate, train
 from fedcore.training.metrics import accuracy
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedcore.flower import supervised_together
+from fedcore.flower.apps import supervised_batches as supervised_together
 from fedcore.training.loop import TrainingPlan
 
 

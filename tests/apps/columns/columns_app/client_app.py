@@ -5,7 +5,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from columns_app.table import table
-from fedcore.flower.statistics import add_statistics
+from fedcore.flower.apps.statistics import add_statistics
 
 app = ClientApp()
 

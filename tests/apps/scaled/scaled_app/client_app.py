@@ -6,7 +6,7 @@ from torch import nn
 
 from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.statistics import TrainingColumns, standardised
+from fedcore.flower.apps.statistics import TrainingColumns, standardised
 from fedcore.training import OptimizerConfig, seeded
 from fedcore.training.losses import squared_error
 

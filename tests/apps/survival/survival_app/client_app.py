@@ -8,7 +8,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, Metrics, local_app
+from fedcore.flower.apps.engine_app import LocalJob, Metrics, local_app
 from fedcore.training import Engine, OptimizerConfig, evaluate, train
 from fedcore.training.losses import cox
 from fedcore.training.metrics import Metric, c_index

@@ -8,8 +8,8 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, Metrics, local_app
-from fedcore.flower.personalized import Personal
+from fedcore.flower.apps.engine_app import LocalJob, Metrics, local_app
+from fedcore.flower.apps.personalization import Personal
 from fedcore.training import Engine, OptimizerConfig, evaluate, seeded, train
 from fedcore.training.models.gpt import GPT, GPTConfig
 

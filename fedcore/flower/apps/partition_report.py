@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedcore.data.types import Split
 from fedcore.errors import AppError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.apps.engine_app import LocalApp
+from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
-from fedcore.flower.tensor_app import LocalJob
-from fedcore.node_config import share_of_client
+from fedcore.flower.node_config import share_of_client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

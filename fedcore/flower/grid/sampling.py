@@ -10,8 +10,8 @@ from typing import Any, Final
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
-from fedcore.flower.declarations import code_of
-from fedcore.flower.handover import callers, looping_strategy, of_flower
+from fedcore.flower.grid.aggregation_guard import callers, looping_strategy, of_flower
+from fedcore.flower.grid.declarations import code_of
 
 _SAMPLE = sample_nodes.__code__
 _SETTINGS: Final = (

@@ -16,10 +16,10 @@ from flwr.supercore.run import Run
 
 from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
 from fedcore.flower.figures import NewFigures
-from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, receiver
+from fedcore.flower.grid.plain_request import PlainRequest
+from fedcore.flower.grid.sampling import Awaited, Polling, awaited, samples
 from fedcore.flower.records import cast_to_layout, state_from_arrays
-from fedcore.flower.sampling import Awaited, Polling, awaited, samples
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import Layout, ModelState

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.grid.grid import ExchangeGrid
 
 
 class FedBuff(FedAvgM):

@@ -14,10 +14,10 @@ from flwr.app import UserConfig
 
 from fedcore.data.types import Split
 from fedcore.errors import DataError
-from fedcore.flower import telling
-from fedcore.flower.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
-from fedcore.flower.local_algorithms import STRATEGY, weighed
-from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp
+from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
+from fedcore.flower.apps.local_algorithms import STRATEGY, weighed
+from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.batched import TrainedClient, clients_that_pay, difference_found, train_together, why_not

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from fedcore.flower.tensor_app import LocalResult
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.state import FileSink
 
 

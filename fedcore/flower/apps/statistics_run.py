@@ -5,11 +5,11 @@ from __future__ import annotations
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.data.statistics import Question, Statistics
-from fedcore.flower.grid import Aggregation, ExchangeBackend
-from fedcore.flower.plain_grid import PlainGrid
+from fedcore.flower.apps.statistics import answered
+from fedcore.flower.grid.grid import Aggregation, ExchangeBackend
+from fedcore.flower.grid.plain_grid import PlainGrid
+from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
-from fedcore.flower.secure_grid import SecureGrid
-from fedcore.flower.statistics import answered
 
 
 def run_statistics(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Statistics:

@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import multikrum
 
 from fedcore.errors import AppError
-from fedcore.flower.declarations import code_of, declared_code
+from fedcore.flower.grid.declarations import code_of, declared_code
 from fedcore.run.settings import JobSettings
 
 ROBUST: Final = ("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan")

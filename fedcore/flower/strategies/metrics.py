@@ -25,8 +25,8 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedcore.errors import AppError
-from fedcore.flower.declarations import mean_only
-from fedcore.flower.personalized import PREFIX
+from fedcore.flower.apps.personalization import PREFIX
+from fedcore.flower.grid.declarations import mean_only
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
 
 Value: TypeAlias = int | float | list[int] | list[float]

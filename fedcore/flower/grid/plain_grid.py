@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 
 from fedcore.errors import AppError, PeerError
-from fedcore.flower.grid import ExchangeGrid
-from fedcore.flower.plain_request import Content, Outgoing, PlainRequest
+from fedcore.flower.grid.grid import ExchangeGrid
+from fedcore.flower.grid.plain_request import Content, Outgoing, PlainRequest
 from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from, round_of
 from fedcore.run.plain import UNKNOWN, PlainReply
 from fedcore.state import ModelState

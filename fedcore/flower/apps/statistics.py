@@ -31,9 +31,9 @@ from fedcore.data.statistics_report import bounds_from
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.declarations import sum_only
+from fedcore.flower.apps.tensor_app import LocalJob
+from fedcore.flower.grid.declarations import sum_only
 from fedcore.flower.records import merged_values
-from fedcore.flower.tensor_app import LocalJob
 from fedcore.run.encoding_plan import QUERY_VALUES
 
 __all__ = ["Statistics", "TrainingColumns", "add_statistics", "app_bounds", "federated_statistics", "standardised"]

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from fedcore.errors import AppError, ConfigurationError, EncodingError, PeerError
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.apps.engine_app import LocalApp
+from fedcore.flower.apps.personalization import Personalization
+from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
-from fedcore.flower.personalized import Personalization
 from fedcore.flower.records import config_from_json, merged_values
-from fedcore.flower.tensor_app import LocalJob
 from fedcore.state import Layout, ModelFacts, ModelState, read_facts
 from fedcore.system.assignments import override
 from fedcore.training.engines import EngineConfig, World

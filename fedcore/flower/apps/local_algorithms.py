@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fedcore.flower.own_models import OwnModelStore, Provenance
-from fedcore.flower.personalized import Personalization
-from fedcore.flower.tensor_app import LocalJob, LocalResult
+from fedcore.flower.apps.own_models import OwnModelStore, Provenance
+from fedcore.flower.apps.personalization import Personalization
+from fedcore.flower.apps.tensor_app import LocalJob, LocalResult
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.algorithms import LocalAlgorithm, make_algorithm
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedcore.errors import ConfigurationError
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalQuestion
-from fedcore.flower.tensor_app import LocalResult
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 from fedcore.wire.record_file import Place
 
 if TYPE_CHECKING:
-    from fedcore.flower.supervised_together import Together
+    from fedcore.flower.apps.supervised_batches import Together
 
 
 class Asked(Protocol):
@@ -95,7 +95,7 @@ class ClientsAtOnce:
         runner = self.runner(clients[0])
         app = runner.local_app(task)
         if self._together is None and app is not None:
-            from fedcore.flower.supervised_together import Together  # brings torch, which the app has already
+            from fedcore.flower.apps.supervised_batches import Together  # brings torch, which the app has already
 
             self._together = Together(app, runner.engine, at_once=self.at_once, warn=self.warn)
         return self._together if app is not None else None

@@ -24,16 +24,15 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, Us
 from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower import telling
-from fedcore.flower.freezing import Frozen
-from fedcore.flower.local_algorithms import AlgorithmWork, weighed
-from fedcore.flower.own_models import ContextStore, OwnModelStore
-from fedcore.flower.personal_strategies import by_strategy
-from fedcore.flower.personalized import Personal, Personalization
+from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps.local_algorithms import AlgorithmWork, weighed
+from fedcore.flower.apps.own_models import ContextStore, OwnModelStore
+from fedcore.flower.apps.personalization import Frozen, Personal, Personalization
+from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
+from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
+from fedcore.flower.node_config import number_of_node
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
-from fedcore.flower.statistics import UNNAMED, TrainingColumns
-from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
-from fedcore.node_config import number_of_node
+from fedcore.flower.strategies.personal import by_strategy
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.algorithms import LocalAlgorithm
 from fedcore.training.engines import (
@@ -95,7 +94,8 @@ def local_app(
     optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
     (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
     adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
-    every client and on the server. So does what `freeze` in the run config names (`fedcore.flower.freezing`).
+    every client and on the server. So does what `freeze` in the run config names
+    (`fedcore.flower.apps.personalization`).
     """
     definition = Definition(
         model=model,

@@ -26,8 +26,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy import fedavg as fedavg_module
 
 from fedcore.errors import AppError
-from fedcore.flower.declarations import Wants, code_of, declared_class, declared_code, owner_of
-from fedcore.flower.robust import ROBUST, Groups, check_robust, is_robust
+from fedcore.flower.grid.declarations import Wants, code_of, declared_class, declared_code, owner_of
+from fedcore.flower.grid.robust import ROBUST, Groups, check_robust, is_robust
 from fedcore.wire.control import is_training
 
 DEFAULT_WEIGHT_KEY = "num-examples"
@@ -284,7 +284,7 @@ _GROUPS_REMEDY = (
 )
 _METRICS_REMEDY = (
     "If it means the same of one mean, declare it: @fedcore.mean_only above the function. "
-    "fedcore.flower.metric_aggregation has ready-made ones (mean, ratio, total, maximum, finish). "
+    "fedcore.flower.strategies.metrics has ready-made ones (mean, ratio, total, maximum, finish). "
     f"Otherwise {_PLAIN}"
 )
 

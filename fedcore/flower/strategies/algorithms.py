@@ -19,8 +19,8 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.grid import ExchangeGrid
-from fedcore.flower.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
+from fedcore.flower.apps.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
+from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.training.algorithms import ALPHA, BOUND, CONTROL, LENGTH, NOT_CLIPPED
 
 Arrays = dict[str, NDArray[Any]]

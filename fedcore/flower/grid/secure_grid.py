@@ -18,11 +18,11 @@ from flwr.app.metadata import Metadata
 from flwr.common import MessageTypeLegacy
 
 from fedcore.errors import AppError, BudgetSpent
-from fedcore.flower.grid import ExchangeGrid
-from fedcore.flower.handover import check_callers, check_handover
-from fedcore.flower.queries import records_of
+from fedcore.flower.grid.aggregation_guard import check_callers, check_handover
+from fedcore.flower.grid.grid import ExchangeGrid
+from fedcore.flower.grid.queries import records_of
+from fedcore.flower.grid.robust import Groups
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
-from fedcore.flower.robust import Groups
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.wire.control import is_query
 

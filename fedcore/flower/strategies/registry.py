@@ -18,13 +18,13 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.flower import algorithm_strategies as ours
-from fedcore.flower.buffered import FedBuff
-from fedcore.flower.engine_app import LocalApp, SupervisedApp
-from fedcore.flower.metric_aggregation import finish
-from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
-from fedcore.flower.personalized import PREFIX
-from fedcore.flower.server_tests import TestSet, server_test
+from fedcore.flower.apps.engine_app import LocalApp, SupervisedApp
+from fedcore.flower.apps.personalization import PREFIX
+from fedcore.flower.apps.server_tests import TestSet, server_test
+from fedcore.flower.strategies import algorithms as ours
+from fedcore.flower.strategies.buffered import FedBuff
+from fedcore.flower.strategies.metrics import finish
+from fedcore.flower.strategies.personal import DITTO_KEY, LAYERS_KEY
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.algorithms import ALPHA
 from fedcore.training.metrics import accuracy

@@ -20,7 +20,7 @@ from flwr.server.server import Server
 from flwr.serverapp.strategy import Strategy
 
 from fedcore.errors import ConfigurationError, EncodingError
-from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.records import arrays_from_state, state_from_arrays
 from fedcore.state import ModelState
 

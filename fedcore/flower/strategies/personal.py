@@ -11,8 +11,7 @@ from typing import Final
 from flwr.app import UserConfig
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.freezing import patterns_in
-from fedcore.flower.personalized import Personal
+from fedcore.flower.apps.personalization import Personal, patterns_in
 
 PERSONAL: Final = frozenset({"ditto", "fedbn", "fedper"})
 """Strategies under which a client keeps a model, or a part of one, that is its own."""

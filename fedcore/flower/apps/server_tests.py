@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, MetricRecord, UserConfig
 
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
-from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.records import state_from_arrays
 from fedcore.training.engines import EngineConfig, World
 from fedcore.training.loop import evaluate

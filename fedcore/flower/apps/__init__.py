@@ -1,0 +1,1 @@
+"""ClientApps made of functions, and what runs them: tensors, engines, personalization, statistics."""

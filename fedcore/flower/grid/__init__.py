@@ -1,0 +1,1 @@
+"""Flower's Grid over exchanges, in secure and in plain mode."""

@@ -1,0 +1,1 @@
+"""Strategies that one weighted mean is enough for, by their names in the run config."""
