@@ -33,8 +33,8 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore.admission.agreed import Agreed
 from fedcore.federation import ClientKit
+from fedcore.federation.admission.agreed import Agreed
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import ModelState
 from fedcore.wire.control import Task

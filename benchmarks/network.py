@@ -35,7 +35,8 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
-from fedcore.federation import Policy, provision
+from fedcore.federation import Policy
+from fedcore.federation.kits import provision
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, ignore
 

@@ -48,7 +48,8 @@ from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore.federation import ClientKit, Policy, provision
+from fedcore.federation import ClientKit, Policy
+from fedcore.federation.kits import provision
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

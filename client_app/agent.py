@@ -36,7 +36,7 @@ from fedcore.errors import (
     Unauthorized,
     WrongClock,
 )
-from fedcore.federation.identity import next_identity
+from fedcore.federation.kits.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.concurrency import end, guarded

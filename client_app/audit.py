@@ -30,9 +30,9 @@ from client_app.ledger_entries import (
 )
 from client_app.output import clean
 from client_app.spending import Spending, spent_by_run
-from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
+from fedcore.federation.admission.owner import Released, ids_from_text
 from fedcore.system.terminal import escape
 
 WORK: Final = "work"

@@ -18,8 +18,8 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore.admission.agreed import Agreed
 from fedcore.federation import ClientKit
+from fedcore.federation.admission.agreed import Agreed
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces

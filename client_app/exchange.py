@@ -32,11 +32,13 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker
-from fedcore.admission.drawn import answer_draw, check_drawn
-from fedcore.admission.messages import check_message
-from fedcore.admission.releases import agree
-from fedcore.admission.spending import Spending
-from fedcore.admission.tasks import (
+from fedcore.codec import AnyEncoding, encode, encode_nothing
+from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
+from fedcore.federation.admission.drawn import answer_draw, check_drawn
+from fedcore.federation.admission.messages import check_message
+from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.spending import Spending
+from fedcore.federation.admission.tasks import (
     check_encoding,
     check_frequency,
     check_start,
@@ -44,8 +46,7 @@ from fedcore.admission.tasks import (
     derive_parameters,
     follow_scales,
 )
-from fedcore.codec import AnyEncoding, encode, encode_nothing
-from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
+from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting as units
 from fedcore.run.groups import is_draw
 from fedcore.run.settings import JobSettings
@@ -56,7 +57,6 @@ from fedcore.secagg import (
 )
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.transcript import TranscriptOut
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.chunks import PART_BYTES, update_digest
 from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task

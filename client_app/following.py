@@ -15,8 +15,8 @@ from typing import Final, NoReturn, Protocol
 from client_app.client import Client
 from client_app.http.retry import BRIEF
 from client_app.offers import Offers
-from fedcore.admission.agreed import Agreed
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
+from fedcore.federation.admission.agreed import Agreed
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.control import AppOut

@@ -3,7 +3,7 @@
 The update outlives the agent: in the state folder `work/held.json` says what it is, beside it lies the state that the
 ranks left, and the model that it began from is in `models/work`. It is given to one sum, ever. Once the shares for that
 have left this machine it is kept for the very same sum only, which may be asked for again where it stayed closed
-(`fedcore.admission.releases`), and goes with the next task about anything else, or with the agent.
+(`fedcore.federation.admission.releases`), and goes with the next task about anything else, or with the agent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A client that restarts in the middle of a round is a dropout of that round (docs/protocol.md), and shares for the
 unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
 it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
-together; what the transcript later proves to have stayed masked is returned (`fedcore.transcript.never_unmasked`). The
+together; what the transcript later proves to have stayed masked is returned
+(`fedcore.federation.transcript.never_unmasked`). The
 file has one JSON object a line and only ever grows; `client_app.ledger_entries` has what a line says.
 """
 
@@ -33,14 +34,14 @@ from client_app.ledger_entries import (
     Worked,
     read_entries,
 )
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.owner import Released
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.owner import Released
+from fedcore.federation.transcript import Attempt
 from fedcore.run.groups import Drawn
 from fedcore.system.files import Lock
-from fedcore.transcript import Attempt
 from fedcore.wire.control import Task
 
 _DAY_SECONDS: Final = 86_400.0

@@ -12,9 +12,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Discriminator, TypeAdapter
 
 from client_app.journal import read_lines
-from fedcore.admission.owner import LedgerEntry, Released
+from fedcore.federation.admission.owner import LedgerEntry, Released
+from fedcore.federation.transcript import Attempt
 from fedcore.run.groups import Drawn
-from fedcore.transcript import Attempt
 
 LEDGER_FILE: Final = "ledger.jsonl"
 

@@ -13,7 +13,7 @@ from client_app.client import Client
 from client_app.http.http_transport import signer
 from client_app.http.retry import BRIEF
 from fedcore.errors import ProtocolViolation, Unauthorized
-from fedcore.federation.identity import next_identity
+from fedcore.federation.kits.identity import next_identity
 from fedcore.federation.membership import follow
 from fedcore.federation.roster import FORK, GAP, MALFORMED, ROLLBACK
 from fedcore.system.concurrency import in_thread

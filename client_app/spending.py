@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from client_app.ledger_entries import Entry, Returned, Sent, Spent
-from fedcore.admission.owner import Released
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
+from fedcore.federation.admission.owner import Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,11 @@ from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.transcript import Transcript
 from client_app.word_maker import who_makes_words
-from fedcore.admission.agreed import Agreed
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
-from fedcore.federation.identity import IDENTITY_FILE
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.kits.identity import IDENTITY_FILE
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import OWN_MODEL_FOLDER

@@ -9,8 +9,8 @@ from pydantic_core import from_json
 
 from client_app.ledger import ExchangeId
 from client_app.output import clean
-from fedcore.admission.tasks import TOO_MANY_TENSORS
 from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission.tasks import TOO_MANY_TENSORS
 from fedcore.wire.control import Name, Task
 from fedcore.wire.forms import our_version
 

@@ -23,9 +23,7 @@ from typing import Final, Literal, Self
 from client_app.journal import Journal, read_lines
 from fedcore.errors import ConfigurationError, ProtocolViolation, Refused
 from fedcore.federation import Roster
-from fedcore.secagg import Outcome, SignatureSet
-from fedcore.system.concurrency import in_thread
-from fedcore.transcript import (
+from fedcore.federation.transcript import (
     TRANSCRIPT_FORK,
     TRANSCRIPT_GAP,
     Chain,
@@ -37,6 +35,8 @@ from fedcore.transcript import (
     keys_of,
     record_hash,
 )
+from fedcore.secagg import Outcome, SignatureSet
+from fedcore.system.concurrency import in_thread
 from fedcore.wire.control import Message, ProblemKind, Sha256, Task
 
 TRANSCRIPT_FILE: Final = "transcript.jsonl"

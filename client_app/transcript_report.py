@@ -22,8 +22,8 @@ from fedcore.codec.privacy import Release
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
+from fedcore.federation.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.system.terminal import escape
-from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire.control import Task
 
 STATE: Final = "state"

@@ -6,9 +6,6 @@ from typing import Final
 
 from client_app.eligibility import NotEligible
 from client_app.ranks.failures import AppFailed, RankFailed
-from fedcore.admission import tasks
-from fedcore.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
-from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.errors import (
     AppError,
     DataError,
@@ -23,6 +20,9 @@ from fedcore.errors import (
     WorkerDied,
     WrongClock,
 )
+from fedcore.federation.admission import tasks
+from fedcore.federation.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
+from fedcore.federation.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.run.plain import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
 from fedcore.wire.control import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn

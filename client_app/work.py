@@ -16,8 +16,8 @@ from client_app.counted import CountedRounds
 from client_app.held import work_in
 from client_app.ranks.messages import LocalAnswer
 from client_app.withdrawal import withdrawal_for
-from fedcore.admission.tasks import START_MISMATCH, check_frequency, check_work
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
+from fedcore.federation.admission.tasks import START_MISMATCH, check_frequency, check_work
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire.control import Task, WorkIn, WorkState

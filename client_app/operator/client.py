@@ -16,8 +16,8 @@ import tenacity
 from client_app.http.errors import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import OperatorKit, Roster
+from fedcore.federation.transcript import SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.system.files import replacing
-from fedcore.transcript import SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.wire.control import ModelRef, RostersOut
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut

@@ -257,7 +257,7 @@ def renew(
     from datetime import UTC, datetime
 
     from fedcore.federation.authority import Authority
-    from fedcore.federation.kits import CERTIFICATE_FILE
+    from fedcore.federation.kits.kits import CERTIFICATE_FILE
 
     authority = Authority.load(federation)
     path = certificate or authority.folder.parent / "server" / CERTIFICATE_FILE

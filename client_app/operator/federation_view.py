@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.federation.authority import Authority
-from fedcore.federation.expiry import warning
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import fingerprint
-from fedcore.federation.kits import CA_FILE, CERTIFICATE_FILE
+from fedcore.federation.kits.expiry import warning
+from fedcore.federation.kits.kits import CA_FILE, CERTIFICATE_FILE
 
 
 def described(authority: Authority, now: datetime) -> dict[str, Any]:

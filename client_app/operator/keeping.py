@@ -19,9 +19,9 @@ from client_app.operator.finding import find_run
 from client_app.operator.results import fetch_results
 from client_app.transcript import TRANSCRIPT_FILE, Entry
 from fedcore.errors import ConfigurationError, StorageFull
+from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import Home
 from fedcore.state import read_facts, sha256_file
-from fedcore.transcript import SignedRecord, record_hash
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunStatus
 

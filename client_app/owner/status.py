@@ -26,7 +26,7 @@ from client_app.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate
-from fedcore.federation.identity import IDENTITY_FILE, next_identity
+from fedcore.federation.kits.identity import IDENTITY_FILE, next_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ import typing
 from typing import Any
 
 from fedcore.federation import Policy
-from fedcore.federation.kit_text import client_text, operator_text, server_text
-from fedcore.federation.policy_text import policy_text
+from fedcore.federation.kits.kit_text import client_text, operator_text, server_text
+from fedcore.federation.kits.policy_text import policy_text
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.settings import JobSettings
 from sitegen.tables import code, default, explained, table, type_name

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.tasks import refused_choices
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.simulating import IN_TURN
 from fedcore.checking.findings import CheckReport, Findings
 from fedcore.compare.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node_config import share_of_client
 from fedcore.run.engine_config import EngineConfig

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.tasks import check_privacy
 from fedcore.checking.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.tasks import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.settings import planned_rounds

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedcore.admission.refusals import refused_by_all
 from fedcore.errors import FedcoreError, ProtocolViolation
+from fedcore.federation.admission.refusals import refused_by_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ and refuses one that is incomplete, altered or readable by other users. A client
 the owner insists on, whatever a server says.
 """
 
-from fedcore.federation.kits import ClientKit, OperatorKit, ServerKit
+from fedcore.federation.kits.kits import ClientKit, OperatorKit, ServerKit
+from fedcore.federation.kits.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, create, provision
 from fedcore.federation.policy import TWO_TELL_EACH_OTHER, Policy
-from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, create, provision
 from fedcore.federation.roster import Member, Roster
 
 __all__ = [

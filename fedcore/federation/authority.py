@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import EnvironmentFailure, KitError, ProtocolViolation
-from fedcore.federation import certificates as tls
 from fedcore.federation.chain import chain_text, load_chain
 from fedcore.federation.files import (
     broken,
@@ -31,7 +30,8 @@ from fedcore.federation.files import (
     read_toml,
     replace_file,
 )
-from fedcore.federation.kits import (
+from fedcore.federation.kits import certificates as tls
+from fedcore.federation.kits.kits import (
     AUTHORITY_FILE,
     AUTHORITY_KEY,
     AUTHORITY_SETTINGS,

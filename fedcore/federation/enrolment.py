@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedcore.errors import KitError
 from fedcore.federation.files import new_folder, public_pem, replace_file
 from fedcore.federation.fingerprint import check_fingerprint
-from fedcore.federation.identity import IDENTITY_FILE, make_identity, make_next, open_identity, public_bytes
-from fedcore.federation.kit_text import client_text
-from fedcore.federation.kits import AUTHORITY_FILE, CA_FILE, CLIENT_FILE, POLICY_FILE, ROSTER_FILE, ClientKit
+from fedcore.federation.kits.identity import IDENTITY_FILE, make_identity, make_next, open_identity, public_bytes
+from fedcore.federation.kits.kit_text import client_text
+from fedcore.federation.kits.kits import AUTHORITY_FILE, CA_FILE, CLIENT_FILE, POLICY_FILE, ROSTER_FILE, ClientKit
+from fedcore.federation.kits.policy_text import policy_text
+from fedcore.federation.kits.provision import FEWEST_CLIENTS
 from fedcore.federation.policy import Policy
-from fedcore.federation.policy_text import policy_text
-from fedcore.federation.provision import FEWEST_CLIENTS
 from fedcore.federation.requests import REQUEST_SUFFIX, Admission, Request
 
 Randomness = Callable[[int], bytes]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.chain import successors
 from fedcore.federation.files import replace_file
-from fedcore.federation.identity import next_identity, public_bytes, use_next
-from fedcore.federation.kits import ROSTER_FILE, ClientKit
+from fedcore.federation.kits.identity import next_identity, public_bytes, use_next
+from fedcore.federation.kits.kits import ROSTER_FILE, ClientKit
 from fedcore.federation.roster import OTHER_KEY, REVOKED, Roster
 from fedcore.secagg import Signer
 

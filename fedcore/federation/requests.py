@@ -18,7 +18,7 @@ from pydantic import StrictInt, TypeAdapter
 
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation.files import broken, read_text
-from fedcore.federation.identity import public_bytes
+from fedcore.federation.kits.identity import public_bytes
 from fedcore.federation.roster import Base64, Roster, check_name
 from fedcore.secagg import Signer
 from fedcore.secagg.crypto.domain import pack

@@ -1,7 +1,7 @@
 """How many clients a sum needs, may lose and is hidden among: quorum, failures, graph and threshold, shares of noise.
 
 The server and the simulator announce these numbers, from a run's settings and the size of a cohort; a client works
-them out too, and refuses a task that says otherwise (`fedcore.admission`).
+them out too, and refuses a task that says otherwise (`fedcore.federation.admission`).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.simulated import SimulatedOwners
 from fedcore.federation import Member, Policy, Roster
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar

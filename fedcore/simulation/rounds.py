@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.admission.simulated import AdmittedExchange
 from fedcore.codec import AnyEncoding
+from fedcore.federation.admission.simulated import AdmittedExchange
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
 from fedcore.simulation.sessions import Sessions, Start, Update

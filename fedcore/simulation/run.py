@@ -11,10 +11,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.messages import check_message
-from fedcore.admission.simulated import SimulatedOwners
-from fedcore.admission.tasks import refused_choices
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.errors import (
     AppError,
@@ -23,6 +19,10 @@ from fedcore.errors import (
     ProtocolViolation,
 )
 from fedcore.federation import Policy
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.messages import check_message
+from fedcore.federation.admission.simulated import SimulatedOwners
+from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.flower.grid.plain_request import PlainRequest

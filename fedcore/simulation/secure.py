@@ -10,10 +10,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.admission.simulated import SimulatedOwners
 from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
+from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import staleness_metrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedcore.admission.refusals import refused_by_all
 from fedcore.codec import AnyEncoding, Decoded
 from fedcore.errors import ProtocolViolation, RunFailed
+from fedcore.federation.admission.refusals import refused_by_all
 from fedcore.wire.control import Group
 from fedcore.wire.events import EventSink, ExchangeFailed, GroupEnded
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
+from fedcore.federation.transcript import ExchangeRecord
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread
-from fedcore.transcript import ExchangeRecord
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind
 from fedcore.wire.secagg import (

@@ -11,8 +11,8 @@ from pathlib import Path
 from cryptography import x509
 
 from fedcore.errors import KitError
-from fedcore.federation.expiry import days_left, warning
 from fedcore.federation.files import broken, read_certificate
+from fedcore.federation.kits.expiry import days_left, warning
 
 log = logging.getLogger("fedcore.server")
 

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
-from fedcore.transcript import TranscriptOut
+from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.control import ProblemKind
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from fedcore.transcript import TranscriptOut
+from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.chunks import PART_BYTES
 from fedcore.wire.control import (
     OFFERS_HEADER,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
 
-from fedcore.transcript import TranscriptOut
+from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.control import SHA256_HEX, ModelRef, ProblemKind, RostersOut
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import (

@@ -1,7 +1,8 @@
 """Exchanges that are cut into groups: a draw, then the secure exchanges of all groups at the same time.
 
 A group that fails, after its attempts, gives no mean; the others' go on where enough are left. Nothing is drawn anew
-once groups have been asked: clients would refuse other groups for the same model (`fedcore.admission.releases`).
+once groups have been asked: clients would refuse other groups for the same model
+(`fedcore.federation.admission.releases`).
 """
 
 from __future__ import annotations

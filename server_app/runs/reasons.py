@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fedcore.admission.refusals import refused_by_all, refused_by_some
 from fedcore.errors import RoundFailed
+from fedcore.federation.admission.refusals import refused_by_all, refused_by_some
 from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task, WithdrawalReason

@@ -9,8 +9,8 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.secagg import Outcome
-from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, next_head, record_hash
 from server_app.storage.database import Change, Database
 from server_app.storage.tables import RecordRow
 

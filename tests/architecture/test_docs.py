@@ -15,21 +15,21 @@ import typer
 from support.doc_blocks import MARKERS, blocks
 from typer.testing import CliRunner
 
-from fedcore.admission.bounds import BOUNDS_TAG
 from fedcore.cli import app
 from fedcore.codec.encoding import ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.results import RunResult
 from fedcore.federation import Policy
-from fedcore.federation.policy_text import policy_text
+from fedcore.federation.admission.bounds import BOUNDS_TAG
+from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
+from fedcore.federation.transcript.chain import HEAD_TAG
+from fedcore.federation.transcript.records import RECORD_TAG
 from fedcore.run.settings import JobSettings
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.crypto.domain import Usage
-from fedcore.transcript.chain import HEAD_TAG
-from fedcore.transcript.records import RECORD_TAG
 from fedcore.wire.control import TASK_TAG, ProblemKind
 from fedcore.wire.forms import WIRE
 from server_app.storage.tables import SCHEMA_VERSION, Base
@@ -116,7 +116,7 @@ def _commands(names: tuple[str, ...], command: click.Command) -> Iterator[tuple[
 
 def test_the_threat_model_names_only_checks_that_exist() -> None:
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", read("docs/threat-model.md")))
-    folders = ("client_app", "fedcore/admission", "fedcore/transcript")
+    folders = ("client_app", "fedcore/federation/admission", "fedcore/federation/transcript")
     sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")] + [ROOT / "fedcore" / "groups.py"]
     client = "".join(path.read_text(encoding="utf-8") for path in sources)
     settings = {*JobSettings().to_mapping(), *re.findall(r"^([a-z-]+)", policy_text(Policy.default(4)), re.MULTILINE)}

@@ -13,7 +13,7 @@ from fedcore.federation import OperatorKit, Policy
 from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.fingerprint import fingerprint
-from fedcore.federation.policy_text import policy_text
+from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.requests import Request
 
 NEW = ["north", "south"]

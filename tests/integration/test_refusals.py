@@ -17,7 +17,7 @@ from support.tiny import TINY
 
 from fedcore.compare.local_federation import LocalFederation
 from fedcore.federation import Policy
-from fedcore.federation.policy_text import policy_text
+from fedcore.federation.kits.policy_text import policy_text
 
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from support.schema_cases import prober
 
-from fedcore.federation import Policy, provision
+from fedcore.federation import Policy
+from fedcore.federation.kits import provision
 
 EXAMPLES = int(os.environ.get("FEDCORE_SCHEMA_EXAMPLES", "12"))
 

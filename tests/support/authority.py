@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.federation import Roster
 from fedcore.federation.files import read_identity
-from fedcore.federation.kits import AUTHORITY_KEY, AUTHORITY_SETTINGS, kit_folder
+from fedcore.federation.kits.kits import AUTHORITY_KEY, AUTHORITY_SETTINGS, kit_folder
 
 
 def authority_key(folder: Path) -> Ed25519PrivateKey:

@@ -29,12 +29,12 @@ from fedcore.federation.authority import Authority
 from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import Admission, Request
+from fedcore.federation.transcript import TranscriptOut
+from fedcore.federation.transcript.chain import Chain, keys_of
 from fedcore.flower.app import AppBundle
 from fedcore.run.exchange import encoding_of
 from fedcore.state import ModelState
 from fedcore.system.plain_json import from_plain
-from fedcore.transcript import TranscriptOut
-from fedcore.transcript.chain import Chain, keys_of
 from fedcore.wire.control import Bytes, Message, RostersOut, Task
 from fedcore.wire.record_file import read_records
 from fedcore.wire.signing import NonceCache, verify_headers

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.federation import Roster
 from fedcore.federation.roster import Member
+from fedcore.federation.transcript import ExchangeRecord, SignedRecord, next_head, record_hash
 from fedcore.run.exchange import round_parameters
 from fedcore.secagg import Outcome, Signer
 from fedcore.state import Layout, TensorSpec
-from fedcore.transcript import ExchangeRecord, SignedRecord, next_head, record_hash
 from fedcore.wire.control import ModelRef, Protection, Task
 
 FEDERATION = "testing"

@@ -37,10 +37,12 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock
-from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
+from fedcore.federation import ClientKit, FederationFolder, Policy, Roster
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.kits import provision
+from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import (
@@ -51,7 +53,6 @@ from fedcore.secagg import (
     apply_masks,
 )
 from fedcore.state import ModelState, sha256_file
-from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.chunks import update_digest
 from fedcore.wire.control import (

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fedcore.federation import FederationFolder, Policy, ServerKit, provision
+from fedcore.federation import FederationFolder, Policy, ServerKit
+from fedcore.federation.kits import provision
 from server_app.rosters import Rosters
 from server_app.runs.presence import Presence
 from server_app.services import Services

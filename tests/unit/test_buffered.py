@@ -12,16 +12,16 @@ import pydantic
 import pytest
 from support.records import LAYOUT, Notary, make_task
 
-from fedcore.admission.releases import agree
-from fedcore.admission.simulated import MemoryHistory
-from fedcore.admission.tasks import check_start
 from fedcore.codec import CodecSettings, decode, encode, first_encoding
 from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
 from fedcore.federation import Policy
+from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.simulated import MemoryHistory
+from fedcore.federation.admission.tasks import check_start
+from fedcore.federation.transcript import Chain, SignedRecord, keys_of
 from fedcore.run.buffer import WorkBook, buffer_size, staleness_metrics
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.transcript import Chain, SignedRecord, keys_of
 from fedcore.wire.control import Buffer, Task, Version, staleness_factor
 from tests.support.raising import raises
 

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.errors import WorkerDied
-from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
+from fedcore.federation import FederationFolder, OperatorKit, Policy
+from fedcore.federation.kits import provision
 from server_app.runs.app_messages import Start
 from server_app.runs.app_process import AppProcess
 

@@ -25,9 +25,9 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from fedcore.admission.agreed import Agreed
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
+from fedcore.federation.admission.agreed import Agreed
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings

@@ -14,11 +14,11 @@ import numpy as np
 from fedcore.codec import Decoded, Encoding, PrivateEncoding, decode
 from fedcore.errors import ConfigurationError, FedcoreError, PeerError, Refused, RoundFailed
 from fedcore.federation import ClientKit
+from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
 from fedcore.state import ModelState
-from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.chunks import update_digest
 from fedcore.wire.control import JoinOut, ManifestIn, Message, Task

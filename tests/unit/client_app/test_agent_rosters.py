@@ -19,7 +19,7 @@ from client_app.client import Client
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.enrolment import rotate
-from fedcore.federation.identity import public_bytes
+from fedcore.federation.kits.identity import public_bytes
 from fedcore.wire.control import Task
 from tests.support.raising import raises
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from client_app.audit import audit, audit_json, print_audit
 from client_app.ledger import Ledger
 from client_app.ledger_entries import LEDGER_FILE
-from fedcore.admission.owner import Released
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError
-from fedcore.transcript import Attempt
+from fedcore.federation.admission.owner import Released
+from fedcore.federation.transcript import Attempt
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 

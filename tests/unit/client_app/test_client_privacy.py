@@ -20,9 +20,9 @@ from client_app.exchange import take_part
 from client_app.ledger_entries import LEDGER_FILE
 from fedcore.codec import CodecSettings, PrivateEncoding, first_encoding, private_encoding
 from fedcore.codec.privacy import Accountant
+from fedcore.federation.transcript import Attempt
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.transcript import Attempt
 from fedcore.wire.control import Task, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted

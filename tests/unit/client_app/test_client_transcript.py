@@ -22,7 +22,7 @@ from client_app.transcript import TRANSCRIPT_FILE, Transcript
 from fedcore.cli import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
-from fedcore.transcript import SignedRecord, record_hash
+from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.wire.control import Task
 from tests.support.raising import raises
 

@@ -10,10 +10,10 @@ import pytest
 
 from client_app.ledger import Ledger, lock_folder
 from client_app.ledger_entries import LEDGER_FILE
-from fedcore.admission.owner import Released, ids_from_text, ids_to_text
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
-from fedcore.transcript import Attempt
+from fedcore.federation.admission.owner import Released, ids_from_text, ids_to_text
+from fedcore.federation.transcript import Attempt
 from tests.support.raising import raises
 
 

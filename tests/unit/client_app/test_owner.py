@@ -24,18 +24,18 @@ from client_app.ledger import Ledger
 from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
 from client_app.task_reading import MAX_TASK_BYTES
 from client_app.withdrawal import withdrawal_for
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.owner import Released, ids_to_text
-from fedcore.admission.releases import MOST_SCALES, agree, smallest_group
-from fedcore.admission.tasks import check_frequency, check_task
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.owner import Released, ids_to_text
+from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_group
+from fedcore.federation.admission.tasks import check_frequency, check_task
+from fedcore.federation.transcript import Chain, keys_of
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
-from fedcore.transcript import Chain, keys_of
 from fedcore.wire.control import ModelRef, Task, WithdrawalReason, WithdrawIn
 from tests.support.raising import raises
 

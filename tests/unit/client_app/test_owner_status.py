@@ -19,11 +19,11 @@ from client_app.owner.hours import windows
 from client_app.owner.now import NowFile, read_now
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status
-from fedcore.admission.owner import Released
 from fedcore.cli import app
 from fedcore.codec.privacy import Accountant, Release
+from fedcore.federation.admission.owner import Released
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.transcript import Attempt
+from fedcore.federation.transcript import Attempt
 
 Script = Any  # support.scripted.Scripted
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)

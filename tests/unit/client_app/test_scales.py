@@ -11,9 +11,9 @@ import numpy as np
 from support.encodings import encoding_to_json
 
 from client_app.ledger import Ledger
-from fedcore.admission.tasks import check_encoding, follow_scales
 from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission.tasks import check_encoding, follow_scales
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 from tests.support.raising import raises

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from fedcore import cli
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
-from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files, provision
-from fedcore.federation.certificates import make_key
+from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files
 from fedcore.federation.eligibility import EligibilityRules, Hours
+from fedcore.federation.kits import provision
+from fedcore.federation.kits.certificates import make_key
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 

@@ -16,7 +16,7 @@ from fedcore.federation import ClientKit, Member, Roster
 from fedcore.federation.authority import Authority
 from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.enrolment import rotate
-from fedcore.federation.identity import NEXT_IDENTITY_FILE, public_bytes
+from fedcore.federation.kits.identity import NEXT_IDENTITY_FILE, public_bytes
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import Request
 from tests.support.raising import raises

@@ -10,11 +10,11 @@ from support.draws import answers, draw_task, group_tasks
 from support.records import Notary, make_task
 
 from client_app.ledger import Ledger
-from fedcore.admission.drawn import answer_draw, check_drawn
-from fedcore.admission.owner import Released
-from fedcore.admission.simulated import SimulatedMember
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission.drawn import answer_draw, check_drawn
+from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Place, Task

@@ -9,7 +9,7 @@ import pytest
 from support.records import Notary
 
 from fedcore.errors import ProtocolViolation
-from fedcore.transcript import TRANSCRIPT_GAP, Chain, SignedRecord, keys_of
+from fedcore.federation.transcript import TRANSCRIPT_GAP, Chain, SignedRecord, keys_of
 from fedcore.wire.control import Cut, Group
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened

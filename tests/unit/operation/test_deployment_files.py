@@ -15,7 +15,7 @@ import pytest
 import yaml
 from support.helm import render
 
-from fedcore.federation.kit_text import server_text
+from fedcore.federation.kits.kit_text import server_text
 from server_app.operation.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]

@@ -10,9 +10,9 @@ from support.members import Failure
 from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
 
+from fedcore.federation.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.storage.database import Change
 from server_app.storage.store import Store

@@ -267,7 +267,9 @@ def test_an_update_in_a_second_sum_ends_the_run(monkeypatch: pytest.MonkeyPatch)
         book.spent.update(spent)
 
     monkeypatch.setattr(WorkBook, "spend", keeps)
-    monkeypatch.setattr("fedcore.admission.simulated.SimulatedOwners.drop_work", lambda owners, clients: None)
+    monkeypatch.setattr(
+        "fedcore.federation.admission.simulated.SimulatedOwners.drop_work", lambda owners, clients: None
+    )
     events: list[RunEvent] = []
     with pytest.raises(RunFailed, match="update-reused"):
         buffered(SPREAD, events=events)

@@ -15,10 +15,10 @@ from support.simulated import Simulate
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from fedcore.admission.refusals import SENTENCES
 from fedcore.cli import app
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
 from fedcore.federation import Policy
+from fedcore.federation.admission.refusals import SENTENCES
 from fedcore.run.quorum import quorum_for
 from fedcore.run.requirements import most_corrupt
 from fedcore.run.settings import JobSettings

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.records import FEDERATION, LAYOUT, PROTECTION, Notary, make_task
 
-from fedcore.admission.bounds import scales_and_bounds
 from fedcore.codec import CodecSettings, auto_field_bits, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
+from fedcore.federation.admission.bounds import scales_and_bounds
+from fedcore.federation.transcript import Chain, ExchangeRecord, SignedRecord, keys_of
+from fedcore.federation.transcript.before import signed_parts
 from fedcore.run.exchange import Signed, parameters_of
 from fedcore.secagg import Outcome
-from fedcore.transcript import Chain, ExchangeRecord, SignedRecord, keys_of
-from fedcore.transcript.before import signed_parts
 from fedcore.wire.control import task_digest
 
 KEPT = Path(__file__).parents[2] / "compatibility" / "dbcbb8e.tar.gz"

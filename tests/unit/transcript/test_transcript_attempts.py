@@ -9,7 +9,7 @@ import pytest
 from support.records import Notary, make_task
 
 from fedcore.codec.privacy import Release
-from fedcore.transcript import Attempt, Chain, keys_of, never_unmasked
+from fedcore.federation.transcript import Attempt, Chain, keys_of, never_unmasked
 from fedcore.wire.control import Protection
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)

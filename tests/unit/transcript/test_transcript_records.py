@@ -8,7 +8,7 @@ import pytest
 from support.records import Notary, make_task
 
 from fedcore.errors import ProtocolViolation
-from fedcore.transcript import Chain, SignedRecord, keys_of
+from fedcore.federation.transcript import Chain, SignedRecord, keys_of
 from tests.support.raising import raises
 
 

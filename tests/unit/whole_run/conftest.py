@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedcore.federation import ClientKit, provision
+from fedcore.federation import ClientKit
+from fedcore.federation.kits import provision
 
 Kits = Mapping[int, ClientKit]
 

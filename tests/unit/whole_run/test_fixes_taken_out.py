@@ -51,7 +51,7 @@ async def test_who_leaves_makes_the_difference(owned: Callable[..., Any], tmp_pa
 
 async def test_time_for_all_but_the_slowest(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     """Point 2 by the clock, where any time will do."""
-    monkeypatch.setattr("fedcore.admission.tasks.LEAST_TIME", 0.0)
+    monkeypatch.setattr("fedcore.federation.admission.tasks.LEAST_TIME", 0.0)
     slow = {number: replace(data, seconds=data.examples / 10) for number, data in COUNTS.items()}
     _, found = await compare([Ask(), Ask(task={"seconds": 10.0})], slow, owned(), tmp_path)
     assert any(text.endswith("of (1, 2, 3, 4) [0, 1] failed") for text in found)
@@ -68,7 +68,7 @@ async def test_a_request_that_follows_from_the_data(
 
 async def test_sums_that_nobody_compares(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     """Point 2 once more: the function that puts a sum beside those before."""
-    monkeypatch.setattr("fedcore.admission.releases.check_smallest_group", lambda *_: None)
+    monkeypatch.setattr("fedcore.federation.admission.releases.check_smallest_group", lambda *_: None)
     _, found = await compare([Ask(), Ask(drops={3: "input"})], COUNTS, owned(), tmp_path)
     assert any(text.endswith("give that of [3]") for text in found)
 

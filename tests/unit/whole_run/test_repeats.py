@@ -13,8 +13,8 @@ from support.worlds.data import HUGE, Data
 from support.worlds.plans import REPEAT
 from support.worlds.play import compare, play
 
-from fedcore.admission.releases import MOST_SCALES
 from fedcore.codec import Encoding
+from fedcore.federation.admission.releases import MOST_SCALES
 from fedcore.run.exchange import encoding_of
 
 DATA = {number: Data(records=(0.5 * number,), examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}

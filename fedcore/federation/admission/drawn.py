@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from fedcore.admission.owner import History, Owner
 from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission.owner import History, Owner
 from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Randomness, Signer, Verify, verifies

@@ -5,9 +5,9 @@ and ctx follows from what the record holds; so whoever has the roster can check 
 task names the head of the chain, the hash of the record before it, so a record also vouches for all that came earlier.
 """
 
-from fedcore.transcript.attempts import Attempt, never_unmasked
-from fedcore.transcript.chain import Chain, Keys, Link, buffered_of, keys_of, next_head
-from fedcore.transcript.records import (
+from fedcore.federation.transcript.attempts import Attempt, never_unmasked
+from fedcore.federation.transcript.chain import Chain, Keys, Link, buffered_of, keys_of, next_head
+from fedcore.federation.transcript.records import (
     TRANSCRIPT_FORGED,
     TRANSCRIPT_FORK,
     TRANSCRIPT_GAP,

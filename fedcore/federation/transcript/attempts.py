@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Self
 
 from fedcore.codec.privacy import Release
-from fedcore.transcript.chain import Chain
+from fedcore.federation.transcript.chain import Chain
 from fedcore.wire.control import ClientId, Message, Task
 
 

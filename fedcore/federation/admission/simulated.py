@@ -14,13 +14,17 @@ from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.drawn import answer_draw, check_drawn
-from fedcore.admission.owner import Released
-from fedcore.admission.refusals import describe, refused_by_all, refused_by_some
-from fedcore.admission.releases import agree
-from fedcore.admission.spending import Spending
-from fedcore.admission.tasks import (
+from fedcore.codec import AnyEncoding, ScaleMemory, release_of
+from fedcore.codec.privacy import Accountant
+from fedcore.errors import ProtocolViolation, RoundFailed
+from fedcore.federation import Policy, Roster
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.drawn import answer_draw, check_drawn
+from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
+from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.spending import Spending
+from fedcore.federation.admission.tasks import (
     check_encoding,
     check_frequency,
     check_start,
@@ -28,15 +32,11 @@ from fedcore.admission.tasks import (
     check_work,
     follow_scales,
 )
-from fedcore.codec import AnyEncoding, ScaleMemory, release_of
-from fedcore.codec.privacy import Accountant
-from fedcore.errors import ProtocolViolation, RoundFailed
-from fedcore.federation import Policy, Roster
+from fedcore.federation.transcript import Attempt, Chain, Link, buffered_of, record_hash
 from fedcore.run.groups import Drawn, Part, groups_of, is_draw
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
-from fedcore.transcript import Attempt, Chain, Link, buffered_of, record_hash
 from fedcore.wire.control import Place, Task, Version
 
 
@@ -115,7 +115,7 @@ class MemoryHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """One member, as `fedcore.admission.owner.Owner`."""
+    """One member, as `fedcore.federation.admission.owner.Owner`."""
 
     client_id: int
     roster: Roster

@@ -27,13 +27,13 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import KitError
-from fedcore.federation import certificates as tls
 from fedcore.federation.approval import ANY, LISTED
 from fedcore.federation.chain import chain_text
 from fedcore.federation.files import new_folder, private_pem, public_pem, write_file
-from fedcore.federation.identity import IDENTITY_FILE
-from fedcore.federation.kit_text import authority_text, client_text, operator_text, server_text
-from fedcore.federation.kits import (
+from fedcore.federation.kits import certificates as tls
+from fedcore.federation.kits.identity import IDENTITY_FILE
+from fedcore.federation.kits.kit_text import authority_text, client_text, operator_text, server_text
+from fedcore.federation.kits.kits import (
     AUTHORITY_FILE,
     AUTHORITY_KEY,
     AUTHORITY_SETTINGS,
@@ -48,8 +48,8 @@ from fedcore.federation.kits import (
     SERVER_FILE,
     TOKEN_FILE,
 )
+from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.policy import Policy
-from fedcore.federation.policy_text import policy_text
 from fedcore.federation.roster import Member, Roster, check_name
 from fedcore.flower.node_config import share_of_client
 

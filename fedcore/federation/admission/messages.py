@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcore.admission.agreed import Agreed
 from fedcore.errors import PeerError, ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission.agreed import Agreed
 from fedcore.wire.control import Task
 from fedcore.wire.record_file import config_values, read_records
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.federation import Policy, Roster
+from fedcore.federation.transcript import Attempt
 from fedcore.run.groups import Drawn
-from fedcore.transcript import Attempt
 
 
 class Owner(Protocol):

@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 import pydantic
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.federation.transcript.before import signed_parts
 from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
-from fedcore.transcript.before import signed_parts
 from fedcore.wire.control import Bytes, ClientId, KeptTask, Message, Name, Sha256, Signature64, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"

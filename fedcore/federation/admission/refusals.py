@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from fedcore.admission import tasks
-from fedcore.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
-from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission import tasks
+from fedcore.federation.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
+from fedcore.federation.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.secagg import Check
 from fedcore.wire.control import WithdrawIn
 

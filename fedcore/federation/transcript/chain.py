@@ -17,8 +17,14 @@ from typing import Final, TypeAlias
 
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
+from fedcore.federation.transcript.records import (
+    TRANSCRIPT_FORGED,
+    TRANSCRIPT_GAP,
+    SignedRecord,
+    check_signatures,
+    name_of,
+)
 from fedcore.secagg.crypto.domain import pack
-from fedcore.transcript.records import TRANSCRIPT_FORGED, TRANSCRIPT_GAP, SignedRecord, check_signatures, name_of
 from fedcore.wire.control import Task, Updates
 
 HEAD_TAG: Final = "fedcore/head/v1"

@@ -28,13 +28,13 @@ import hashlib
 from collections.abc import Collection, Iterable, Set
 from typing import Final
 
-from fedcore.admission.bounds import scales_and_bounds
-from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission.bounds import scales_and_bounds
+from fedcore.federation.admission.owner import History, Released, ids_from_text, ids_to_text
+from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
-from fedcore.transcript import Chain
 from fedcore.wire.control import Task, Updates
 
 DIFFERENCING: Final = "differencing"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedcore.admission.owner import History
-from fedcore.admission.tasks import check_privacy
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.federation import Policy
+from fedcore.federation.admission.owner import History
+from fedcore.federation.admission.tasks import check_privacy
+from fedcore.federation.transcript import Attempt, Chain, never_unmasked
 from fedcore.run.settings import JobSettings
-from fedcore.transcript import Attempt, Chain, never_unmasked
 from fedcore.wire.control import Task
 
 

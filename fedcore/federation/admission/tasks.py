@@ -54,13 +54,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from fedcore.admission.agreed import Agreed
-from fedcore.admission.owner import History, Owner
-from fedcore.admission.releases import check_releases
 from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of, rotation_seed
 from fedcore.codec.privacy import Accountant, PrivacyPlan, Release
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.owner import History, Owner
+from fedcore.federation.admission.releases import check_releases
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.exchange import encoding_of, round_parameters

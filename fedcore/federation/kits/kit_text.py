@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
-from fedcore.federation.kits import AUTHORITY_FILE, ROSTERS_FILE
+from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
 from fedcore.wire.control import Scalar
 
 _SEVERAL: Final = """\

@@ -27,7 +27,7 @@ from fedcore.federation.files import (
     read_text,
     read_toml,
 )
-from fedcore.federation.identity import open_identity
+from fedcore.federation.kits.identity import open_identity
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
 from fedcore.secagg import Signer

@@ -1,0 +1,1 @@
+"""Kits: each party's keys, certificates, policy and roster as files."""
