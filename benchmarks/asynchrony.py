@@ -3,7 +3,8 @@
     python benchmarks/asynchrony.py [--quick] [--json]
 
 The digits app over 24 clients in memory, secure, at most 12 of them at work at a time, with Dirichlet(0.5) parts. What
-clients take comes from simulated devices (`fedcore.simulation.devices`): an example costs 1 ms, all are about equally
+clients take comes from simulated devices (`fedcore.simulation.devices.devices`): an example costs 1 ms, all are about
+equally
 fast, or a fifth of them is ten times slower (permanent), or each piece of work takes a lognormal time (transient).
 
 - *synchronous*: m clients train, and the round ends with the last of them.
@@ -48,7 +49,7 @@ from fedcore.flower.output import quiet_flower
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.devices import devices_of
+from fedcore.simulation.devices.devices import devices_of
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import FiguresFound
 

@@ -31,13 +31,13 @@ from benchmarks.relay import DEVICE, Node, is_possible, nodes
 from fedcore.compare.federation import follow
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup, run_command
 from fedcore.compare.measure.clock import Exchanged, federated_seconds, ring_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy
 from fedcore.federation.kits import provision
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.events import ExchangeDone, ignore
 
 CLIENTS = 3

@@ -25,7 +25,7 @@ from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.crews import Engine, crew_of
+from fedcore.simulation.workers.executors import Engine, crew_of
 from fedcore.system.assignments import override
 from fedcore.system.files import remove_tree, write_file
 from fedcore.wire.control import Scalar

@@ -32,13 +32,13 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
 from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.compare.results import Point, RunResult, Staleness, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import ignore
 

@@ -32,7 +32,6 @@ from fedcore.compare.measure.clock import (
     federated_seconds,
     local_seconds,
 )
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report.document import Comparison
@@ -43,6 +42,7 @@ from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import EventSink, ignore
 

@@ -209,10 +209,10 @@ def _job(
     data_dir: str | Path | None,
 ) -> CompareJob:
     from fedcore.compare.judging import Wanted
-    from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.compare.plan import ALL_MODES, SEED, CompareJob, parse_seeds
     from fedcore.flower.memory_app import folder_of
+    from fedcore.simulation.devices.network import Network
 
     loaded = folder_of(app, "a comparison")
     chosen = chosen_config(loaded, run_config, rounds=rounds)

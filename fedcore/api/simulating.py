@@ -76,12 +76,12 @@ def simulate(
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
     the app's own code raises comes through as it is.
     """
-    from fedcore.compare.measure.network import Network
     from fedcore.flower.memory_app import folder_of, opened
     from fedcore.flower.output import quiet_flower
     from fedcore.simulation import Simulation, model_facts
-    from fedcore.simulation.crews import checked_engine, crew_of, with_cohort
-    from fedcore.simulation.devices import devices_of
+    from fedcore.simulation.devices.devices import devices_of
+    from fedcore.simulation.devices.network import Network
+    from fedcore.simulation.workers.executors import checked_engine, crew_of, with_cohort
 
     record, began = RunRecord(), time.monotonic()
     with (

@@ -23,7 +23,7 @@ from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
-from fedcore.simulation.sessions import encoded
+from fedcore.simulation.sessions.sessions import encoded
 from fedcore.state import ModelState
 from fedcore.wire.control import MetricValue, Task, is_query, is_training
 

@@ -17,7 +17,6 @@ import torch
 from pydantic import Field
 
 from fedcore.compare.judging import LOSS, Better
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import ChosenMode
 from fedcore.compare.report import SiteSplit
 from fedcore.compare.run import PlannedRun, worker_name
@@ -29,6 +28,7 @@ from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.apps.local_algorithms import STRATEGY
 from fedcore.flower.loading import load_object
 from fedcore.flower.strategies.personal import PERSONAL
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData

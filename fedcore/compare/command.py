@@ -82,10 +82,10 @@ def compare(
     from fedcore.compare import plan
     from fedcore.compare.console import metrics_text, modes_table, overlay, show, watch
     from fedcore.compare.judging import Wanted
-    from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.trackers import parse_tracks
+    from fedcore.simulation.devices.network import Network
     from fedcore.system.assignments import parse_assignments
 
     # On the terminal the report is the last thing to be seen; as JSON it is alone on standard output.

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore.compare.judging import Wanted
-from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
 from fedcore.compare.run import Kill, PlannedRun
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import ROUNDS_KEY, JobSettings
+from fedcore.simulation.devices.network import Network
 from fedcore.system.assignments import override, parse_assignments, split_assignments
 from fedcore.wire.control import Scalar
 

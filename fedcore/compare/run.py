@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import RunResult
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.control import Scalar
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from enum import Enum, auto
 from functools import partial
 from typing import Self
 
-from fedcore.compare.measure.network import trips_seconds
 from fedcore.errors import RunFailed
 from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import WorkBook, buffer_size
-from fedcore.simulation.clock import EventQueue
-from fedcore.simulation.crew import Crew
-from fedcore.simulation.device_words import Distribution, DrawnDevices
-from fedcore.simulation.devices import Devices, Work, work_of
-from fedcore.simulation.sessions import Start
-from fedcore.simulation.waiting import VirtualTime
+from fedcore.simulation.devices.clock import EventQueue
+from fedcore.simulation.devices.devices import Devices, Work, work_of
+from fedcore.simulation.devices.distributions import Distribution, DrawnDevices
+from fedcore.simulation.devices.network import trips_seconds
+from fedcore.simulation.devices.virtual_scheduler import VirtualTime
+from fedcore.simulation.sessions.sessions import Start
+from fedcore.simulation.workers.executor import Crew
 from fedcore.state import ModelState
 from fedcore.wire.control import Task, Version
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.monitoring.trackers import Tracking
     from fedcore.simulation import Simulation
-    from fedcore.simulation.crew import Crew
     from fedcore.simulation.several import Point
+    from fedcore.simulation.workers.executor import Crew
     from fedcore.wire.events import EventSink, RunEvent
 
 Clients = Annotated[
@@ -170,9 +170,9 @@ def simulate(
     Example: fedcore simulate examples/digits --clients 100 --per-round 10 --run-config partition=iid
     """
     from fedcore.api.arguments import policy_of
-    from fedcore.compare.measure.network import Network
-    from fedcore.simulation.crews import checked_engine, crew_of
-    from fedcore.simulation.devices import devices_of
+    from fedcore.simulation.devices.devices import devices_of
+    from fedcore.simulation.devices.network import Network
+    from fedcore.simulation.workers.executors import checked_engine, crew_of
     from fedcore.state import open_initial
 
     if data_dir is not None:
@@ -295,7 +295,7 @@ def carried_out(
     """
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.simulation import Simulation
-    from fedcore.simulation.watched import WatchedCrew
+    from fedcore.simulation.workers.progress import WatchedCrew
     from fedcore.system.files import private_folder
     from fedcore.system.memory import set_aside
 

@@ -27,9 +27,9 @@ from fedcore.run.plain import (
     reply_error,
 )
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.crew import Asked, Crew
-from fedcore.simulation.fates import Fates, RandomDrops
-from fedcore.simulation.waiting import UpdateStage, VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
+from fedcore.simulation.dropouts import Fates, RandomDrops
+from fedcore.simulation.workers.executor import Asked, Crew
 from fedcore.state import sha256_file
 from fedcore.wire.control import ModelRef, ReplyError, Scalar, Task
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore

@@ -37,21 +37,21 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
+from fedcore.simulation.checkpoint.resume import Heard, Resumable, StateFolder, identity_of
+from fedcore.simulation.checkpoint.snapshot import NotedCrew
 from fedcore.simulation.cohort import CohortSums
-from fedcore.simulation.crew import Crew, OneByOne
-from fedcore.simulation.devices import Devices
+from fedcore.simulation.devices.devices import Devices
+from fedcore.simulation.devices.virtual_scheduler import VirtualTime
 from fedcore.simulation.downloads import Downloads
-from fedcore.simulation.fates import Fates, RandomDrops
+from fedcore.simulation.dropouts import Fates, RandomDrops
 from fedcore.simulation.grouped import sums_of_groups
-from fedcore.simulation.kept import NotedCrew
 from fedcore.simulation.models import BestModel, BestSoFar
 from fedcore.simulation.owners import RUN, client_name, key_of, owners_of
 from fedcore.simulation.plain import PlainSimulation
-from fedcore.simulation.resume import Heard, Resumable, StateFolder, identity_of
 from fedcore.simulation.secure import SecureSums
-from fedcore.simulation.session_processes import SessionProcesses
+from fedcore.simulation.sessions.processes import SessionProcesses
 from fedcore.simulation.sums import refused_run
-from fedcore.simulation.waiting import VirtualTime
+from fedcore.simulation.workers.executor import Crew, OneByOne
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar, Task, is_query, is_training
 from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore

@@ -26,16 +26,16 @@ from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
-from fedcore.simulation.crew import Crew
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.simulation.downloads import Downloads
-from fedcore.simulation.fates import Fates
+from fedcore.simulation.dropouts import Fates
+from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
-from fedcore.simulation.rounds import SIMULATED, MemoryRound
-from fedcore.simulation.session_processes import SessionProcesses, SessionsThere
-from fedcore.simulation.sessions import Members, Sessions, SessionsHere
+from fedcore.simulation.sessions.processes import SessionProcesses, SessionsThere
+from fedcore.simulation.sessions.sessions import Members, Sessions, SessionsHere
 from fedcore.simulation.sums import Summed, refused_run
-from fedcore.simulation.waiting import UpdateStage, VirtualTime
+from fedcore.simulation.workers.executor import Crew
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar, Task, is_training
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone

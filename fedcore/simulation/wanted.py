@@ -48,7 +48,7 @@ class Wanted:
         from fedcore.compare.target import Target
         from fedcore.flower.app import FlowerApp
         from fedcore.run.settings import JobSettings
-        from fedcore.simulation.crews import with_cohort
+        from fedcore.simulation.workers.executors import with_cohort
         from fedcore.system.assignments import override, parse_assignments
 
         app = FlowerApp.load(folder.absolute())

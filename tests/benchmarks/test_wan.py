@@ -9,12 +9,12 @@ from support.tiny import TINY
 
 from benchmarks.wan import Study, retime
 from fedcore.compare.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 
 COST = Cost(step=1.0, example=0.0)
 NETWORK = Network(name="", bandwidth=8.0, latency=0.5, server=16.0)

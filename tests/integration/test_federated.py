@@ -10,10 +10,10 @@ from support.forked import ForkedGroup
 
 from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.federation import Federation
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.run import Kill, PlannedRun
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.state import sha256_file
 
 APP = Path(__file__).parents[1] / "apps" / "blobs"

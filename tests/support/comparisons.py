@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from fedcore.compare.judging import JudgedBy
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.events import PrivacyTerms
 
 MACHINE = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedcore.compare.measure.network import Network
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.devices import devices_of
+from fedcore.simulation.devices.devices import devices_of
+from fedcore.simulation.devices.network import Network
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 
-from fedcore.compare.measure.network import Cost, Network, client_seconds, trips_seconds
 from fedcore.compare.workers.schedule import Schedule
+from fedcore.simulation.devices.network import Cost, Network, client_seconds, trips_seconds
 
 RING_LATENCIES = 2
 """Of each message of a ring: the receiver's word that it is ready, and the message itself."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcore.compare.measure.clock import allreduce_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport, Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import train_together
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.control import Scalar
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")

@@ -9,13 +9,13 @@ from functools import partial
 from typing import ClassVar, Final
 
 from fedcore.compare.measure.clock import averaging_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport, Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import train_together
+from fedcore.simulation.devices.network import Cost, Network
 
 OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
 """Of the outer Nesterov optimizer, as in Douillard et al. 2023."""

@@ -16,7 +16,6 @@ from itertools import accumulate, repeat
 from statistics import mean
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Mode, Option, Trained
 from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.results import LostWorker, Point
@@ -35,6 +34,7 @@ from fedcore.compare.workers.training import (
 )
 from fedcore.errors import EnvironmentFailure
 from fedcore.run.settings import ROUNDS_KEY
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
 from fedcore.wire.events import AppPrinted, EventSink, ExchangeDone
 

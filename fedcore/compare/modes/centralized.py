@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from fedcore.compare.measure.clock import centralized_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport, Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.server_app import train_centralized
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.control import Scalar
 
 POOLED: Final = "pooled"

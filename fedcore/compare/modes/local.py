@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcore.compare.measure.clock import local_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport
 from fedcore.compare.modes.baseline import Baseline, RoundLog
 from fedcore.compare.run import PlannedRun
@@ -14,6 +13,7 @@ from fedcore.compare.workers.models import Models
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import snapshot, train_alone
+from fedcore.simulation.devices.network import Cost, Network
 
 
 @dataclass(frozen=True, kw_only=True)

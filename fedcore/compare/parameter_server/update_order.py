@@ -25,8 +25,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-from fedcore.compare.measure.network import Network
 from fedcore.errors import UsageError
+from fedcore.simulation.devices.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

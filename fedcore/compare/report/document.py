@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict
 
 from fedcore.compare.judging import JudgedBy
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import STRICT, RunResult, Value
 from fedcore.compare.target import Target
+from fedcore.simulation.devices.network import Cost, Network
 
 _OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")

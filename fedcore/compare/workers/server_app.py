@@ -26,8 +26,8 @@ from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.plain import PlainSimulation
+from fedcore.simulation.workers.executor import OneByOne
 from fedcore.state import ModelState
 from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import FiguresFound

@@ -14,7 +14,6 @@ import pytest
 
 from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.measure.clock import allreduce_seconds
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.baseline import worker_to_blame
 from fedcore.compare.results import RunResult
@@ -23,6 +22,7 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import Ended, ReportSink, Workers
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.state import ModelState
 from fedcore.wire.events import ignore
 

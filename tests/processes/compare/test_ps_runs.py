@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.run import Kill, PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.state import ModelState
 from fedcore.wire.events import ClientDropped
 

@@ -22,8 +22,8 @@ from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.crew import Crew, OneByOne
-from fedcore.simulation.pool import ProcessCrew
+from fedcore.simulation.workers.executor import Crew, OneByOne
+from fedcore.simulation.workers.pool import ProcessCrew
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent

@@ -10,8 +10,8 @@ import pytest
 from support.tiny import TINY
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.simulation.crew import Crew, OneByOne
-from fedcore.simulation.ray_crew import RayCrew
+from fedcore.simulation.workers.executor import Crew, OneByOne
+from fedcore.simulation.workers.ray_executor import RayCrew
 from fedcore.wire.events import RunEvent
 from tests.processes.simulation.test_pool import CLIENTS, COUNTING, of, same_bits, simulated
 

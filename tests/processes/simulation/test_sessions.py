@@ -19,9 +19,9 @@ from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import verifies
 from fedcore.simulation import Simulation
-from fedcore.simulation.crew import OneByOne
-from fedcore.simulation.session_processes import SessionProcesses, SessionsThere
-from fedcore.simulation.sessions import Members, SessionsHere
+from fedcore.simulation.sessions.processes import SessionProcesses, SessionsThere
+from fedcore.simulation.sessions.sessions import Members, SessionsHere
+from fedcore.simulation.workers.executor import OneByOne
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent

@@ -22,10 +22,10 @@ from client_app.client import Client
 from client_app.exchange import take_part
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.compare.measure import network
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.crypto.agreement import KeyPair
+from fedcore.simulation.devices import network
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason

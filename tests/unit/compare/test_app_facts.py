@@ -8,7 +8,6 @@ from support.raising import raises
 from support.tiny import TINY
 
 from fedcore.compare.app_facts import AppFacts, Unreadable, report_facts
-from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.workers.models import first_of
@@ -17,6 +16,7 @@ from fedcore.compare.workers.processes import WorkerReport
 from fedcore.compare.workers.server_app import train_centralized
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Network
 from fedcore.training.models import digits_mlp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"

@@ -14,7 +14,6 @@ from fedcore.compare.carry_out import (
     seconds_left,
 )
 from fedcore.compare.judging import JudgedBy, Wanted
-from fedcore.compare.measure.network import Cost
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import SiteSplit
@@ -22,6 +21,7 @@ from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost
 from fedcore.wire.control import Scalar
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"

@@ -21,10 +21,10 @@ from fedcore.compare.measure.clock import (
     paces,
     ring_seconds,
 )
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 COST = Cost(step=1.0, example=0.5)

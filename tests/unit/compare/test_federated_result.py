@@ -10,7 +10,6 @@ from support.events import event
 from support.tiny import TINY
 
 from fedcore.compare.federation import Followed, Taken, taken_in, told_since, told_tests
-from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.federated import Description, result_of, rounds_tested
 from fedcore.compare.modes.federated_async import staleness_of
@@ -20,6 +19,7 @@ from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.progress_protocol import ToldTest, ToldTraining, tell
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.json_lines import LINE_CHARACTERS
 from fedcore.wire.events import PrivacyTerms
 

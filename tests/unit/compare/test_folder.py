@@ -11,12 +11,12 @@ from support.tiny import TINY
 
 from fedcore.compare.app_facts import AppFacts
 from fedcore.compare.folder import JOB_FILE, OutFolder
-from fedcore.compare.measure.network import Cost
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob
 from fedcore.compare.report import SiteSplit
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost
 
 
 def job(out: Path, **changes: Any) -> CompareJob:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.compare.measure.network import Network
 from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
 from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges, Shard
 from fedcore.compare.parameter_server.update_order import (
@@ -26,6 +25,7 @@ from fedcore.compare.parameter_server.update_order import (
     UpdateOrder,
 )
 from fedcore.errors import ConfigurationError, UsageError
+from fedcore.simulation.devices.network import Network
 from fedcore.training import OptimizerConfig
 
 BOUNDS = [0.0, 1.0, 3.0, math.inf]

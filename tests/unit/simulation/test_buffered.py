@@ -21,8 +21,8 @@ from fedcore.run.buffer import WorkBook
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.buffered import usual_devices
-from fedcore.simulation.device_words import DrawnDevices
-from fedcore.simulation.devices import Devices, Work
+from fedcore.simulation.devices.devices import Devices, Work
+from fedcore.simulation.devices.distributions import DrawnDevices
 from fedcore.system.assignments import override
 from fedcore.wire.events import ClientDropped, ExchangeDone, ExchangeFailed, RunEvent
 

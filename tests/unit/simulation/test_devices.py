@@ -9,13 +9,13 @@ from statistics import fmean, median, stdev
 import pytest
 from support.raising import raises
 
-from fedcore.compare.measure.network import Network
 from fedcore.errors import ConfigurationError, UnknownKey, UsageError
-from fedcore.simulation.availability import ComesAndGoes, Intervals
-from fedcore.simulation.clock import EventQueue, VirtualClock
-from fedcore.simulation.device_file import TracedDevices
-from fedcore.simulation.device_words import DrawnDevices
-from fedcore.simulation.devices import Devices, Work, devices_of, there_at, work_of
+from fedcore.simulation.devices.availability import ComesAndGoes, Intervals
+from fedcore.simulation.devices.clock import EventQueue, VirtualClock
+from fedcore.simulation.devices.device_file import TracedDevices
+from fedcore.simulation.devices.devices import Devices, Work, devices_of, there_at, work_of
+from fedcore.simulation.devices.distributions import DrawnDevices
+from fedcore.simulation.devices.network import Network
 
 MANY = range(1, 2001)
 DAY = 86_400.0

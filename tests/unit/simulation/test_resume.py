@@ -17,7 +17,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.memento import from_json, to_json
+from fedcore.simulation.checkpoint.serialization import from_json, to_json
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.simulation.scheduling import MOST_AT_ONCE, Costs, Homes, Queue, cut
+from fedcore.simulation.workers.scheduling import MOST_AT_ONCE, Costs, Homes, Queue, cut
 
 
 def finished(costs: dict[int, float], workers: int, homes: Homes | None = None) -> tuple[float, dict[int, int]]:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedcore.flower.app import FlowerApp
-from fedcore.simulation.states import Runners
+from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

@@ -11,11 +11,11 @@ import pytest
 from support.simulated import Finished, Simulate
 from support.tiny import step_of
 
-from fedcore.compare.measure.network import Network
 from fedcore.errors import RoundFailed
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.devices import devices_of
-from fedcore.simulation.waiting import UpdateStage, VirtualTime
+from fedcore.simulation.devices.devices import devices_of
+from fedcore.simulation.devices.network import Network
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.wire.events import NOT_NEEDED, RunEvent
 
 NET = "bandwidth=1Gbit,latency=0s,example=1s"

@@ -14,7 +14,7 @@ from fedcore.codec import AnyEncoding
 from fedcore.federation.admission.simulated import AdmittedExchange
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
-from fedcore.simulation.sessions import Sessions, Start, Update
+from fedcore.simulation.sessions.sessions import Sessions, Start, Update
 from fedcore.state import ModelState
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")

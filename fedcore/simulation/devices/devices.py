@@ -3,7 +3,7 @@
 A device is a `Device`: by which factor its local work takes longer than on the reference device, the rates of its link,
 and its `Availability`. It comes from a trace (`device_file`) or is drawn from distributions (`device_words`), in both
 cases from the seed, so that a run repeats. How long the reference device computes, and what latency and link the server
-has, says the same `Network` as in a comparison (`fedcore.compare.measure.network`).
+has, says the same `Network` as in a comparison (`fedcore.simulation.devices.network`).
 
     devices = Devices(profiles, network=Network.parse("wan,example=1ms"), seed=1)
     work = Work(steps=20, samples=200, down=4e6, up=2e6)
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from fedcore.compare.measure.network import Cost, Network, client_seconds
-from fedcore.simulation.availability import NEVER, Always, Availability
+from fedcore.simulation.devices.availability import NEVER, Always, Availability
+from fedcore.simulation.devices.network import Cost, Network, client_seconds
 
 NO_NETWORK: Final = Network(name="none", bandwidth=math.inf, latency=0.0, server=math.inf)
 """Nothing costs any time on the way."""
@@ -131,8 +131,8 @@ def devices_of(text: str, network: Network | None, *, clients: int, seed: int) -
 
     Raises ConfigurationError for what cannot be read.
     """
-    from fedcore.simulation.device_file import TracedDevices
-    from fedcore.simulation.device_words import DrawnDevices
+    from fedcore.simulation.devices.device_file import TracedDevices
+    from fedcore.simulation.devices.distributions import DrawnDevices
 
     if not text and network is None:
         return None

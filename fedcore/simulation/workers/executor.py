@@ -13,7 +13,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import ClientsAtOnce
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner
-from fedcore.simulation.states import Runners
+from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder
 from fedcore.wire.control import Task

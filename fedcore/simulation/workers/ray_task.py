@@ -22,8 +22,8 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.node_config import share_of_client
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.pool_messages import Answered, Made
-from fedcore.simulation.pool_worker import raised
+from fedcore.simulation.workers.pool_messages import Answered, Made
+from fedcore.simulation.workers.pool_worker import raised
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

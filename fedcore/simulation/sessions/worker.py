@@ -1,6 +1,6 @@
 """A process that holds the sessions of some of a simulated round's clients.
 
-    python -m fedcore.simulation.session_worker DESCRIPTOR
+    python -m fedcore.simulation.sessions.worker DESCRIPTOR
 
 DESCRIPTOR is that of a socket to the simulation, which nobody else has. Both ends are one program of one user, so
 orders and answers are pickled, as `multiprocessing` does it. A session never is: it is made here, and nothing of it
@@ -16,7 +16,7 @@ import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from fedcore.simulation.session_shard import Order, Raised, Shard
+from fedcore.simulation.sessions.shard import Order, Raised, Shard
 
 
 def serve(connection: Connection) -> None:

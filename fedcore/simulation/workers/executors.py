@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
-from fedcore.simulation.crew import Crew, OneByOne
+from fedcore.simulation.workers.executor import Crew, OneByOne
 from fedcore.wire.control import Scalar
 
 Engine: TypeAlias = Literal["process", "ray", "inline"]
@@ -23,11 +23,11 @@ def crew_of(engine: Engine, app: FlowerApp, clients: int, workers: int = 0, at_o
     """
     match engine:
         case "process":
-            from fedcore.simulation.pool import ProcessCrew
+            from fedcore.simulation.workers.pool import ProcessCrew
 
             return ProcessCrew(app=app, clients=clients, workers=workers, at_once=at_once)
         case "ray":
-            from fedcore.simulation.ray_crew import RayCrew
+            from fedcore.simulation.workers.ray_executor import RayCrew
 
             return RayCrew(app=app, clients=clients, workers=workers, at_once=at_once)
         case "inline":

@@ -23,8 +23,8 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import ClientsAtOnce, ignore_line
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.crew import Asked
-from fedcore.simulation.pool_messages import (
+from fedcore.simulation.workers.executor import Asked
+from fedcore.simulation.workers.pool_messages import (
     TO_WORKER,
     Answered,
     Begin,
@@ -38,7 +38,7 @@ from fedcore.simulation.pool_messages import (
     Told,
     Train,
 )
-from fedcore.simulation.states import Runners
+from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.wire.control import Task

@@ -36,8 +36,8 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.simulation.session_shard import Order, Raised, Shard
-from fedcore.simulation.sessions import Members, Update
+from fedcore.simulation.sessions.sessions import Members, Update
+from fedcore.simulation.sessions.shard import Order, Raised, Shard
 from fedcore.state import FileSink, ModelState
 
 _AHEAD: Final = 2
@@ -102,7 +102,7 @@ class SessionProcesses:
             path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
             self._processes.append(
                 subprocess.Popen(  # noqa: S603 - a module of ours
-                    [sys.executable, "-P", "-m", "fedcore.simulation.session_worker", str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", "fedcore.simulation.sessions.worker", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env={**os.environ, "PYTHONPATH": path},

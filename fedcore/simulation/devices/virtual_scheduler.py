@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from fedcore.compare.measure.network import trips_seconds
 from fedcore.errors import RoundFailed
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.availability import NEVER
-from fedcore.simulation.clock import VirtualClock
-from fedcore.simulation.devices import Devices, Work, there_at, work_of
+from fedcore.simulation.devices.availability import NEVER
+from fedcore.simulation.devices.clock import VirtualClock
+from fedcore.simulation.devices.devices import Devices, Work, there_at, work_of
+from fedcore.simulation.devices.network import trips_seconds
 from fedcore.wire.control import Scalar, Task
 from fedcore.wire.events import NOT_NEEDED
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
-from fedcore.compare.measure.network import Network, bits_a_second
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.simulation.availability import Always, Intervals
-from fedcore.simulation.devices import Device
+from fedcore.simulation.devices.availability import Always, Intervals
+from fedcore.simulation.devices.devices import Device
+from fedcore.simulation.devices.network import Network, bits_a_second
 
 COLUMNS: Final = ("client", "time", "up", "down", "from", "to", "repeat")
 

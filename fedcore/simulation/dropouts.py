@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedcore.simulation.rounds import STEPS
+from fedcore.simulation.memory_round import STEPS
 
 
 class Fates(Protocol):

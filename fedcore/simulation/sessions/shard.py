@@ -31,7 +31,7 @@ from fedcore.secagg import (
     UnmaskShares,
     verifies,
 )
-from fedcore.simulation.sessions import Members, encoded, masked
+from fedcore.simulation.sessions.sessions import Members, encoded, masked
 from fedcore.state import ModelState
 from fedcore.wire.control import MetricValue
 

@@ -20,11 +20,11 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.apps.tensor_app import LocalResult, write_state
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
-from fedcore.simulation import ray_task
-from fedcore.simulation.crew import Asked, OneByOne
-from fedcore.simulation.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised
-from fedcore.simulation.pool_processes import error_of
-from fedcore.simulation.scheduling import Costs
+from fedcore.simulation.workers import ray_task
+from fedcore.simulation.workers.executor import Asked, OneByOne
+from fedcore.simulation.workers.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised
+from fedcore.simulation.workers.pool_processes import error_of
+from fedcore.simulation.workers.scheduling import Costs
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

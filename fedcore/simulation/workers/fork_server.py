@@ -1,6 +1,6 @@
 """The process that a pool's workers are forked from: it imports what they need, once for all of them.
 
-    python -m fedcore.simulation.pool_nursery BEGIN
+    python -m fedcore.simulation.workers.fork_server BEGIN
 
 BEGIN is a `Begin` as JSON. Torch and an app take seconds to import, and hundreds of MB, which forked processes share.
 Where the app's modules have started threads or opened a device, a fork would leave workers with locks that nobody
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.flower.output import quiet_flower
-from fedcore.simulation.pool_messages import Begin, Ended
-from fedcore.simulation.pool_worker import Worker, end, serve
+from fedcore.simulation.workers.pool_messages import Begin, Ended
+from fedcore.simulation.workers.pool_worker import Worker, end, serve
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from fedcore.flower.app import AppBundle
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.simulation.kept import KeptRun
-from fedcore.simulation.memento import from_json, to_json
+from fedcore.simulation.checkpoint.serialization import from_json, to_json
+from fedcore.simulation.checkpoint.snapshot import KeptRun
 from fedcore.simulation.models import model_ref
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.files import Lock, make_private_folder, write_file

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
-from fedcore.simulation.fates import RandomDrops
-from fedcore.simulation.memento import from_json, to_json
+from fedcore.simulation.checkpoint.serialization import from_json, to_json
+from fedcore.simulation.dropouts import RandomDrops
 from fedcore.simulation.models import BestModel
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import Answer
-    from fedcore.simulation.crew import Asked, Crew
     from fedcore.simulation.run import Simulation
+    from fedcore.simulation.workers.executor import Asked, Crew
 
 
 @dataclass(slots=True)

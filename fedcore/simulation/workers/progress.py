@@ -9,7 +9,7 @@ from typing import Self, TypeAlias, TypeVar
 
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
-from fedcore.simulation.crew import Asked, Crew
+from fedcore.simulation.workers.executor import Asked, Crew
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from fedcore.compare.measure.network import Network
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.simulation.availability import Always, Availability, ComesAndGoes
-from fedcore.simulation.devices import Device
+from fedcore.simulation.devices.availability import Always, Availability, ComesAndGoes
+from fedcore.simulation.devices.devices import Device
+from fedcore.simulation.devices.network import Network
 
 WORDS: Final = ("time", "vary", "slower", "link", "there")
 EXAMPLE: Final = "time=lognormal:0.5,slower=0.3:10,there=0.8:3600"

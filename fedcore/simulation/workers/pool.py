@@ -20,10 +20,10 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
-from fedcore.simulation.crew import Asked
-from fedcore.simulation.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
-from fedcore.simulation.pool_processes import Processes, error_of
-from fedcore.simulation.scheduling import Costs, Homes, Queue, cut
+from fedcore.simulation.workers.executor import Asked
+from fedcore.simulation.workers.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
+from fedcore.simulation.workers.pool_processes import Processes, error_of
+from fedcore.simulation.workers.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
 from fedcore.wire.control import Task

@@ -22,7 +22,7 @@ from fedcore import errors
 from fedcore.errors import AppError, WorkerDied
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import ignore_line
-from fedcore.simulation.pool_messages import (
+from fedcore.simulation.workers.pool_messages import (
     FROM_WORKER,
     Answered,
     Ask,
@@ -222,7 +222,7 @@ def error_of(found: Raised) -> Exception:
 
 def _started(begin: Begin, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a module of ours
-        [sys.executable, "-P", "-m", "fedcore.simulation.pool_nursery", begin.model_dump_json()],
+        [sys.executable, "-P", "-m", "fedcore.simulation.workers.fork_server", begin.model_dump_json()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""Checkpoints of a simulation: written after each exchange, read when it resumes."""

@@ -1,0 +1,1 @@
+"""Simulated devices: speed, network, availability, and the virtual clock."""
