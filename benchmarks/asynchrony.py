@@ -40,9 +40,9 @@ from flwr.app import UserConfig
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
 from fedcore import averaging_server
-from fedcore.compare.report.summary import Spread, ToTarget, mean_sd
-from fedcore.compare.simulated import model_curve
-from fedcore.compare.target import Reached, Target
+from fedcore.comparison.report.summary import Spread, ToTarget, mean_sd
+from fedcore.comparison.simulated import model_curve
+from fedcore.comparison.target import Reached, Target
 from fedcore.data import Split, load_digits
 from fedcore.flower.memory_app import opened
 from fedcore.flower.output import quiet_flower

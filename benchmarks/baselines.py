@@ -31,8 +31,8 @@ from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, seconds_together, time_models
 from benchmarks.ps_engine import pairs_of, push_over_engine
 from benchmarks.stopwatch import Times, median_ratio, take_turns
-from fedcore.compare.workers.schedule import Schedule
-from fedcore.compare.workers.training import RoundLoop
+from fedcore.comparison.workers.schedule import Schedule
+from fedcore.comparison.workers.training import RoundLoop
 from fedcore.data import Split
 from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine

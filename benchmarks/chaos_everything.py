@@ -35,7 +35,7 @@ import psutil
 from benchmarks.chaos_checks import may_give_up
 from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from client_app.http.errors import tls_context
-from fedcore.compare.local_federation import FEDCORE, ProcessGroup, free_port
+from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy
 from fedcore.federation.kits import provision

@@ -29,7 +29,7 @@ from benchmarks.chaos_clients import Log, clients_of
 from benchmarks.chaos_servers import Server
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from client_app.http.errors import tls_context
-from fedcore.compare.local_federation import free_port
+from fedcore.comparison.local_federation import free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import OperatorKit, Policy
 from fedcore.federation.kits import provision

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from fedcore.compare.report import machine as software
+from fedcore.comparison.report import machine as software
 from fedcore.data.files import DATA_VARIABLE
 from fedcore.errors import FedcoreError
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-import fedcore.compare.workers.processes  # noqa: F401 - says what the fork server has loaded
+import fedcore.comparison.workers.processes  # noqa: F401 - says what the fork server has loaded
 
 Result = TypeVar("Result")
 COLLECTIVE_SECONDS = 300.0

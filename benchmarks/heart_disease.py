@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from benchmarks.live import live_federation
-from fedcore.compare.workers.problem import Problem
+from fedcore.comparison.workers.problem import Problem
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.run_record import RunRecord

@@ -23,11 +23,11 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
-from fedcore.compare.carry_out import RunStart, carry_out
-from fedcore.compare.modes import every_mode, parse_modes
-from fedcore.compare.plan import CompareJob
-from fedcore.compare.results import RunResult, number_of
-from fedcore.compare.run import Kill
+from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.modes import every_mode, parse_modes
+from fedcore.comparison.plan import CompareJob
+from fedcore.comparison.results import RunResult, number_of
+from fedcore.comparison.run import Kill
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.wire.events import EventSink, ignore

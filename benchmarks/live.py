@@ -16,7 +16,7 @@ import httpx
 from benchmarks.common import quiet_environment
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
-from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.monitoring.run_record import RunRecord

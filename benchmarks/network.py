@@ -28,11 +28,11 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
-from fedcore.compare.federation import follow
-from fedcore.compare.local_federation import FEDCORE, ProcessGroup, run_command
-from fedcore.compare.measure.clock import Exchanged, federated_seconds, ring_seconds
-from fedcore.compare.measure.traffic import TcpBytes
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.federation import follow
+from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, run_command
+from fedcore.comparison.measure.clock import Exchanged, federated_seconds, ring_seconds
+from fedcore.comparison.measure.traffic import TcpBytes
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy
 from fedcore.federation.kits import provision

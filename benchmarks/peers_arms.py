@@ -26,7 +26,7 @@ from benchmarks.common import APPS, quiet_environment
 from benchmarks.live import LiveFederation, wait_for_clients
 from benchmarks.peers_relay import HOST, CountingRelay, Watch
 from client_app.operator.client import OperatorClient
-from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, free_port
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, free_port
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 

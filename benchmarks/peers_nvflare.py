@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.common import quiet_environment, say
 from benchmarks.peers_arms import LAST_LINES, Job, Measured, WorkLog, answers, measured, wait_for
 from benchmarks.peers_relay import CountingRelay, Watch
-from fedcore.compare.local_federation import ProcessGroup, free_port
+from fedcore.comparison.local_federation import ProcessGroup, free_port
 from fedcore.errors import EnvironmentFailure
 
 ENVIRONMENT = Path(__file__).resolve().parents[1] / "build" / "peers" / "nvflare"

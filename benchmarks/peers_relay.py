@@ -20,7 +20,7 @@ from typing import Self
 
 import psutil
 
-from fedcore.compare.local_federation import free_port
+from fedcore.comparison.local_federation import free_port
 
 HOST = "127.0.0.1"
 _CHUNK = 1 << 20

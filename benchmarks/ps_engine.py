@@ -7,8 +7,8 @@ process serves all workers. Four ways to do it:
 
 - gloo: a two-rank group for each worker, a thread each at the server, vectors as they are: what the engine can carry.
 - gloo, add: the same with the shortest server that trains, which adds each vector to the model under a lock.
-- ours: the server of `fedcore.compare.parameter_server` with one shard: its headers, its order of messages, its count
-  of staleness, and SGD by torch.optim.
+- ours: the server of `fedcore.comparison.parameter_server` with one shard: its headers, its order of messages, its
+count of staleness, and SGD by torch.optim.
 - Ray: a server actor that adds each vector to the model, and worker actors that call it.
 
 The first three take turns, each with new processes; Ray has one cluster for all of its turns. The figure is the median
@@ -36,12 +36,12 @@ from torch import Tensor, nn
 
 from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.ps_ray import RAY_ENVIRONMENT, Rate, push_pull_on_ray
-from fedcore.compare.parameter_server.messages import Pair, Request, be_local, new_header
-from fedcore.compare.parameter_server.server import Arrived, LeadingShard, ShardProcess, WorkerThread
-from fedcore.compare.parameter_server.shard import KeyRanges, Shard
-from fedcore.compare.parameter_server.update_order import Push, UpdateOrder
-from fedcore.compare.parameter_server.worker import ServerLink
-from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
+from fedcore.comparison.parameter_server.messages import Pair, Request, be_local, new_header
+from fedcore.comparison.parameter_server.server import Arrived, LeadingShard, ShardProcess, WorkerThread
+from fedcore.comparison.parameter_server.shard import KeyRanges, Shard
+from fedcore.comparison.parameter_server.update_order import Push, UpdateOrder
+from fedcore.comparison.parameter_server.worker import ServerLink
+from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 
 SIZES: Final = {"4 MB": 1_000_000, "40 KB": 10_000}
 PAIRS: Final = {"4 MB": 60, "40 KB": 600}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedcore.compare.workers.processes import ReportSink, WorkerReport
+from fedcore.comparison.workers.processes import ReportSink, WorkerReport
 
 RAY_ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 _LR: Final = 0.01

@@ -39,7 +39,7 @@ from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.serving_members import Crowd, head, join, take_part
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
-from fedcore.compare.local_federation import FEDCORE, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.wire.events import ExchangeDone

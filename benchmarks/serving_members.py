@@ -22,7 +22,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from fedcore.compare.local_federation import free_port
+from fedcore.comparison.local_federation import free_port
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster
 from fedcore.federation import Member as Listed
 from fedcore.federation.chain import chain_text

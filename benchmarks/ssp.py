@@ -2,7 +2,8 @@
 
     python benchmarks/ssp.py [--quick] [--json]
 
-The digits app over four workers and a parameter server (`fedcore.compare.parameter_server`), all real processes, on the
+The digits app over four workers and a parameter server (`fedcore.comparison.parameter_server`), all real processes, on
+the
 simulated clock of `fedcore.compare`: a step takes 10 ms, the network is the preset `lan`. s = 0 lets nobody run ahead,
 s = inf lets everybody (Ho et al. 2013). Stragglers are transient (each step takes ten times as long with a chance of
 5 %) or permanent (one worker is four times slower). The target is a test accuracy; the time to it is interpolated
@@ -31,11 +32,11 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
-from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.parameter_server import ParameterServer
-from fedcore.compare.results import Point, RunResult, Staleness, number_of
-from fedcore.compare.run import PlannedRun
+from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.modes.parameter_server import ParameterServer
+from fedcore.comparison.results import Point, RunResult, Staleness, number_of
+from fedcore.comparison.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network

@@ -23,8 +23,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
-from fedcore.compare.carry_out import RunStart, carry_out
-from fedcore.compare.measure.clock import (
+from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.measure.clock import (
     Exchanged,
     allreduce_seconds,
     averaging_seconds,
@@ -32,14 +32,14 @@ from fedcore.compare.measure.clock import (
     federated_seconds,
     local_seconds,
 )
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.plan import CompareJob, plan
-from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.drawing import MUTED, Drawing, Hover, label_lines, looks, percent_axis
-from fedcore.compare.report.summary import percent
-from fedcore.compare.results import Point, RunResult, number_of
-from fedcore.compare.run import PlannedRun
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.plan import CompareJob, plan
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.drawing import MUTED, Drawing, Hover, label_lines, looks, percent_axis
+from fedcore.comparison.report.summary import percent
+from fedcore.comparison.results import Point, RunResult, number_of
+from fedcore.comparison.run import PlannedRun
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network

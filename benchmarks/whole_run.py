@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.codec.privacy import Accountant, Release
-from fedcore.compare.workers.problem import Problem
+from fedcore.comparison.workers.problem import Problem
 from fedcore.errors import EncodingError, TooFewContributed
 from fedcore.flower.app import FlowerApp
 from fedcore.run.encoding_plan import EncodingPlan

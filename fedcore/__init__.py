@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fedcore.api.simulating import simulate
     from fedcore.checking.checks import check
     from fedcore.checking.findings import CheckReport
-    from fedcore.compare.carry_out import carry_out
-    from fedcore.compare.modes import parse_modes
-    from fedcore.compare.plan import CompareJob
+    from fedcore.comparison.carry_out import carry_out
+    from fedcore.comparison.modes import parse_modes
+    from fedcore.comparison.plan import CompareJob
     from fedcore.data import (
         Dataset,
         Split,
@@ -104,15 +104,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "fedcore.api.comparing": ("ComparisonResult",),
+    "fedcore.api.comparing": ("ComparisonResult", "compare"),
     "fedcore.api.federation": ("Federation",),
     "fedcore.api.result": ("Run",),
     "fedcore.api.simulating": ("simulate",),
     "fedcore.checking.checks": ("check",),
     "fedcore.checking.findings": ("CheckReport",),
-    "fedcore.compare.carry_out": ("carry_out",),
-    "fedcore.compare.plan": ("CompareJob",),
-    "fedcore.compare.modes": ("parse_modes",),
+    "fedcore.comparison.carry_out": ("carry_out",),
+    "fedcore.comparison.plan": ("CompareJob",),
+    "fedcore.comparison.modes": ("parse_modes",),
     "fedcore.run.settings": ("JobSettings",),
     "fedcore.run.engine_config": ("EngineConfig",),
     "fedcore.data": (
@@ -146,8 +146,6 @@ def __getattr__(name: str) -> Any:
         from fedcore.system.version import fedcore_version
 
         value: Any = fedcore_version()
-    elif name == "compare":  # the package, which can be called: imports of its modules bind that name to it anyway
-        value = importlib.import_module("fedcore.compare")
     elif name in _HOME_OF:
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     else:

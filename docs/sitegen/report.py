@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedcore.compare.report.document import Comparison
-from fedcore.compare.results import RunResult
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.results import RunResult
 from sitegen.tables import code, explained, table
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    from fedcore.compare.carry_out import RunStart
-    from fedcore.compare.plan import CompareJob
-    from fedcore.compare.report import Comparison
-    from fedcore.compare.results import RunResult
+    from fedcore.comparison.carry_out import RunStart
+    from fedcore.comparison.plan import CompareJob
+    from fedcore.comparison.report import Comparison
+    from fedcore.comparison.results import RunResult
     from fedcore.flower.memory_app import AppLike
     from fedcore.wire.events import EventSink
 
@@ -66,9 +66,9 @@ def compare(
     A mode that fails is in the result, with its reason; the others go on. Raises ConfigurationError for what cannot
     work, before anything is trained. Ctrl-C ends all processes.
     """
-    from fedcore.compare.carry_out import carry_out
-    from fedcore.compare.plan import ALL_MODES, plan
-    from fedcore.compare.report import write_report
+    from fedcore.comparison.carry_out import carry_out
+    from fedcore.comparison.plan import ALL_MODES, plan
+    from fedcore.comparison.report import write_report
 
     left = KeptFolder() if out is None else None
     folder = left.path / "comparison" if left is not None else Path(out or "").expanduser().absolute()
@@ -208,9 +208,9 @@ def _job(
     folder: Path,
     data_dir: str | Path | None,
 ) -> CompareJob:
-    from fedcore.compare.judging import Wanted
-    from fedcore.compare.modes import every_mode, parse_modes
-    from fedcore.compare.plan import ALL_MODES, SEED, CompareJob, parse_seeds
+    from fedcore.comparison.judging import Wanted
+    from fedcore.comparison.modes import every_mode, parse_modes
+    from fedcore.comparison.plan import ALL_MODES, SEED, CompareJob, parse_seeds
     from fedcore.flower.memory_app import folder_of
     from fedcore.simulation.devices.network import Network
 

@@ -26,7 +26,7 @@ from fedcore.wire.operator import RunStatus
 if TYPE_CHECKING:
     import pandas
 
-    from fedcore.compare.local_federation import ProcessGroup
+    from fedcore.comparison.local_federation import ProcessGroup
     from fedcore.flower.memory_app import AppLike
 
 _THREADS: Final = "OMP_NUM_THREADS"
@@ -271,7 +271,7 @@ class _Local:
 
     def start(self) -> Path:
         """Start all processes and wait until every client is connected; the operator's kit."""
-        from fedcore.compare.local_federation import LocalFederation, ProcessGroup
+        from fedcore.comparison.local_federation import LocalFederation, ProcessGroup
 
         if self._group is not None:
             raise UsageError("this federation runs already; make another one")

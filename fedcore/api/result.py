@@ -131,8 +131,8 @@ class Run:
         `fedcore compare --from` lays several of these report.json over one another. force: replace a report that is
         there. Raises ConfigurationError where there is something else, OSError.
         """
-        from fedcore.compare.report import write_report
-        from fedcore.compare.simulated import check_report_place, comparison_of
+        from fedcore.comparison.report import write_report
+        from fedcore.comparison.simulated import check_report_place, comparison_of
 
         target = Path(folder).expanduser().absolute()
         check_report_place(target, force=force)

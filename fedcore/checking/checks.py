@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.simulating import IN_TURN
 from fedcore.checking.findings import CheckReport, Findings
-from fedcore.compare.judging import choose, known_by_name
+from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
 from fedcore.federation.admission.agreed import Agreed

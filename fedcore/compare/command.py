@@ -79,10 +79,10 @@ def compare(
     """
     from rich.console import Console
 
-    from fedcore.compare import plan
     from fedcore.compare.console import metrics_text, modes_table, overlay, show, watch
-    from fedcore.compare.judging import Wanted
-    from fedcore.compare.modes import every_mode, parse_modes
+    from fedcore.comparison import plan
+    from fedcore.comparison.judging import Wanted
+    from fedcore.comparison.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.trackers import parse_tracks
     from fedcore.simulation.devices.network import Network

@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.compare.app_facts import find_facts
-from fedcore.compare.carry_out import RunStart, carry_out
-from fedcore.compare.modes import MODES
-from fedcore.compare.plan import CompareJob, plan
-from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
-from fedcore.compare.run import MODEL_FILE, PlannedRun
+from fedcore.comparison.app_facts import find_facts
+from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.modes import MODES
+from fedcore.comparison.plan import CompareJob, plan
+from fedcore.comparison.report import Comparison, merge, read_reports, terminal_table, write_report
+from fedcore.comparison.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.progress import ProgressView
 from fedcore.monitoring.trackers import Track, TrackedRun, Tracking

@@ -33,8 +33,8 @@ def demo(
     from rich.console import Console
 
     from fedcore.compare.console import show, watch
-    from fedcore.compare.modes import parse_modes
-    from fedcore.compare.plan import SEED, CompareJob, parse_seeds
+    from fedcore.comparison.modes import parse_modes
+    from fedcore.comparison.plan import SEED, CompareJob, parse_seeds
     from fedcore.demo import SITES, digits
     from fedcore.demo.live import leave_open
     from fedcore.flower.app import FlowerApp

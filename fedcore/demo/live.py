@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from fedcore.compare.federation import follow
-from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.federation import follow
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
 from fedcore.demo import SITES
 from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp

@@ -30,7 +30,7 @@ from fedcore.errors import BudgetSpent
 from fedcore.simulation.wanted import Outputs, Wanted
 
 if TYPE_CHECKING:
-    from fedcore.compare.results import Point as CurvePoint
+    from fedcore.comparison.results import Point as CurvePoint
     from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.monitoring.progress import ProgressView
     from fedcore.monitoring.run_record import RunRecord
@@ -328,7 +328,7 @@ def _followed(
     """Show how a run goes on, for the record and the trackers too: the view, the trackers, and who takes the events."""
     from rich.console import Console
 
-    from fedcore.compare.target import Unseen
+    from fedcore.comparison.target import Unseen
     from fedcore.flower.output import quiet_flower
     from fedcore.monitoring.progress import ProgressView
     from fedcore.monitoring.trackers import Tracking, parse_tracks
@@ -371,7 +371,7 @@ def _summary(
     """What a program wants to know of a run, as plain JSON. curve: that of its report, None without one."""
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
     if wanted.target is not None:
-        from fedcore.compare.simulated import model_curve
+        from fedcore.comparison.simulated import model_curve
 
         summary["target"] = wanted.target.told(curve or model_curve(record, simulation.results))
     summary["model"] = str(outputs.out) if outputs.out else None
@@ -404,7 +404,7 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     lines = [f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
     lines += saved_lines(summary)
     if "target" in summary:
-        from fedcore.compare.target import line_of
+        from fedcore.comparison.target import line_of
 
         lines.append(line_of(summary["target"], summary["metrics"]))
     for line in filter(None, lines):

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.compare.report.summary import Spread, ToTarget
-from fedcore.compare.target import Reached, Target
+from fedcore.comparison.report.summary import Spread, ToTarget
+from fedcore.comparison.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def points_of(
 
     Raises ConfigurationError for what cannot be read, and for a key that neither the run config nor [tool.fedcore] has.
     """
-    from fedcore.compare.plan import parse_seeds, parse_sweep
+    from fedcore.comparison.plan import parse_seeds, parse_sweep
 
     values = parse_sweep(list(vary), option="--vary")
     for key in values:

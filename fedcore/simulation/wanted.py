@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedcore.compare.results import Point as CurvePoint
-    from fedcore.compare.target import Target
+    from fedcore.comparison.results import Point as CurvePoint
+    from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.settings import JobSettings
@@ -45,7 +45,7 @@ class Wanted:
         target: str = "",
     ) -> Wanted:
         """Read the app and the options over its own values; raises ConfigurationError."""
-        from fedcore.compare.target import Target
+        from fedcore.comparison.target import Target
         from fedcore.flower.app import FlowerApp
         from fedcore.run.settings import JobSettings
         from fedcore.simulation.workers.executors import with_cohort
@@ -67,7 +67,7 @@ class Wanted:
 
     def check_target(self) -> None:
         """Refuse a target that no evaluation can reach, as far as the app says what it reports."""
-        from fedcore.compare.own_figures import CLIENTS
+        from fedcore.comparison.own_figures import CLIENTS
         from fedcore.errors import ConfigurationError
         from fedcore.flower.apps.personalization import PREFIX
         from fedcore.flower.serverside import load_server_app
@@ -114,7 +114,7 @@ class Outputs:
         from fedcore.monitoring.output_paths import Home
 
         if self.report is not None:
-            from fedcore.compare.simulated import check_report_place
+            from fedcore.comparison.simulated import check_report_place
 
             check_report_place(self.report, force=self.force)
         if self.out is not None:
@@ -147,8 +147,8 @@ class Outputs:
         """Write the report where it is wanted; the curve in it, None without a report."""
         if self.report is None:
             return None
-        from fedcore.compare.report import write_report
-        from fedcore.compare.simulated import comparison_of
+        from fedcore.comparison.report import write_report
+        from fedcore.comparison.simulated import comparison_of
 
         own = wanted.app.run_config
         comparison = comparison_of(

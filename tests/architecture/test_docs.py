@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from fedcore.cli import app
 from fedcore.codec.encoding import ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
-from fedcore.compare.report.document import Comparison
-from fedcore.compare.results import RunResult
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.results import RunResult
 from fedcore.federation import Policy
 from fedcore.federation.admission.bounds import BOUNDS_TAG
 from fedcore.federation.kits.policy_text import policy_text

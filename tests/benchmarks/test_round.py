@@ -8,7 +8,7 @@ from benchmarks.common import APPS
 from benchmarks.processors import AGENTS, SERVER, between
 from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
 from benchmarks.round_floor import Floor, measure_floor
-from fedcore.compare.local_federation import LocalFederation
+from fedcore.comparison.local_federation import LocalFederation
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation import Simulation

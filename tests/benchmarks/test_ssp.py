@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.ssp import report, to_target
-from fedcore.compare.results import Point, RunResult, Staleness
+from fedcore.comparison.results import Point, RunResult, Staleness
 
 
 def point(number, accuracy):

@@ -8,11 +8,11 @@ import pytest
 from support.tiny import TINY
 
 from benchmarks.wan import Study, retime
-from fedcore.compare.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import PlannedRun
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.run import PlannedRun
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 

@@ -15,7 +15,7 @@ from support.deployment import ENVIRONMENT, PATIENCE, assert_none_left, wait_unt
 from support.forked import MARK, ForkedGroup
 from support.ports import reserved_port
 
-from fedcore.compare.local_federation import FEDCORE
+from fedcore.comparison.local_federation import FEDCORE
 from fedcore.state import ModelState
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from support.commands import forked
 from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, wait_until
 from support.tiny import TINY
 
-from fedcore.compare.local_federation import FEDCORE, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE, ProcessGroup
 
 INTERRUPTED = 130
 

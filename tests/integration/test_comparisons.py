@@ -14,7 +14,7 @@ from support.commands import forked
 from support.deployment import fedcore
 from support.tiny import TINY
 
-from fedcore.compare.results import RunResult
+from fedcore.comparison.results import RunResult
 from fedcore.monitoring.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
@@ -46,7 +46,7 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
     assert report["schema"] == "fedcore/compare/7"
-    jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
+    jsonschema.validate(report, json.loads((files("fedcore.comparison.report") / "schema.json").read_text()))
     assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
     assert [mode["label"] for mode in report["modes"]] == list(modes)
     assert sum(site["training"] for site in report["split"]) == sum(
@@ -88,7 +88,7 @@ def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> 
     done = forked(*command, *modes, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
+    jsonschema.validate(report, json.loads((files("fedcore.comparison.report") / "schema.json").read_text()))
     assert (report["judged_by"], report["own_evaluation"]) == ({"name": "c_index", "better": "max"}, False)
     secure, central, alone = TypeAdapter(tuple[RunResult, ...]).validate_python(report["runs"])
     assert secure.samples == 3 * (central.samples or 0) == 3 * (alone.samples or 0) > 0

@@ -13,7 +13,7 @@ import pytest
 from support.deployment import PATIENCE, Deployment
 from support.error_bound import error_bound
 
-from fedcore.compare.local_federation import FEDCORE
+from fedcore.comparison.local_federation import FEDCORE
 from fedcore.flower.app import FlowerApp
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.forked import ForkedGroup
 
-from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.federation import Federation
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.run import Kill, PlannedRun
+from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.federation import Federation
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.run import Kill, PlannedRun
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.state import sha256_file
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     out = tmp_path_factory.mktemp("federated")
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, Federation(out / "federations") as federation:
-        patch.setattr("fedcore.compare.federation.ProcessGroup", ForkedGroup)
+        patch.setattr("fedcore.comparison.federation.ProcessGroup", ForkedGroup)
         for name, run in {
             "first": made(out / "first", seed=1),
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),

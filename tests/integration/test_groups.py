@@ -12,7 +12,7 @@ import numpy as np
 from support.deployment import Deployment, wait_until
 from support.tiny import NAMES, load_problem, step_of
 
-from fedcore.compare.local_federation import free_port
+from fedcore.comparison.local_federation import free_port
 
 NAMESPACE = "fedcore-test"
 HERE, THERE = "10.213.7.1", "10.213.7.2"

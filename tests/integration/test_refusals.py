@@ -15,7 +15,7 @@ from support.deployment import Deployment
 from support.flower_rows import APPS, PLAIN_TOLERANCE, SECURE_TOLERANCE, difference, last_result
 from support.tiny import TINY
 
-from fedcore.compare.local_federation import LocalFederation
+from fedcore.comparison.local_federation import LocalFederation
 from fedcore.federation import Policy
 from fedcore.federation.kits.policy_text import policy_text
 

@@ -11,9 +11,9 @@ import pytest
 from support.pages import examples
 
 from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
-from fedcore.compare import modes
-from fedcore.compare.carry_out import RunStart
-from fedcore.compare.report import write_report
+from fedcore.comparison import modes
+from fedcore.comparison.carry_out import RunStart
+from fedcore.comparison.report import write_report
 from fedcore.wire.events import EventSink, ignore
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedcore.compare.judging import JudgedBy
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
-from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
+from fedcore.comparison.judging import JudgedBy
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.report import Comparison, ModeTitle, SiteSplit
+from fedcore.comparison.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.events import PrivacyTerms
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
 from fedcore.state import ModelState
 
 from .forked import MARK, ForkedGroup, Made

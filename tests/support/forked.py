@@ -1,6 +1,6 @@
 """Processes that the fork server makes, as `fedcore`'s own are made: a tenth of a second, not seconds of imports.
 
-`ForkedGroup` and `start_process` stand in for `fedcore.compare.local_federation.ProcessGroup` and
+`ForkedGroup` and `start_process` stand in for `fedcore.comparison.local_federation.ProcessGroup` and
 `fedcore.system.json_lines.start_process`. What they start is what these start: the same program with the same words,
 in a session of its own, with the same environment and outputs, and user code in the same sandbox. All that it starts
 in turn is forked too, ranks and ServerApps among it. That programs start by themselves is tested with real ones.
@@ -30,7 +30,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedcore.compare.local_federation import ProcessGroup
+from fedcore.comparison.local_federation import ProcessGroup
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
 
@@ -101,7 +101,7 @@ def _settle(made: Made, environment: Mapping[str, str], folder: str, outputs: Se
 def fork_from_here_on() -> None:
     """What this process starts is forked by the server that made it, where it would begin with a server of its own."""
     from client_app.ranks import supervisor
-    from fedcore.compare import federation, local_federation
+    from fedcore.comparison import federation, local_federation
     from server_app.runs import app_process
 
     # The standard library has no public way to say that a fork server runs already.

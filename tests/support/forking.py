@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from fedcore.compare.workers.processes import PRELOADED
+from fedcore.comparison.workers.processes import PRELOADED
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(

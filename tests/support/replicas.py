@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from fedcore.compare.local_federation import FEDCORE, free_port
+from fedcore.comparison.local_federation import FEDCORE, free_port
 
 from .deployment import PATIENCE, Deployment, wait_until
 

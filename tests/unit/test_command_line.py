@@ -14,8 +14,8 @@ import typer
 from client_app.operator import run_words
 from fedcore import completion
 from fedcore.cli import app
-from fedcore.compare.modes import MODES
-from fedcore.compare.plan import ALL_MODES
+from fedcore.comparison.modes import MODES
+from fedcore.comparison.plan import ALL_MODES
 from fedcore.data.partition import partition
 from fedcore.errors import ConfigurationError
 from fedcore.wire.operator import RunStatus

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.measure.clock import allreduce_seconds
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.baseline import worker_to_blame
-from fedcore.compare.results import RunResult
-from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun
-from fedcore.compare.workers.problem import Problem
-from fedcore.compare.workers.processes import Ended, ReportSink, Workers
+from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.measure.clock import allreduce_seconds
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.modes.baseline import worker_to_blame
+from fedcore.comparison.results import RunResult
+from fedcore.comparison.run import MODEL_FILE, Kill, PlannedRun
+from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.processes import Ended, ReportSink, Workers
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import Cost, Network

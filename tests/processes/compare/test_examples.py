@@ -13,8 +13,8 @@ import pytest
 from support.raising import raises
 
 from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
-from fedcore.compare.carry_out import RunStart
-from fedcore.compare.judging import JudgedBy
+from fedcore.comparison.carry_out import RunStart
+from fedcore.comparison.judging import JudgedBy
 from fedcore.errors import ConfigurationError
 from fedcore.wire.events import EventSink, ignore
 

@@ -7,9 +7,9 @@ import pytest
 from support.events import event
 from support.raising import raises
 
-from fedcore.compare.federation import Given, Killing
-from fedcore.compare.local_federation import ProcessGroup
-from fedcore.compare.run import Kill
+from fedcore.comparison.federation import Given, Killing
+from fedcore.comparison.local_federation import ProcessGroup
+from fedcore.comparison.run import Kill
 from fedcore.errors import EnvironmentFailure
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import RunEvent

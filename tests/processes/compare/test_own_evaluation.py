@@ -10,8 +10,8 @@ import pytest
 from support.reporting_app import JUDGING, reporting_app
 
 from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
-from fedcore.compare.carry_out import RunStart
-from fedcore.compare.judging import JudgedBy, Wanted
+from fedcore.comparison.carry_out import RunStart
+from fedcore.comparison.judging import JudgedBy, Wanted
 from fedcore.wire.events import EventSink, ignore
 
 # The fork server may need long to import torch.

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.results import RunResult
-from fedcore.compare.run import MODEL_FILE, PlannedRun
-from fedcore.compare.workers.models import first_of
-from fedcore.compare.workers.problem import Problem
+from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.results import RunResult
+from fedcore.comparison.run import MODEL_FILE, PlannedRun
+from fedcore.comparison.workers.models import first_of
+from fedcore.comparison.workers.problem import Problem
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 from fedcore.training import evaluate, local_engine

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.compare.carry_out import carry_out_run
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.run import Kill, PlannedRun
-from fedcore.compare.workers.processes import Workers
+from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.run import Kill, PlannedRun
+from fedcore.comparison.workers.processes import Workers
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.state import ModelState
@@ -147,7 +147,7 @@ def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
             assert name == "client-2"
             super().kill("shard-1")
 
-    monkeypatch.setattr("fedcore.compare.carry_out.Workers", Instead)
+    monkeypatch.setattr("fedcore.comparison.carry_out.Workers", Instead)
     result = carry_out_run(make("ps-ssp[s=1,shards=2]", kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), silent)
     assert result.status == "failed"
     assert "shard-1 was lost in round" in result.reason
@@ -162,7 +162,7 @@ def test_a_worker_that_is_lost_before_the_training_ends_the_run(make, monkeypatc
             if name == "client-2":
                 self.kill(name)
 
-    monkeypatch.setattr("fedcore.compare.carry_out.Workers", Killing)
+    monkeypatch.setattr("fedcore.comparison.carry_out.Workers", Killing)
     result = carry_out_run(make("ps-ssp"), silent)
     assert (result.status, result.reason) == ("failed", "client-2: ended by SIGKILL, before the training began")
 

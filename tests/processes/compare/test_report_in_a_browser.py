@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from support.browser import Watched, chromium, needs_browser
 from support.comparisons import everything, made_up
 
-from fedcore.compare.report import write_report
+from fedcore.comparison.report import write_report
 
 
 @needs_browser

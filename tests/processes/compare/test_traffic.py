@@ -7,7 +7,7 @@ import socket
 import torch
 import torch.distributed as dist
 
-from fedcore.compare.measure.traffic import TcpBytes
+from fedcore.comparison.measure.traffic import TcpBytes
 from tests.support.ranks import Ranks
 
 MEGABYTE = 1_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.raising import raises
 
-from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
+from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.errors import EnvironmentFailure
 
 # The fork server may need long to import torch.
@@ -101,7 +101,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: 
     code = (
         "from pathlib import Path; import sys\n"
         "from multiprocessing import get_context\n"
-        "from fedcore.compare.workers.processes import Workers\n"
+        "from fedcore.comparison.workers.processes import Workers\n"
         "from tests.processes.compare.test_workers import stay\n"
         "if __name__ == '__main__':\n"
         " get_context('forkserver').set_forkserver_preload([])  # it would take seconds, for nothing here\n"

@@ -7,13 +7,13 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.compare.app_facts import AppFacts, Unreadable, report_facts
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.plan import CompareJob, plan
-from fedcore.compare.workers.models import first_of
-from fedcore.compare.workers.problem import Problem
-from fedcore.compare.workers.processes import WorkerReport
-from fedcore.compare.workers.server_app import train_centralized
+from fedcore.comparison.app_facts import AppFacts, Unreadable, report_facts
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.plan import CompareJob, plan
+from fedcore.comparison.workers.models import first_of
+from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.processes import WorkerReport
+from fedcore.comparison.workers.server_app import train_centralized
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Network

@@ -5,20 +5,14 @@ from pathlib import Path
 
 from support.raising import raises
 
-from fedcore.compare.app_facts import AppFacts
-from fedcore.compare.carry_out import (
-    build_comparison,
-    check_metric,
-    finished,
-    in_groups,
-    seconds_left,
-)
-from fedcore.compare.judging import JudgedBy, Wanted
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.plan import CompareJob, plan
-from fedcore.compare.report import SiteSplit
-from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import PlannedRun
+from fedcore.comparison.app_facts import AppFacts
+from fedcore.comparison.carry_out import build_comparison, check_metric, finished, in_groups, seconds_left
+from fedcore.comparison.judging import JudgedBy, Wanted
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.plan import CompareJob, plan
+from fedcore.comparison.report import SiteSplit
+from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.run import PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.compare.app_facts import fit_cost, measure_cost
-from fedcore.compare.measure.clock import (
+from fedcore.comparison.app_facts import fit_cost, measure_cost
+from fedcore.comparison.measure.clock import (
     Exchanged,
     allreduce_seconds,
     averaging_seconds,
@@ -21,8 +21,8 @@ from fedcore.compare.measure.clock import (
     paces,
     ring_seconds,
 )
-from fedcore.compare.workers.problem import Problem
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 

@@ -9,13 +9,13 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.compare.federation import Followed, Taken, taken_in, told_since, told_tests
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.federated import Description, result_of, rounds_tested
-from fedcore.compare.modes.federated_async import staleness_of
-from fedcore.compare.results import Staleness
-from fedcore.compare.run import PlannedRun
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.federation import Followed, Taken, taken_in, told_since, told_tests
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.modes.federated import Description, result_of, rounds_tested
+from fedcore.comparison.modes.federated_async import staleness_of
+from fedcore.comparison.results import Staleness
+from fedcore.comparison.run import PlannedRun
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.progress_protocol import ToldTest, ToldTraining, tell
 from fedcore.monitoring.run_record import RunRecord

@@ -9,11 +9,11 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.compare.app_facts import AppFacts
-from fedcore.compare.folder import JOB_FILE, OutFolder
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.plan import CompareJob
-from fedcore.compare.report import SiteSplit
+from fedcore.comparison.app_facts import AppFacts
+from fedcore.comparison.folder import JOB_FILE, OutFolder
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.plan import CompareJob
+from fedcore.comparison.report import SiteSplit
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost

@@ -7,14 +7,14 @@ import pytest
 from support.comparisons import made_up, made_up_run
 from support.raising import raises
 
-from fedcore.compare.judging import JudgedBy, Wanted, choose, known_by_name
-from fedcore.compare.report import Comparison
-from fedcore.compare.report.curves import curve_drawings
-from fedcore.compare.report.fairness import fairness
-from fedcore.compare.report.story import OWN_EVALUATION, headline
-from fedcore.compare.report.summary import best_points
-from fedcore.compare.report.tables import caption, loss_name, main_table, metrics_table, sites_table
-from fedcore.compare.results import Metrics, Point, RunResult, SiteResult
+from fedcore.comparison.judging import JudgedBy, Wanted, choose, known_by_name
+from fedcore.comparison.report import Comparison
+from fedcore.comparison.report.curves import curve_drawings
+from fedcore.comparison.report.fairness import fairness
+from fedcore.comparison.report.story import OWN_EVALUATION, headline
+from fedcore.comparison.report.summary import best_points
+from fedcore.comparison.report.tables import caption, loss_name, main_table, metrics_table, sites_table
+from fedcore.comparison.results import Metrics, Point, RunResult, SiteResult
 from fedcore.errors import ConfigurationError
 
 C_INDEX, RMSE = JudgedBy(name="c_index", better="max"), JudgedBy(name="rmse", better="min")

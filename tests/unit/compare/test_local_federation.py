@@ -4,7 +4,7 @@ import random
 import socket
 from pathlib import Path
 
-from fedcore.compare.local_federation import PORTS, free_port
+from fedcore.comparison.local_federation import PORTS, free_port
 
 
 def test_a_port_is_none_that_the_kernel_hands_out(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.compare.modes import MODES, every_mode, parse_modes
-from fedcore.compare.plan import CompareJob, parse_kill, parse_seeds, parse_sweep, plan
-from fedcore.compare.run import Kill
+from fedcore.comparison.modes import MODES, every_mode, parse_modes
+from fedcore.comparison.plan import CompareJob, parse_kill, parse_seeds, parse_sweep, plan
+from fedcore.comparison.run import Kill
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Network

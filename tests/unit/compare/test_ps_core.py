@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
-from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges, Shard
-from fedcore.compare.parameter_server.update_order import (
+from fedcore.comparison.parameter_server.messages import Reply, Request, read_action, write_action
+from fedcore.comparison.parameter_server.shard import FlatModel, KeyRanges, Shard
+from fedcore.comparison.parameter_server.update_order import (
     Answer,
     Apply,
     Arrivals,

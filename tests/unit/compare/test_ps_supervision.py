@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.parameter_server import Training
-from fedcore.compare.parameter_server.messages import Pair, be_local, new_header
-from fedcore.compare.parameter_server.task import ServerTask
-from fedcore.compare.run import PlannedRun
-from fedcore.compare.workers.processes import Ended, WorkerEvent
+from fedcore.comparison.modes import parse_modes
+from fedcore.comparison.modes.parameter_server import Training
+from fedcore.comparison.parameter_server.messages import Pair, be_local, new_header
+from fedcore.comparison.parameter_server.task import ServerTask
+from fedcore.comparison.run import PlannedRun
+from fedcore.comparison.workers.processes import Ended, WorkerEvent
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.system.peers import PeerLost

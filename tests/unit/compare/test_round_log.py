@@ -1,7 +1,7 @@
 """What workers report, put together."""
 
-from fedcore.compare.modes.baseline import RoundLog
-from fedcore.compare.workers.training import RoundDone
+from fedcore.comparison.modes.baseline import RoundLog
+from fedcore.comparison.workers.training import RoundDone
 
 
 def log_of(*reports: RoundDone) -> RoundLog:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.compare.workers.schedule import Schedule
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.data import Split
 from fedcore.training.engines import EngineConfig, Recipe, World, make_engine
 from fedcore.training.engines.batches import Rows

@@ -10,9 +10,9 @@ from support.raising import raises
 from support.tiny import TINY
 
 import fedcore
-from fedcore.compare.report import merge, read_reports, write_report
-from fedcore.compare.report.files import drawings_of
-from fedcore.compare.simulated import check_report_place, comparison_of
+from fedcore.comparison.report import merge, read_reports, write_report
+from fedcore.comparison.report.files import drawings_of
+from fedcore.comparison.simulated import check_report_place, comparison_of
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, RunEnded, RunStarted

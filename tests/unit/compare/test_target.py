@@ -11,8 +11,8 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.compare.results import Point
-from fedcore.compare.target import Target, line_of
+from fedcore.comparison.results import Point
+from fedcore.comparison.target import Target, line_of
 from fedcore.errors import ConfigurationError
 
 SIMULATE = ("simulate", str(TINY), "--engine", "inline", "--clients", "3", "--run-config", "num-server-rounds=3")

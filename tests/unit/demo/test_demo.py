@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.compare.modes import parse_modes
+from fedcore.comparison.modes import parse_modes
 from fedcore.demo import digits, live
 from fedcore.demo.command import MODES
 from fedcore.flower.app import FlowerApp

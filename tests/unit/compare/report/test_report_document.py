@@ -15,14 +15,14 @@ from safetensors.numpy import save_file
 from support.comparisons import everything, made_up, made_up_run
 from support.raising import raises
 
-from fedcore.compare.modes import MODES
-from fedcore.compare.report import Comparison, merge
-from fedcore.compare.report.files import Report, json_schema, read_reports
-from fedcore.compare.results import RunResult, Staleness, stored_precision
+from fedcore.comparison.modes import MODES
+from fedcore.comparison.report import Comparison, merge
+from fedcore.comparison.report.files import Report, json_schema, read_reports
+from fedcore.comparison.results import RunResult, Staleness, stored_precision
 from fedcore.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[4]
-SHIPPED = (files("fedcore.compare.report") / "schema.json").read_text()
+SHIPPED = (files("fedcore.comparison.report") / "schema.json").read_text()
 SCHEMA = json.loads(SHIPPED)
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_diverged_stays_so() -> None:
 
 
 def test_the_shipped_schema_is_that_of_the_code() -> None:
-    assert json_schema() == SHIPPED, "the command to make it anew is at the top of fedcore/compare/report/files.py"
+    assert json_schema() == SHIPPED, "the command to make it anew is at the top of fedcore/comparison/report/files.py"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.comparisons import everything, made_up, made_up_run
 
-from fedcore.compare.report import terminal_table, write_report
-from fedcore.compare.report.curves import Line, curve_drawings, curve_table, metric_limits
-from fedcore.compare.report.details import age_shares
-from fedcore.compare.report.drawing import looks, spread_out
-from fedcore.compare.report.files import drawings_of, page
+from fedcore.comparison.report import terminal_table, write_report
+from fedcore.comparison.report.curves import Line, curve_drawings, curve_table, metric_limits
+from fedcore.comparison.report.details import age_shares
+from fedcore.comparison.report.drawing import looks, spread_out
+from fedcore.comparison.report.files import drawings_of, page
 
 HOSTILE = '<script>alert(1)</script>"&'
 

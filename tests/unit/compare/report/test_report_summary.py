@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from support.comparisons import everything, made_up, made_up_run
 
-from fedcore.compare.judging import JudgedBy
-from fedcore.compare.report import Comparison, merge
-from fedcore.compare.report.fairness import FairnessCheck, broken, fairness
-from fedcore.compare.report.files import Report, page
-from fedcore.compare.report.story import headline
-from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, summarize
-from fedcore.compare.report.tables import main_table, sums_table
-from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
+from fedcore.comparison.judging import JudgedBy
+from fedcore.comparison.report import Comparison, merge
+from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness
+from fedcore.comparison.report.files import Report, page
+from fedcore.comparison.report.story import headline
+from fedcore.comparison.report.summary import Spread, best_points, duration, mean_sd, percent, summarize
+from fedcore.comparison.report.tables import main_table, sums_table
+from fedcore.comparison.results import LostWorker, Point, RunResult, SiteResult
 
 
 def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:

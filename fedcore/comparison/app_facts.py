@@ -1,0 +1,252 @@
+"""What has to be known of an app before its comparison begins, found out in a process of its own.
+
+Can the modes train its model, how are its data divided, and what does a step cost on this machine?
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedcore.comparison.judging import LOSS, Better
+from fedcore.comparison.modes import ChosenMode
+from fedcore.comparison.report import SiteSplit
+from fedcore.comparison.run import PlannedRun, worker_name
+from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
+from fedcore.data.types import Split
+from fedcore.errors import AppError, ConfigurationError, FedcoreError
+from fedcore.flower.apps.engine_app import LocalApp
+from fedcore.flower.apps.local_algorithms import STRATEGY
+from fedcore.flower.loading import load_object
+from fedcore.flower.strategies.personal import PERSONAL
+from fedcore.simulation.devices.network import Cost, Network
+from fedcore.training.algorithms import ALGORITHMS
+from fedcore.training.engines import Engine, EngineConfig, World, make_engine
+from fedcore.training.engines.batches import Rows, TrainingData
+
+# A large data set may have to be read from a slow disk.
+_SILENCE_SECONDS = 900.0
+_WARM_STEPS, _REPETITIONS = 3, 25
+_SECONDS = 3.0
+"""Of measuring one batch size, after the first few steps."""
+
+
+class AppFacts(WorkerReport):
+    """What was found.
+
+    refusal: why the modes that train the app's model themselves cannot; "" where they can. metrics: that every model is
+    evaluated by, the most important first; empty where the app's own evaluation alone can. batch_loss: the name of a
+    loss over a whole batch; "" for one of each example. strategy: what the run config names, where it asks something
+    of the clients that only a federation can do, and the ClientApp is one that does it; "" otherwise. split: of the
+    data over the sites; empty where it cannot be known. cost: of computation, None without a network.
+    """
+
+    refusal: str
+    metrics: dict[str, Better | None] = Field(default_factory=dict)
+    batch_loss: str = ""
+    strategy: str = ""
+    split: tuple[SiteSplit, ...] = ()
+    cost: Cost | None = None
+
+    def allows(self, chosen: ChosenMode) -> bool:
+        """Whether the app can be trained in this mode."""
+        return not self._why_not(chosen)
+
+    def check(self, modes: Sequence[ChosenMode]) -> None:
+        """Raise ConfigurationError that names every mode that the app cannot be trained in."""
+        if refused := self.refusals(modes):
+            raise ConfigurationError("\n".join(f"--modes {text}" for text in refused), check="modes-refused")
+
+    def refusals(self, modes: Sequence[ChosenMode]) -> list[str]:
+        """A sentence for each reason, with the modes that it holds for."""
+        refused: dict[str, dict[str, None]] = {}
+        for mode in modes:
+            if reason := self._why_not(mode):
+                refused.setdefault(reason, {})[mode.label] = None
+        return [f"{', '.join(labels)}: {reason}" for reason, labels in refused.items()]
+
+    def check_strategies(self, runs: Sequence[PlannedRun]) -> None:
+        """Raise ConfigurationError where runs of one comparison would be judged in different ways.
+
+        A strategy that keeps models on the clients is judged by what these report, any other by the run's own model.
+        """
+        named = {str(run.config.get(STRATEGY, "")) for run in runs}
+        if (self.strategy or not self.refusal) and (kept := named & PERSONAL) and named - PERSONAL:
+            raise ConfigurationError(
+                f"strategy {', '.join(sorted(kept))} keeps models on the clients, which are judged by what the clients "
+                f"report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with an "
+                "--out of its own",
+                check="two-judgements",
+            )
+
+    def _why_not(self, chosen: ChosenMode) -> str:
+        federation = bool(chosen.mode.in_report.protection)
+        if self.strategy in PERSONAL and not federation:
+            return (
+                f"strategy {self.strategy} keeps models on the clients, beside a federation that this mode does not "
+                "have; only the federated modes can do that"
+            )
+        if self.strategy and self.refusal and chosen.mode.in_report.pooled:
+            return (
+                f"the app's ServerApp would lead strategy {self.strategy} on pooled data as on one client of several, "
+                'which is no centralized training; give the app data=... (local_app), or set strategy="fedavg"'
+            )
+        if self.refusal and not chosen.mode.any_app:
+            return self.refusal
+        if self.batch_loss and chosen.mode.divides_batches(chosen.options):
+            return (
+                f"the loss {self.batch_loss} is over a whole batch, which this mode divides over several processes; "
+                "centralized with one rank, local, local-sgd, diloco, ps-async, ps-ssp and the federated modes do not"
+            )
+        return ""
+
+
+class Unreadable(WorkerReport):
+    """Why nothing can be compared with this app, or with these values of its run config."""
+
+    reason: str
+
+
+def find_facts(run: PlannedRun) -> AppFacts:
+    """Import the app and read its data as `run` would, in a worker process.
+
+    Raises AppError where the app or its data cannot be read.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="fedcore-app-") as folder,
+        Workers(Path(folder), run.environment()) as workers,
+    ):
+        workers.start("app", report_facts, run)
+        reports = [event.report for event in workers.events(silence=_SILENCE_SECONDS)]
+    match reports:
+        case [AppFacts() as facts, Ended(exitcode=0)]:
+            return facts
+        case [Unreadable(reason=reason), Ended(exitcode=0)]:
+            raise AppError(f"{run.app.name} cannot be compared: {reason}")
+        case [*_, Ended() as end]:
+            # Its log goes with the folder; where the app's code stumbled is in the traceback alone.
+            raise AppError(f"{run.app.name} cannot be compared: {end.reason}\n{end.traceback}".rstrip())
+    raise AssertionError(reports)  # the last report of a worker is its end
+
+
+def report_facts(report: ReportSink, run: PlannedRun) -> None:
+    """In the worker."""
+    try:
+        problem = Problem.of(run)
+    except ConfigurationError as error:
+        report(AppFacts(refusal=str(error), strategy=_strategy(run)))
+        return
+    try:
+        split = tuple(_site(problem, site) for site in range(run.sites))
+        cost = _cost(problem, run.network) if run.network is not None else None
+    except FedcoreError as error:
+        report(Unreadable(reason=str(error)))
+    else:
+        report(_facts(problem.app, split, cost))
+
+
+def _strategy(run: PlannedRun) -> str:
+    """The strategy of the run config, where the ClientApp does what it asks of clients beside plain steps."""
+    name = str(run.config.get(STRATEGY, ""))
+    try:
+        load_object(run.app.folder, run.app.clientapp, LocalApp)
+    except AppError:
+        return ""
+    return name if name in PERSONAL or name in ALGORITHMS else ""
+
+
+def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
+    metrics: dict[str, Better | None] = {metric.name: metric.better for metric in app.metrics}
+    batch_loss = app.loss.name if app.loss.over == "batch" else ""
+    return AppFacts(refusal="", metrics={**metrics, LOSS: "min"}, batch_loss=batch_loss, split=split, cost=cost)
+
+
+def _site(problem: Problem, site: int) -> SiteSplit:
+    training, test = problem.training(site), problem.test(site)
+    return SiteSplit(
+        site=worker_name(site),
+        training=len(training),  # type: ignore[arg-type]
+        test=len(test),  # type: ignore[arg-type]
+        labels=_labels(training),
+    )
+
+
+def _labels(examples: TrainingData) -> dict[str, int] | None:
+    """Examples by label, where each has one that is a whole number."""
+    if not isinstance(examples, Split) or examples.y.ndim != 1 or not np.issubdtype(examples.y.dtype, np.integer):
+        return None
+    return {str(label): count for label, count in sorted(Counter(examples.y.tolist()).items())}
+
+
+# --- what a step costs -----------------------------------------------------------------------------------------------
+
+
+def _cost(problem: Problem, network: Network) -> Cost:
+    """What the network model says of computation, and measurements for what it leaves open."""
+    if network.step is not None and network.example is not None:
+        return Cost(step=network.step, example=network.example)
+    measured = measure_cost(problem)
+    return Cost(
+        step=measured.step if network.step is None else network.step,
+        example=measured.example if network.example is None else network.example,
+    )
+
+
+def measure_cost(problem: Problem, *, timer: Callable[[], float] = time.perf_counter) -> Cost:
+    """Time real steps of the app's model, on one thread, with the batch of its run config and an eighth of it.
+
+    The data are the first site's; the weights are what `build` gives. A step counts as the lower quartile of its
+    repetitions, since whatever else the machine does can only make it longer.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        data = problem.training(0)
+        large = min(problem.schedule.batch_size or problem.schedule.counts[0], problem.schedule.counts[0])
+        engine = make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
+        sizes = sorted({max(1, large // 8), large})
+        try:
+            engine.model.train()
+            return fit_cost([(size, _seconds(engine, data, size, timer)) for size in sizes])
+        finally:
+            engine.close()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fit_cost(measured: list[tuple[int, float]]) -> Cost:
+    """Least squares over (examples, seconds) of one or two steps, with neither part of the cost below 0."""
+    (n1, t1), (n2, t2) = measured[0], measured[-1]
+    if n1 == n2 or t2 <= t1:
+        return Cost(step=(t1 + t2) / 2, example=0.0)
+    example = (t2 - t1) / (n2 - n1)
+    if (step := t1 - example * n1) >= 0:
+        return Cost(step=step, example=example)
+    return Cost(step=0.0, example=(n1 * t1 + n2 * t2) / (n1**2 + n2**2))
+
+
+def _seconds(engine: Engine, data: TrainingData, size: int, timer: Callable[[], float]) -> float:
+    """Of one step on `size` examples, reading and collating them included."""
+    generator = torch.Generator().manual_seed(0)
+    examples = len(data)  # type: ignore[arg-type]
+    orders = (torch.randperm(examples, generator=generator)[:size] for _ in range(_WARM_STEPS + _REPETITIONS))
+    batches = engine.read(data, (Rows(order, size) for order in orders))
+    for _ in range(_WARM_STEPS):
+        engine.step(next(batches))
+    seconds: list[float] = []
+    end = timer() + _SECONDS
+    while len(seconds) < _REPETITIONS and (len(seconds) < _WARM_STEPS or timer() < end):
+        start = timer()
+        # What was read from the device is there: an accelerator has then done the step.
+        float(engine.step(next(batches)))
+        seconds.append(timer() - start)
+    return statistics.quantiles(seconds, n=4)[0]

@@ -1,0 +1,387 @@
+"""The federations that a comparison runs in: server and clients stay, and serve one run after another.
+
+What has to be known of a run beyond its record is read off its events while they come: who fetched which model, and
+when the client that the run is to lose has to be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from fedcore.comparison.local_federation import LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.results import LostWorker
+from fedcore.comparison.run import MODEL_FILE, Kill, PlannedRun, worker_name
+from fedcore.errors import RunFailed
+from fedcore.federation import Policy
+from fedcore.flower.apps.progress_protocol import PACE, Told, ToldTest, ToldTraining, heard
+from fedcore.flower.apps.progress_protocol import VARIABLE as TELLING
+from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.run_record import RunRecord
+from fedcore.run.settings import ROUNDS_KEY
+from fedcore.wire.control import Scalar
+from fedcore.wire.events import (
+    ClientDropped,
+    EventSink,
+    ExchangeDone,
+    ExchangeStarted,
+    Recorded,
+    RunEnded,
+    RunEvent,
+    StageProgress,
+    ignore,
+)
+
+JOIN_SECONDS: Final = 20.0
+"""How long a run that is to lose a client waits for it to come back."""
+_RUN: Final = "run"
+_IDLE_SECONDS: Final = 0.5
+_WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
+
+
+Taken: TypeAlias = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A run that is over.
+
+    models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
+    fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
+    -> round -> examples that it trained on, repetitions counted. tested: likewise, what the round's model gave on its
+    test part. Both {} for apps that do not tell. results: what the run left in its results.json. versions: of a
+    buffered run, its models by their numbers, as many of them as were caught.
+    """
+
+    record: RunRecord
+    losses: tuple[LostWorker, ...]
+    models: tuple[str, ...]
+    fetched: tuple[frozenset[str], ...]
+    taken: Taken = field(default_factory=dict)
+    tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[int, Path] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Federation:
+    """A server and clients that are started when they are first needed, and stay for the next run.
+
+    They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
+    processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
+    paces: of each site, as `fedcore.flower.apps.progress_protocol.keep_pace` has them; set before the first run.
+    """
+
+    folder: Path
+    plain: bool = False
+    paces: Sequence[Sequence[float]] = ()
+    _running: _Running | None = None
+    _started: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a federation for the next run; else that starts one."""
+        return self._running is not None
+
+    def carry_out(self, run: PlannedRun, emit: EventSink) -> Followed:
+        """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
+
+        A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
+        to be killed.
+        """
+        whole = False
+        try:
+            if self._running is None:
+                self._started += 1
+                folder = self.folder / f"federation-{self._started}"
+                self._running = _Running.start(folder, run, plain=self.plain, paces=self.paces)
+                self._running.warm_up(run)
+            followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
+            whole = followed.record.status == "finished" and run.kill is None
+        finally:
+            if not whole:
+                self._close()
+        return followed
+
+    def _close(self) -> None:
+        if self._running is not None:
+            self._running.group.stop()
+            self._running = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A server and clients that run. held: the model that each client has, by its name."""
+
+    local: LocalFederation
+    group: ProcessGroup
+    held: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, folder: Path, run: PlannedRun, *, plain: bool, paces: Sequence[Sequence[float]] = ()) -> Self:
+        """Start all processes and wait until every client is connected."""
+        local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
+        own = {f"{PACE}{worker_name(site)}": json.dumps(seconds) for site, seconds in enumerate(paces)}
+        group = ProcessGroup(folder / "logs", {**run.environment(), TELLING: "1", **own}).__enter__()
+        try:
+            local.start_server(group)
+            telling = ("--env", TELLING)
+            paced = {name: ("--env", f"{PACE}{name}") if paces else () for name in local.client_names()}
+            local.start_clients(group, run.app.folder, {name: (*telling, *pace) for name, pace in paced.items()})
+            local.wait_connected(group)
+        except BaseException:
+            group.stop()
+            raise
+        return cls(local=local, group=group)
+
+    def warm_up(self, run: PlannedRun) -> None:
+        """One round that does not count: clients then have read their data and imported what a step needs.
+
+        A baseline's workers do so before their first round, too. Raises RunFailed.
+        """
+        if ROUNDS_KEY not in run.config:
+            return
+        short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS_KEY: 1}, kill=None)
+        followed = self.follow(short, {**run.settings, **_WITHOUT_PRIVACY}, ignore)
+        if followed.record.status != "finished":
+            raise RunFailed(followed.record.reason or "the first round ended without a word")
+
+    def follow(self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
+        """Submit a run and follow it."""
+        out = run.folder / MODEL_FILE
+        command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
+        killing = Killing(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
+        given = Given(held=self.held)
+        versions = Versions(self.local.folder / "server" / "data", run.folder)
+        logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
+        before = {name: path.stat().st_size for name, path in logs.items()}
+
+        def show(event: RunEvent) -> None:
+            emit(event)
+            given.see(event)
+            versions.see(event)
+            killing.see(event)
+
+        child = self.group.start(_RUN, command, piped=True)
+        try:
+            record = follow(self.group, child, show)
+        finally:
+            self.group.stop(_RUN)
+        told = {name: told_since(path, before[name]) for name, path in logs.items()}
+        return Followed(
+            record=record,
+            losses=killing.losses(record),
+            models=tuple(given.models),
+            fetched=tuple(given.fetched),
+            taken={name: taken_in(one) for name, one in told.items()},
+            tested={name: told_tests(one) for name, one in told.items()},
+            results=_results(out),
+            versions=versions.found,
+        )
+
+
+def _results(model: Path) -> dict[str, Any]:
+    """What a run left beside its model; {} where it left none."""
+    path = Home.beside(model).results
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def told_since(log: Path, start: int) -> list[Told]:
+    """What a client's app told in its log from byte `start` on."""
+    with log.open("rb") as file:
+        file.seek(start)
+        return list(heard(file.read().decode(errors="replace").splitlines()))
+
+
+def taken_in(told: Iterable[Told]) -> dict[int, int]:
+    """Round -> examples that were trained on in it, however often it was asked for."""
+    taken: Counter[int] = Counter()
+    for one in told:
+        if isinstance(one, ToldTraining):
+            taken[one.round] += one.examples
+    return dict(taken)
+
+
+def told_tests(told: Iterable[Told]) -> dict[int, ToldTest]:
+    """Round -> what its model gave, the last time that it was asked for."""
+    return {one.round: one for one in told if isinstance(one, ToldTest)}
+
+
+def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:
+    """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it.
+
+    A buffered run does so anyway; its evaluations are asked of whoever does not train, which may be few.
+    """
+    if run.kill is None:
+        return dict(run.settings)
+    if _is_buffered(run):
+        return {**run.settings, "join-seconds": JOIN_SECONDS}
+    fewest = 1 if plain else Policy.default(run.sites).min_cohort
+    return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}
+
+
+def _is_buffered(run: PlannedRun) -> bool:
+    return run.settings.get("asynchrony") == "buffered"
+
+
+@dataclass(slots=True, kw_only=True)
+class Killing:
+    """Kills a client when it is time, and notes how long the others took to go on without it.
+
+    buffered: whether a cohort that it is not in says nothing, since each is of those that are ready.
+    """
+
+    group: ProcessGroup
+    kill: Kill | None
+    sites: int
+    buffered: bool = False
+    clock: Callable[[], float] = time.monotonic
+    _killed_at: float | None = None
+    _noticed: str = ""
+    _seconds: float = 0.0
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run."""
+        if self.kill is None or self._noticed:
+            return
+        name = worker_name(self.kill.site)
+        if self._killed_at is None:
+            if _is_due(event, self.kill.round):
+                self.group.kill(name)
+                self._killed_at = self.clock()
+        elif isinstance(event, ClientDropped) and event.client == name:
+            self._note(f"dropped in stage {event.stage} ({event.reason})")
+        elif isinstance(event, ExchangeStarted) and name not in event.cohort and not self.buffered:
+            self._note("not asked again")
+        elif isinstance(event, RunEnded):
+            self._note("not missed before the end")
+
+    def losses(self, record: RunRecord) -> tuple[LostWorker, ...]:
+        """Nobody, or the one that was killed."""
+        if self.kill is None or self._killed_at is None:
+            return ()
+        left = f"the run went on with {self.sites - 1} of {self.sites} clients"
+        outcome = left if record.status == "finished" else f"the run failed: {record.reason}"
+        return (
+            LostWorker(
+                worker=worker_name(self.kill.site),
+                round=self.kill.round,
+                consequence=f"{self._noticed or 'not missed before the end'}; {outcome}",
+                seconds=self._seconds,
+            ),
+        )
+
+    def _note(self, noticed: str) -> None:
+        self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
+
+
+@dataclass(slots=True)
+class Versions:
+    """Catches the models of a buffered run, which the server keeps for as long as clients train from them.
+
+    data: the server's folder. out: where they are kept. found: by number.
+    """
+
+    data: Path
+    out: Path
+    found: dict[int, Path] = field(default_factory=dict)
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run; a new version is there before its first."""
+        if not isinstance(event, StageProgress | ExchangeStarted):
+            return
+        for path in self.data.glob("work/*/versions/*.safetensors"):
+            number = int(path.stem)
+            if number not in self.found:
+                kept = self.out / f"version-{number}.safetensors"
+                with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
+                    shutil.copyfile(path, kept)
+                    self.found[number] = kept
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """Which model the clients were given in each exchange, and who had to fetch it.
+
+    A client keeps the last model, and does not fetch again what it evaluated in the exchange before.
+    """
+
+    held: dict[str, str]
+    models: list[str] = field(default_factory=list)
+    fetched: list[frozenset[str]] = field(default_factory=list)
+    _model: str = ""
+    _fetching: frozenset[str] = frozenset()
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run."""
+        if isinstance(event, ExchangeStarted):
+            self._model = event.model or ""
+            fetched = event.content or self._model
+            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != fetched)
+            if fetched:
+                self.held.update(dict.fromkeys(event.cohort, fetched))
+        elif isinstance(event, ExchangeDone):
+            self.models.append(self._model)
+            self.fetched.append(self._fetching)
+
+
+def _is_due(event: RunEvent, kill_round: int) -> bool:
+    """After the evaluation of the round, or with the next round where there is none."""
+    if isinstance(event, ExchangeDone):
+        return event.server_round == kill_round and not event.trains
+    return isinstance(event, ExchangeStarted) and event.server_round > kill_round
+
+
+def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
+    """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
+    record = RunRecord()
+    for line in _lines(child, idle=lambda: group.check(but=child)):
+        if "event" in json.loads(line):  # not the summary, which comes last
+            recorded = Recorded.model_validate_json(line)
+            record.add(recorded.event, recorded.seconds)
+            emit(recorded.event)
+    child.wait()
+    if not record.status:
+        group.check()
+    return record
+
+
+def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
+    """The lines that a child prints, until it ends; `idle` is called while there are none."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
+            for line in child.stdout or ():
+                lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            idle()
+            continue
+        if not line:
+            return
+        yield line

@@ -1,0 +1,293 @@
+"""The modes that train a `supervised_app` without a server: centralized, local, all-reduce, averaging.
+
+Each worker is a process. A rank of a group that is lost ends the run, since a collective needs every rank; a site that
+trains alone is missed by nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from statistics import mean
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+from fedcore.comparison.modes.base import Mode, Option, Trained
+from fedcore.comparison.own_figures import OwnFigures
+from fedcore.comparison.results import LostWorker, Point
+from fedcore.comparison.run import INITIAL_FILE, PlannedRun
+from fedcore.comparison.workers.models import Models, everywhere, save_initial
+from fedcore.comparison.workers.processes import Ended, WorkerReport, Workers
+from fedcore.comparison.workers.schedule import Schedule
+from fedcore.comparison.workers.training import (
+    LOOPBACK,
+    Note,
+    OwnEvaluation,
+    OwnResults,
+    RoundDone,
+    WorkerReady,
+    snapshot,
+)
+from fedcore.errors import EnvironmentFailure
+from fedcore.run.settings import ROUNDS_KEY
+from fedcore.simulation.devices.network import Cost, Network
+from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
+from fedcore.wire.events import AppPrinted, EventSink, ExchangeDone
+
+GLOBAL_BATCH: Final = {"global-batch": Option(0)}
+"""Examples of one step of all workers together; 0 for the default of the mode."""
+
+Way: TypeAlias = Literal["sent", "received"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Mode):
+    """A mode that trains a `supervised_app` without a server."""
+
+    goes_on: ClassVar[bool] = False
+    """Whether the others go on where a worker is lost."""
+    consequence: ClassVar[str]
+    """What becomes of a run that loses a worker."""
+
+    @abstractmethod
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
+        """Start all workers; their names, in the order of their sites."""
+
+    @abstractmethod
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        """Seconds from the start to the end of each whole round, on other machines and links."""
+
+    def models(self, run: PlannedRun, log: RoundLog, number: int) -> Models:
+        """What each site is evaluated with after a round."""
+        return everywhere(run, snapshot(run.folder, number))
+
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
+        initial = save_initial(run, workers)
+        log = RoundLog(names=self.start(run, workers))
+        try:
+            self._follow(run, workers, emit, log)
+        except EnvironmentFailure as error:
+            workers.stop()
+            log.reason = str(error)
+        curve = log.curve(self._simulated(run, log))
+        result = run.result(
+            status="failed" if log.reason else "finished",
+            reason=log.reason,
+            initial_sha256=initial,
+            parameters=max((ready.parameters for ready in log.ready.values()), default=0),
+            samples=curve[-1].samples,
+            steps=log.steps(),
+            seconds=curve[-1].seconds,
+            simulated_seconds=curve[-1].simulated_seconds,
+            bytes_up=log.bytes_of("sent"),
+            bytes_down=log.bytes_of("received"),
+            curve=curve,
+            losses=tuple(log.losses),
+            by_server=log.own_figures().server,
+        )
+        if not log.counts():  # the app was trained, and evaluated, by its own ServerApp
+            return Trained(result=result)
+        models = {number: self.models(run, log, number) for number in range(1, len(log.rounds) + 1)}
+        return Trained(result=result, models={0: everywhere(run, run.folder / INITIAL_FILE), **models})
+
+    def _follow(self, run: PlannedRun, workers: Workers, emit: EventSink, log: RoundLog) -> None:
+        for event in workers.events(silence=run.app.settings.train_seconds):
+            match event.report:
+                case Note(line=line):
+                    emit(AppPrinted(line=line))
+                case Ended() as end:
+                    if end.exitcode:
+                        self._lose(run, workers, log, event.name, end)
+                case report:
+                    log.add(event.name, report)
+            for number in log.close_rounds():
+                emit(log.event(number))
+                if run.kill is not None and run.kill.round == number:
+                    # Centralized training has workers of its own, whatever the sites.
+                    workers.kill(log.names[run.kill.site % len(log.names)])
+
+    def _lose(self, run: PlannedRun, workers: Workers, log: RoundLog, name: str, end: Ended) -> None:
+        """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
+        noticed = time.monotonic()
+        name, end = worker_to_blame(workers, name, end)
+        if end.exitcode > 0:
+            workers.stop()
+            log.reason = f"{name}: {end.reason}"
+            return
+        number, consequence = log.last_round(name), self.consequence
+        log.lost.add(name)
+        if not self.goes_on:
+            workers.stop()
+        if number == int(run.config[ROUNDS_KEY]):
+            consequence = "all its rounds were over"
+        elif not self.goes_on or log.lost == set(log.names):
+            log.reason = f"{name} was lost after round {number} ({end.reason}); {consequence}"
+        seconds = time.monotonic() - noticed
+        log.losses.append(LostWorker(worker=name, round=number, consequence=consequence, seconds=seconds))
+
+    def _simulated(self, run: PlannedRun, log: RoundLog) -> list[float]:
+        """The simulated clock at the end of every whole round; empty without a network."""
+        counts = log.counts()
+        if run.network is None or run.cost is None or len(counts) != run.sites:
+            return []
+        return self.clock(run, log, Schedule.of(run.config, counts), run.cost, run.network)
+
+
+def _counted(reports: Mapping[str, RoundDone]) -> int:
+    """Examples of one round, all workers together."""
+    return sum(report.examples for report in reports.values())
+
+
+def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: PlannedRun) -> None:
+    """Start the ranks of one process group, each with `target(report, run, rank, port, listening)`."""
+    # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        port = listening.getsockname()[1]
+        for rank, name in enumerate(names):
+            workers.start(name, target, run, rank, port, listening if rank == 0 else None)
+
+
+def worker_to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended]:
+    """The worker whose end led to the others': one that merely lost its peer waits for the peer's own end."""
+
+    def endings() -> Iterator[tuple[str, Ended]]:
+        yield name, end
+        with contextlib.suppress(EnvironmentFailure):
+            for other, report in workers.events(silence=BLAME_SECONDS):
+                if isinstance(report, Ended):
+                    yield other, report
+
+    return first_cause(endings(), lambda ending: tells_of_lost_peer(ending[1].reason))
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundLog:
+    """What the workers have reported up to now. A round is whole when every worker that was not lost has reported it.
+
+    names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
+    rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. results: what its strategy
+    found. reason: why the run ended before its time, empty where it did not.
+    """
+
+    names: tuple[str, ...]
+    ready: dict[str, WorkerReady] = field(default_factory=dict)
+    rounds: list[dict[str, RoundDone]] = field(default_factory=list)
+    evaluations: dict[int, OwnEvaluation] = field(default_factory=dict)
+    results: OwnResults = field(default_factory=lambda: OwnResults(results={}))
+    losses: list[LostWorker] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    reason: str = ""
+    _open: dict[int, dict[str, RoundDone]] = field(default_factory=dict)
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def last_round(self, name: str) -> int:
+        """The last round that a worker has reported, 0 for none."""
+        return self._last.get(name, 0)
+
+    def add(self, name: str, report: WorkerReport) -> None:
+        """Take a worker's report."""
+        match report:
+            case WorkerReady():
+                self.ready[name] = report
+            case RoundDone():
+                self._last[name] = report.round
+                self._open.setdefault(report.round, {})[name] = report
+            case OwnEvaluation():
+                self.evaluations[report.round] = report
+            case OwnResults():
+                self.results = report
+
+    def close_rounds(self) -> Iterator[int]:
+        """The rounds that have become whole, numbered from 1 on."""
+        while reports := self._open.get(len(self.rounds) + 1):
+            if not reports.keys() | self.lost >= set(self.names):
+                return
+            self.rounds.append(reports)
+            yield len(self.rounds)
+
+    def counts(self) -> tuple[int, ...]:
+        """Training examples of each site."""
+        return tuple(count for name in self.names if name in self.ready for count in self.ready[name].counts)
+
+    def event(self, number: int) -> ExchangeDone:
+        """A whole round as the events of a run tell it; the loss is that of each example before its step."""
+        reports = self.rounds[number - 1]
+        losses = [report.loss for report in reports.values() if report.loss is not None]
+        examples = _counted(reports)
+        return ExchangeDone(
+            exchange=number,
+            server_round=number,
+            message_type="train",
+            aggregation="none",
+            survivors=sorted(reports),
+            examples=examples,
+            metrics={"train_loss": sum(losses) / max(1, examples)} if losses else {},
+            seconds=max(report.seconds for report in reports.values()),
+            bytes_up={name: report.sent for name, report in reports.items()},
+            bytes_down={name: report.received for name, report in reports.items()},
+        )
+
+    def own_figures(self) -> OwnFigures:
+        """What the app's own evaluation found; nothing where there was none."""
+        return OwnFigures.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
+
+    def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
+        """The start and all whole rounds; evaluated only where a worker did so."""
+        samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
+        if not self._counted:
+            samples = repeat(None, len(self.rounds))
+        seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
+        rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
+        clock = [0.0, *simulated] if simulated else [None] * len(rows)
+        own = self.own_figures().rounds
+        return tuple(
+            Point(
+                round=number,
+                samples=seen,
+                seconds=at,
+                simulated_seconds=then,
+                bytes_up=sent,
+                bytes_down=received,
+                metrics=own.get(number, {}),
+            )
+            for number, ((seen, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
+        )
+
+    def steps(self) -> dict[str, int]:
+        """Optimizer steps of each worker in all whole rounds; {} where nobody counted them."""
+        if not self._counted:
+            return {}
+        return self._total("steps", start=dict.fromkeys(self.names, 0))
+
+    def bytes_of(self, way: Way) -> dict[str, int]:
+        """Bytes of each worker, with what it got before the first round."""
+        return self._total(way, start={name: self._before(name, way) for name in self.names})
+
+    def sent_for_each(self, occasions: int) -> float:
+        """Bytes that one worker sent for each of so many occasions; without the first model."""
+        sent = sum(report.sent for reports in self.rounds for report in reports.values())
+        return sent / len(self.names) / max(1, occasions)
+
+    @property
+    def _counted(self) -> bool:
+        return all(report.counted for reports in self.rounds for report in reports.values())
+
+    def _mean(self, way: Way) -> Iterator[float]:
+        """Bytes up to the end of each round, mean over the workers."""
+        start = mean(self._before(name, way) for name in self.names)
+        each = (sum(getattr(report, way) for report in reports.values()) / len(self.names) for reports in self.rounds)
+        return (start + total for total in accumulate(each))
+
+    def _before(self, name: str, way: Way) -> int:
+        return int(getattr(self.ready[name], way)) if name in self.ready else 0
+
+    def _total(self, name: str, *, start: Mapping[str, int]) -> dict[str, int]:
+        totals = dict(start)
+        for reports in self.rounds:
+            for worker, report in reports.items():
+                totals[worker] += int(getattr(report, name))
+        return totals

@@ -1,0 +1,309 @@
+"""Figures with one line for each mode: the last metric against what it took, and against a swept value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.drawing import (
+    MOST_PLACES,
+    Drawing,
+    Hover,
+    Look,
+    file_name,
+    format_axis,
+    label_lines,
+    looks,
+    percent_axis,
+    titled,
+)
+from fedcore.comparison.report.summary import NONE, Format, Metric, Spread, best_points, count, duration, finished
+from fedcore.comparison.results import Point, RunResult
+from fedcore.monitoring.formatting import size
+
+CURVES, SWEEPS = "curves", "sweeps"
+# A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
+_LOGARITHMIC = 20
+_MARGINS = {"left": 0.14, "right": 0.63, "bottom": 0.15, "top": 0.97}
+# A mode that diverges leaves the axis this far below the start, as a share of what the best one gained.
+_BELOW = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One mode's curve, means over the seeds at each evaluated model. low, high: one standard deviation away."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A quantity that the metric is drawn against. place: where a point is, in words."""
+
+    name: str
+    label: str
+    place: str
+    value: Callable[[Point], float | None]
+    form: Format
+    caption: str = ""
+
+
+AXES = (
+    Against(
+        name="samples",
+        label="examples trained on",
+        place="after {} examples",
+        value=lambda point: point.samples,
+        form=count,
+    ),
+    Against(
+        name="bytes",
+        label="bytes up and down, per worker",
+        place="after {}",
+        value=lambda point: point.bytes_up + point.bytes_down,
+        form=size,
+        caption="A mode that sends nothing is a level line at its last value.",
+    ),
+    Against(
+        name="seconds",
+        label="seconds of training, measured here",
+        place="after {}",
+        value=lambda point: point.seconds,
+        form=duration,
+        caption="On this machine, evaluation and start left out.",
+    ),
+    Against(
+        name="simulated-seconds",
+        label="simulated seconds",
+        place="after {} of the simulated clock",
+        value=lambda point: point.simulated_seconds,
+        form=duration,
+        caption="On the machines and links of the network model, or on simulated devices.",
+    ),
+    Against(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
+)
+
+
+def curve_drawings(comparison: Comparison) -> list[Drawing]:
+    """One drawing for each entry of AXES that has data."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return []
+    styles = looks(comparison.labels)
+    runs = best_points(comparison)
+    drawings = []
+    for against in AXES:
+        lines = {label: line for label, of in runs.items() if (line := mean_line(of, metric, against.value))}
+        if not lines:
+            continue
+        drawings.append(
+            Drawing(
+                name=f"{file_name(metric.name)}-{against.name}",
+                section=CURVES,
+                title=f"{titled(metric.name)} against {against.label}",
+                caption=f"{_spread(comparison, 'band')}{against.caption}".strip(),
+                height=_height(len(lines)),
+                draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against),
+            )
+        )
+    return drawings
+
+
+def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], float | None]) -> Line | None:
+    """The mean of the runs' curves, point by point up to the end of the shortest; None if nothing is known.
+
+    Where x is not known to the end, the first model's alone would be no curve.
+    """
+    if any(run.curve and x(run.curve[-1]) is None for run in runs):
+        return None
+    found = []
+    for points in zip(*(run.curve for run in runs), strict=False):
+        where = Spread.of(x(point) for point in points)
+        value = Spread.of(map(metric.at, points))
+        if where is not None and value is not None and math.isfinite(value.mean):
+            sd = value.sd or 0.0
+            found.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
+    return Line(*zip(*found, strict=True)) if found else None
+
+
+def sweep_drawings(comparison: Comparison) -> list[Drawing]:
+    """One drawing for each swept key: the last metric against its values."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return []
+    styles = looks(comparison.labels)
+    drawings = []
+    for key in comparison.sweeps:
+        lines = {label: _swept(comparison, label, key, metric) for label in comparison.labels}
+        lines = {label: line for label, line in lines.items() if line}
+        if len({value for line in lines.values() for value, _ in line}) > 1:
+            drawings.append(
+                Drawing(
+                    name=f"sweep-{file_name(key)}",
+                    section=SWEEPS,
+                    title=f"Last {metric.name} against {key}",
+                    caption=_spread(comparison, "bars") + "Of several values of another key, the best is shown.",
+                    height=_height(len(lines)),
+                    draw=partial(_draw_sweep, lines=lines, styles=styles, metric=metric, key=key),
+                )
+            )
+    return drawings
+
+
+def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """What the curves show, as a table: a row for each round, or for each tenth where there are many."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return None
+    lines = {label: mean_line(of, metric, lambda point: point.round) for label, of in best_points(comparison).items()}
+    found = {label: dict(zip(line.x, line.y, strict=True)) for label, line in lines.items() if line}
+    if not found:
+        return None
+    rounds = sorted({number for line in found.values() for number in line})
+    shown = [number for number in rounds if number in rounds[:: _every(rounds)] or number == rounds[-1]]
+    rows = [
+        (count(number), *(metric.form(line[number]) if number in line else NONE for line in found.values()))
+        for number in shown
+    ]
+    return (f"round: {metric.column}", *found), rows
+
+
+def _every(values: Sequence[object]) -> int:
+    """Which ones to take, so that they are not too many."""
+    return math.ceil(len(values) / MOST_PLACES)
+
+
+def _spread(comparison: Comparison, drawn: str) -> str:
+    """How to read a mean; one seed has no spread."""
+    return f"Mean over the seeds; {drawn}: one standard deviation. " if len(comparison.seeds) > 1 else ""
+
+
+def _height(lines: int) -> float:
+    return max(3.1, 1.0 + 0.2 * lines)
+
+
+def _draw_curves(
+    figure: Figure, *, lines: Mapping[str, Line], styles: Mapping[str, Look], metric: Metric, against: Against
+) -> list[Hover]:
+    axes = figure.add_subplot()
+    figure.subplots_adjust(**_MARGINS)
+    ends = [line.x[-1] for line in lines.values() if line.x[-1] > 0]
+    logarithmic = bool(ends) and max(ends) > _LOGARITHMIC * min(ends)
+    for label, line in lines.items():
+        if line.x[-1] <= 0 < len(ends):
+            axes.axhline(line.y[-1], color=styles[label].color, linestyle=styles[label].dash, linewidth=1.2)
+        else:
+            _draw_line(axes, line, styles[label], positive=logarithmic)
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=against.form is count))
+    format_axis(axes, against.form)
+    axes.set_xlabel(against.label)
+    _metric_axis(axes, metric, lines)
+    label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles, metric.form)
+    return [hover for label, line in lines.items() for hover in _hovers(axes, label, line, metric, against)]
+
+
+def _hovers(axes: Axes, label: str, line: Line, metric: Metric, against: Against) -> Iterator[Hover]:
+    """What each point of a curve is."""
+    low, high = axes.get_xlim()
+    unit = " %" if metric.percent else ""
+    if line.x[-1] <= 0 < high and len(axes.get_lines()) > 1:
+        yield Hover(axes=axes, x=(low, high), y=(line.y[-1],) * 2, text=f"{label}: {metric.form(line.y[-1])}{unit}")
+        return
+    bottom, top = axes.get_ylim()
+    last = len(line.x) - 1
+    for index, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+        if (index % _every(line.x) == 0 or index == last) and low <= x <= high and bottom <= y <= top:
+            spread = f" ± {metric.form(line.high[index] - y)}" if line.high[index] > y else ""
+            text = f"{label}: {metric.form(y)}{spread}{unit} {against.place.format(against.form(x))}"
+            yield Hover.at(axes, x, y, text)
+
+
+def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
+    rows = list(zip(line.x, line.y, line.low, line.high, strict=True))
+    x, y, low, high = zip(*(row for row in rows if row[0] > 0 or not positive), strict=True)
+    axes.plot(x, y, **look.line, markevery=[len(x) - 1])
+    if low != high:
+        axes.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
+
+
+def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
+    low, high = metric_limits(lines.values(), metric.sign)
+    room = 0.06 * (high - low) or 0.01
+    axes.set_ylim(low - room, high + room)
+    if metric.percent:
+        percent_axis(axes)
+    axes.set_ylabel(f"{metric.name}, test examples of all sites")
+
+
+def metric_limits(lines: Iterable[Line], sign: int) -> tuple[float, float]:
+    """The whole of all curves, from the first model on, but for how far one that diverges gets below the start."""
+    found = list(lines)
+    values = [value for line in found for value in (*line.low, *line.high)]
+    best = max(sign * value for value in values)
+    start = min(sign * line.y[0] for line in found)
+    worst = max(min(sign * value for value in values), start - _BELOW * (best - start))
+    low, high = sorted((sign * worst, sign * best))
+    return low, high
+
+
+def _swept(comparison: Comparison, label: str, key: str, metric: Metric) -> list[tuple[object, Spread]]:
+    """The best last metric for each value of the key, in ascending order."""
+    groups: dict[object, dict[tuple[object, ...], list[RunResult]]] = {}
+    for run in finished(comparison.runs):
+        if run.mode == label and key in run.point:
+            other = tuple(item for item in run.point.items() if item[0] != key)
+            groups.setdefault(run.point[key], {}).setdefault(other, []).append(run)
+    found = []
+    for value, settings in groups.items():
+        spreads = [spread for runs in settings.values() if (spread := metric.final(runs)) is not None]
+        finite = [spread for spread in spreads if math.isfinite(spread.mean)]
+        if finite:
+            found.append((value, max(finite, key=metric.rank)))
+    return sorted(found, key=lambda item: item[0] if isinstance(item[0], int | float) else 0)
+
+
+def _draw_sweep(
+    figure: Figure,
+    *,
+    lines: Mapping[str, list[tuple[object, Spread]]],
+    styles: Mapping[str, Look],
+    metric: Metric,
+    key: str,
+) -> list[Hover]:
+    axes = figure.add_subplot()
+    figure.subplots_adjust(**_MARGINS)
+    values = list(dict.fromkeys(value for line in lines.values() for value, _ in line))
+    if all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        values.sort(key=lambda value: float(str(value)))
+    places = {value: index for index, value in enumerate(values)}
+    for label, line in lines.items():
+        x = [places[value] for value, _ in line]
+        errors = [spread.sd or 0.0 for _, spread in line] if any(spread.sd for _, spread in line) else None
+        axes.errorbar(x, [spread.mean for _, spread in line], errors, **styles[label].line, capsize=2, elinewidth=1)
+    axes.set_xticks(range(len(values)), [str(value) for value in values])
+    axes.set_xmargin(0.06)
+    axes.set_xlabel(key)
+    axes.set_ylabel(f"last {metric.name}")
+    if metric.percent:
+        percent_axis(axes)
+    label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles, metric.form)
+    return [
+        Hover.at(axes, places[value], spread.mean, f"{label}, {key}={value}: {metric.shown(spread)}")
+        for label, line in lines.items()
+        for value, spread in line
+    ]

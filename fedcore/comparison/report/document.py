@@ -1,0 +1,187 @@
+"""A whole comparison as one value: what was asked for, what was compared, and every run; and how several are merged.
+
+pydantic writes and reads these dataclasses as JSON (`fedcore.comparison.report.files`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from fedcore.comparison.judging import JudgedBy
+from fedcore.comparison.results import STRICT, RunResult, Value
+from fedcore.comparison.target import Target
+from fedcore.simulation.devices.network import Cost, Network
+
+_OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
+_PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeTitle:
+    """A mode of the comparison. label: as in `RunResult.mode`. kind: a key of `modes.MODES`. title: in a few words."""
+
+    label: str
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteSplit:
+    """One site's part of the data. labels: training examples by label; None where an example has no single label."""
+
+    site: str
+    training: int
+    test: int
+    labels: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What one of several merged reports said of itself. labels: of its runs in the merged report."""
+
+    name: str
+    app: str
+    sites: int
+    partition: str
+    seeds: tuple[int, ...]
+    run_config: Mapping[str, Value]
+    settings: Mapping[str, Any]
+    network: str
+    created: str
+    machine: Mapping[str, Any]
+    metric: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that a report is made from.
+
+    schema: of this form.
+    app: name of the app.
+    sites: number of sites.
+    partition: how the app divided its data.
+    seeds: of all runs.
+    run_config: of the app, with the changes for all modes.
+    settings: `[tool.fedcore]`, with the changes for all modes.
+    changed: keys of both that differ from the app or from fedcore's defaults.
+    created: ISO 8601, UTC.
+    machine: system, Python, cores and versions of packages.
+    modes: label, kind and title of each mode, in the order of the report.
+    runs: every mode with every seed at every point of a sweep.
+    judged_by: the metric that models are judged by, and whether "max" or "min" is better; null if unknown.
+    own_evaluation: whether the metrics are those of the app's own evaluation; otherwise every model was evaluated in
+        the same way, on the same examples.
+    network: the network model; null for this machine as it is.
+    cost: seconds of computation for the simulated clock, or null.
+    split: training and test examples of each site for the first seed, and its labels if an example has one.
+    sources: the heads of several merged reports; else empty.
+    target: how good a model had to be: metric, value and better; null without one.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    schema: Literal["fedcore/compare/7"] = "fedcore/compare/7"
+    app: str
+    sites: int
+    partition: str
+    seeds: tuple[int, ...]
+    run_config: Mapping[str, Value]
+    settings: Mapping[str, Any]
+    changed: tuple[str, ...] = ()
+    created: str
+    machine: Mapping[str, Any]
+    modes: tuple[ModeTitle, ...]
+    runs: tuple[RunResult, ...]
+    judged_by: JudgedBy | None = None
+    own_evaluation: bool = False
+    network: Network | None = None
+    cost: Cost | None = None
+    split: tuple[SiteSplit, ...] = ()
+    sources: tuple[Source, ...] = ()
+    target: Target | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the modes."""
+        return tuple(mode.label for mode in self.modes)
+
+    @property
+    def divided(self) -> str:
+        """Into what, and how as far as the app lets one choose."""
+        return f"{self.sites} sites" + (f", partition {self.partition}" if self.partition else "")
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """The keys that were swept, in the order of their first use."""
+        return tuple(dict.fromkeys(key for run in self.runs for key in run.point))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any run has a simulated clock."""
+        return any(run.simulated_seconds is not None for run in self.runs)
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions of what ran on it."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "packages": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
+    """Merge comparisons into one with the runs of all. A label that several use is told apart by its report's name.
+
+    The checks of fairness say what they do not share (data, machine, seeds, settings, metric). Other values are those
+    of the first.
+    """
+    if len(comparisons) == 1:
+        return next(iter(comparisons.values()))
+    uses = Counter(mode.label for one in comparisons.values() for mode in one.modes)
+    renamed = {
+        name: {mode.label: f"{mode.label} ({name})" if uses[mode.label] > 1 else mode.label for mode in one.modes}
+        for name, one in comparisons.items()
+    }
+    first = next(iter(comparisons.values()))
+    return replace(
+        first,
+        app=" + ".join(dict.fromkeys(one.app for one in comparisons.values())),
+        partition=" + ".join(dict.fromkeys(one.partition for one in comparisons.values())),
+        changed=tuple(dict.fromkeys(key for one in comparisons.values() for key in one.changed)),
+        seeds=tuple(sorted({seed for one in comparisons.values() for seed in one.seeds})),
+        created=max(one.created for one in comparisons.values()),
+        modes=tuple(
+            replace(mode, label=renamed[name][mode.label]) for name, one in comparisons.items() for mode in one.modes
+        ),
+        runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
+        own_evaluation=any(one.own_evaluation for one in comparisons.values()),
+        split=_splits(comparisons),
+        sources=tuple(
+            Source(
+                name=name,
+                network=one.network.name if one.network else "none",
+                metric=f"{one.judged_by.name}:{one.judged_by.better}" if one.judged_by else "",
+                labels=tuple(renamed[name].values()),
+                **{key: getattr(one, key) for key in _OF_SOURCE},
+            )
+            for name, one in comparisons.items()
+        ),
+    )
+
+
+def _splits(comparisons: Mapping[str, Comparison]) -> tuple[SiteSplit, ...]:
+    first, *others = (one.split for one in comparisons.values())
+    if all(split == first for split in others):
+        return first
+    return tuple(replace(site, site=f"{name}: {site.site}") for name, one in comparisons.items() for site in one.split)

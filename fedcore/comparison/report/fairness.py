@@ -1,0 +1,179 @@
+"""Whether a comparison was fair: what was equal in all modes, computed from the runs.
+
+What cannot be equal by the nature of the modes is a text of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.summary import count, finished, point_text, samples_of
+from fedcore.comparison.results import RunResult
+
+Status: TypeAlias = Literal["holds", "differs", "unknown"]
+# With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
+SAMPLES_TOLERANCE = 0.01
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessCheck:
+    """One thing that should be equal in all modes. values: what was found, by where."""
+
+    name: str
+    status: Status
+    detail: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
+    """All checks, in the order of the report; of one run alone there is nothing to compare but whether it finished."""
+    runs = comparison.runs
+    if len(runs) == 1 and not comparison.sources:
+        return (_complete(comparison),)
+    return (
+        _complete(comparison),
+        _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
+        _samples(runs),
+        _equal(
+            *("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
+            why="the app's own evaluation" if comparison.own_evaluation else "",
+        ),
+        _equal("Precision", finished(runs), lambda run: run.precision, "data types of the last model"),
+        _versions(comparison),
+        *_sources(comparison),
+    )
+
+
+def broken(checks: Sequence[FairnessCheck]) -> tuple[FairnessCheck, ...]:
+    """The checks that do not hold, or may not."""
+    return tuple(check for check in checks if check.status != "holds")
+
+
+def _complete(comparison: Comparison) -> FairnessCheck:
+    missing = {}
+    for mode in comparison.modes:
+        runs = [run for run in comparison.runs if run.mode == mode.label]
+        done = {run.seed for run in runs if run.status == "finished"}
+        absent = [str(seed) for seed in comparison.seeds if seed not in done]
+        failed = sum(run.status == "failed" for run in runs)
+        lost = sum(bool(run.losses) for run in runs)
+        words = [f"no finished run of seed {', '.join(absent)}"] if absent else []
+        words += [f"{failed} of {len(runs)} runs failed"] if failed else []
+        words += [f"{lost} of {len(runs)} runs lost a worker"] if lost else []
+        if words:
+            missing[mode.label] = "; ".join(words)
+    asked = f"seeds {', '.join(map(str, comparison.seeds))}"
+    values = missing or {"all modes": f"{asked} finished, with all workers"}
+    return _check("Runs", not missing, f"{asked} in every mode", values)
+
+
+def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
+    values, worst = {}, 0.0
+    for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
+        found = {_name(run): samples_of(run) or 0 for run in peers}
+        low, high = min(found.values()), max(found.values())
+        worst = max(worst, (high - low) / high)
+        values[place] = _same_or_each({name: count(number) for name, number in found.items()})
+    detail = "counted where they were trained on, repetitions with them, all workers together"
+    if worst:
+        detail += f"; {100 * worst:.2g} % between the fewest and the most"
+    private = sorted({run.mode for run in runs if run.privacy is not None})
+    if private:
+        detail += f"; private, and not compared, in {', '.join(private)}"
+    absent = [run.mode for run in finished(runs) if run.privacy is None and not run.samples]
+    why = "the app's own loop takes them"
+    return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent, why=why)
+
+
+def _versions(comparison: Comparison) -> FairnessCheck:
+    machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
+    found = {name: machine_text(machine) for name, machine in machines.items()}
+    return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
+
+
+def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
+    """Whether merged reports were made under the same conditions."""
+    fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network", "metric")
+    for name in fields if comparison.sources else ():
+        found = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
+        equal = len(set(found.values())) == 1
+        yield _check(name.replace("_", " ").capitalize(), equal, "of the reports laid over one another", found)
+
+
+def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
+    """Groups of runs that should be equal: of one seed, at points of the sweep that do not contradict one another."""
+    for seed in dict.fromkeys(run.seed for run in runs):
+        same = [run for run in runs if run.seed == seed]
+        points = list({tuple(run.point.items()): run.point for run in same}.values())
+        for point in [p for p in points if p] or [{}]:
+            peers = [run for run in same if all(point.get(key, value) == value for key, value in run.point.items())]
+            yield f"seed {seed}" + (f", {point_text(point)}" if point else ""), peers
+
+
+def _initial(run: RunResult) -> str:
+    return run.initial_sha256[:_HASH_DIGITS]
+
+
+def _tested(run: RunResult) -> str:
+    return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
+
+
+def _equal(
+    name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str, *, why: str = ""
+) -> FairnessCheck:
+    """Whether all runs that should be equal have the same value; a run without one has ""."""
+    known = [run for run in runs if value(run)]
+    absent = [run.mode for run in finished(runs) if not value(run)]
+    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
+    equal = all(len(set(values.values())) == 1 for values in found.values())
+    return _check(
+        name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent, why=why
+    )
+
+
+def _same_or_each(found: Mapping[str, str]) -> str:
+    if len(set(found.values())) == 1:
+        words = "1 mode" if len(found) == 1 else f"all {len(found)} modes"
+        return f"{next(iter(found.values()))} ({words})"
+    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in _by_value(found).items())
+
+
+def _by_value(found: Mapping[str, str]) -> dict[str, list[str]]:
+    """The keys that have each value."""
+    keys: dict[str, list[str]] = {}
+    for key, value in found.items():
+        keys.setdefault(value, []).append(key)
+    return keys
+
+
+def _check(
+    name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = (), *, why: str = ""
+) -> FairnessCheck:
+    """absent: modes for which it is unknown. why: the reason."""
+    if absent:
+        detail += f"; not known of {', '.join(dict.fromkeys(absent))}" + (f": {why}" if why else "")
+    status: Status = "differs" if not equal else "holds" if values and not absent else "unknown"
+    places = _by_value(values)
+    everywhere = len(places) == 1 < len(values)
+    joined = {"everywhere" if everywhere else "; ".join(where): text for text, where in places.items()}
+    return FairnessCheck(name=name, status=status, detail=detail, values=joined)
+
+
+def _name(run: RunResult) -> str:
+    return f"{run.mode} ({point_text(run.point)})" if run.point else run.mode
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """Machine and versions in one line."""
+    packages = ", ".join(f"{name} {number}" for name, number in machine.get("packages", {}).items())
+    return f"{machine.get('system')}, {machine.get('cores')} cores, Python {machine.get('python')}, {packages}"
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

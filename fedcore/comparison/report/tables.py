@@ -1,0 +1,317 @@
+"""The comparison as tables of text: for the report's documents, and whole for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from fedcore.comparison.judging import LOSS
+from fedcore.comparison.modes import in_report
+from fedcore.comparison.modes.base import Readers
+from fedcore.comparison.report.details import by_site
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.fairness import broken, fairness
+from fedcore.comparison.report.story import headline
+from fedcore.comparison.report.summary import (
+    NONE,
+    Format,
+    Metric,
+    Spread,
+    Summary,
+    best_points,
+    count,
+    decimal,
+    duration,
+    mean,
+    mean_sd,
+    numbers,
+    point_text,
+    summarize,
+)
+from fedcore.monitoring.formatting import size
+from fedcore.monitoring.run_record import metric_like
+from fedcore.system.terminal import escape
+
+_CAPTION = (
+    "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
+    "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
+    "workers. Seconds: of training on this machine; wall: with the start of all processes and evaluation."
+)
+_OURS, _APPS = "on the test examples of all sites", "as the app's own evaluation reports them"
+_SPREAD = ", mean ± standard deviation over the seeds"
+_ALONE = (
+    " In {}, the mean of the sites' own models, each on the test examples of all sites. At its own site: the last "
+    "model on the test examples of one site, mean over the sites; in {} the site's own model. It is an easier test, "
+    "the more the sites differ."
+)
+_READERS: Mapping[Readers, str] = {
+    "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
+}  # fmt: skip
+_RUNS = "runs"
+_SIMULATED = " Simulated: seconds on the machines and links of the network model, or on simulated devices."
+
+
+def caption(comparison: Comparison) -> str:
+    """What the numbers of the main table are."""
+    where, spread = _APPS if comparison.own_evaluation else _OURS, _SPREAD if len(comparison.seeds) > 1 else ""
+    text = _CAPTION.format(where=where, spread=spread)
+    if alone := ", ".join(_alone(comparison)):
+        text += _ALONE.format(alone, alone)
+    return text + (_SIMULATED if comparison.simulated else "")
+
+
+def _alone(comparison: Comparison) -> list[str]:
+    """The modes in which each site has a model of its own."""
+    return [mode.label for mode in comparison.modes if in_report(mode.kind).alone]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the main table. narrow: also on a terminal of 80 columns."""
+
+    title: str
+    cell: Callable[[Summary], str]
+    narrow: bool = True
+
+
+def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Column, ...]:
+    """The columns that have data; the first is the mode."""
+    failed = any(one.failed for one in summaries)
+    found = [Column(title="mode", cell=lambda one: one.mode)]
+    if comparison.sweeps:
+        found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
+    found += _metric_columns(comparison)
+    found += [
+        Column(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
+        Column(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
+        Column(title="up", cell=lambda one: mean(one.bytes_up, size)),
+        Column(title="down", cell=lambda one: mean(one.bytes_down, size)),
+        Column(
+            title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
+        ),
+        Column(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
+    ]
+    if comparison.simulated:
+        found.append(Column(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
+    found += _target_columns(comparison)
+    if failed or len(comparison.seeds) > 1:
+        found.append(Column(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
+    return tuple(found)
+
+
+def _seen_by(one: Summary) -> str:
+    return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
+
+
+def _metric_columns(comparison: Comparison) -> list[Column]:
+    """What models are judged by, and beside it the loss."""
+    metric, loss = Metric.of(comparison), loss_name(comparison)
+    found = []
+    if metric is not None:
+        name, form = metric.name, metric.form
+        found.append(Column(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
+        if _alone(comparison):
+            own = "at its own site" + (" %" if metric.percent else "")
+            found.append(Column(title=own, cell=lambda one: mean(one.own, form), narrow=False))
+    found.append(Column(title="seen by", cell=_seen_by))
+    if loss and (metric is None or loss != metric.name):
+        found.append(
+            Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
+        )
+    return found
+
+
+def _target_columns(comparison: Comparison) -> list[Column]:
+    """When a model first was as good as wanted: its round, and the seconds up to it by the clock that counts."""
+    if comparison.target is None:
+        return []
+
+    def cell(kind: str, form: Format) -> Callable[[Summary], str]:
+        def shown(one: Summary) -> str:
+            return one.to_target.shown(getattr(one.to_target, kind), form) if one.to_target else NONE
+
+        return shown
+
+    clock = ("simulated", "virtual_seconds") if comparison.simulated else ("seconds", "seconds")
+    return [
+        Column(title=f"round of {comparison.target}", cell=cell("round", count)),
+        Column(title=f"{clock[0]} to it", cell=cell(clock[1], duration), narrow=False),
+    ]
+
+
+def loss_name(comparison: Comparison) -> str:
+    """Under which name the loss is, "" where there is none."""
+    names = {name for run in comparison.runs for name in run.metrics}
+    server = {name for run in comparison.runs for name in run.by_server}
+    return metric_like(names & server, LOSS) or metric_like(names, LOSS) or ""
+
+
+def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """Every metric that the main table leaves out, a row for each and a column for each mode; None where none is.
+
+    Of a sweep, at the value that is the best by the metric that models are judged by.
+    """
+    shown = {loss_name(comparison), *([comparison.judged_by.name] if comparison.judged_by else [])}
+    runs = best_points(comparison)
+    found = {label: [numbers(run) for run in of] for label, of in runs.items()}
+    names = dict.fromkeys(name for each in found.values() for one in each for name in one if name not in shown)
+    if not names:
+        return None
+    rows = []
+    for name in names:
+        form = Metric.named(name, comparison).form
+        cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in found.values())
+        rows.append((Metric.named(name, comparison).column, *cells))
+    return ("metric", *found), rows
+
+
+def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows, one row for each mode and point."""
+    summaries = summarize(comparison)
+    found = columns(comparison, summaries)
+    return tuple(column.title for column in found), [tuple(column.cell(one) for column in found) for one in summaries]
+
+
+def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """What models are judged by, by mode and site; None without data, or if the table would be too wide."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return None
+    found = by_site(comparison, metric)
+    names = list(dict.fromkeys(site for sites in found.values() for site in sites))
+    if not 0 < len(names) <= most:
+        return None
+    rows = [(label, *(mean_sd(by.get(name), metric.form) for name in names)) for label, by in found.items()]
+    return (f"mode: {metric.column}", *names), rows
+
+
+def sums_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """In how many sums each site's updates were, by mode; None where that is the same for all sites, or too wide."""
+    runs = {label: [run.sums for run in of if run.sums] for label, of in best_points(comparison).items()}
+    names = list(dict.fromkeys(name for of in runs.values() for sums in of for name in sums))
+    uneven = any(len(set(sums.values())) > 1 for of in runs.values() for sums in of)
+    if not uneven or len(names) > most:
+        return None
+    rows = [
+        (label, *(mean_sd(Spread.of(sums.get(name) for sums in of), "{:.3g}".format) for name in names))
+        for label, of in runs.items()
+        if of
+    ]
+    return ("mode: sums", *names), rows
+
+
+def loss_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Mode, seed, worker, round, consequence, seconds: a row for each worker that was lost."""
+    return [
+        (run.mode, str(run.seed), loss.worker, str(loss.round), loss.consequence, duration(loss.seconds))
+        for run in comparison.runs
+        for loss in run.losses
+    ]
+
+
+def failure_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Mode, seed, values, reason: a row for each run without a model."""
+    return [
+        (run.mode, str(run.seed), point_text(run.point) or NONE, run.reason)
+        for run in comparison.runs
+        if run.status == "failed"
+    ]
+
+
+def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What was compared, and with which settings; then the settings that are as the app or fedcore has them."""
+    rows = [
+        ("app", comparison.app),
+        ("sites", str(comparison.sites)),
+        ("partition", comparison.partition or NONE),
+        ("seeds", ", ".join(map(str, comparison.seeds))),
+        ("judged by", _judged_by(comparison)),
+        *([("target", str(comparison.target))] if comparison.target else []),
+        ("network", comparison.network.name if comparison.network else "none: this machine as it is"),
+    ]
+    if comparison.network is not None:
+        rows.append(("links", _links(comparison)))
+    if comparison.cost is not None:
+        cost = comparison.cost
+        rows.append(("computation", f"{duration(cost.step)} a step and {duration(cost.example)} for each example"))
+    usual: list[tuple[str, str]] = []
+    for what, values in (("run config", comparison.run_config), ("setting", comparison.settings)):
+        for key, value in values.items():
+            (rows if key in comparison.changed else usual).append((f"{what}: {key}", str(value)))
+    return rows, usual
+
+
+def _judged_by(comparison: Comparison) -> str:
+    judged_by = comparison.judged_by
+    if judged_by is None:
+        return NONE
+    return f"{judged_by.name}, {'more' if judged_by.better == 'max' else 'less'} is better"
+
+
+def _links(comparison: Comparison) -> str:
+    network = comparison.network
+    if network is None:
+        return NONE
+    text = (
+        f"{network.bandwidth / 1e6:g} Mbit/s and {duration(network.latency)} one way for each site, "
+        f"{network.server / 1e6:g} Mbit/s for the server"
+    )
+    text += "".join(f"; client-{site + 1} computes {factor:g} times slower" for site, factor in network.slow.items())
+    chance, slower = network.transient
+    return text + (f"; {100 * chance:g} % of the steps take {slower:g} times as long" if chance else "")
+
+
+# Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
+_NARROWEST, _WIDEST = 15, 24
+
+
+def terminal_table(comparison: Comparison) -> Table:
+    """The main table with the sentences below it; fits into 80 columns.
+
+    What was not equal in all modes, and which runs failed, is said in red.
+    """
+    summaries = summarize(comparison)
+    found = [column for column in columns(comparison, summaries) if column.narrow]
+    view = Table(
+        title=escape(f"{comparison.app}: {comparison.divided}"),
+        caption=_caption(comparison),
+        caption_justify="left",
+        caption_style="default",
+        box=box.SIMPLE_HEAVY,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for index, column in enumerate(found):
+        if index:
+            view.add_column(column.title, justify="right", no_wrap=True)
+        else:
+            longest = max((len(one.mode) for one in summaries), default=0)
+            view.add_column(column.title, overflow="fold", min_width=min(longest, _NARROWEST), max_width=_WIDEST)
+    for one in summaries:
+        # How many runs failed is the widest cell where there is the least room.
+        cells = [
+            escape(column.cell(one).replace(" ", "\n") if column.title == _RUNS else column.cell(one))
+            for column in found
+        ]
+        view.add_row(*cells, style=None if one.finished else "red")
+    return view
+
+
+def _caption(comparison: Comparison) -> str:
+    lines = [escape(sentence) for sentence in headline(comparison)]
+    for check in broken(fairness(comparison)):
+        values = "; ".join(f"{place}: {value}" for place, value in check.values.items())
+        lines.append(f"[red]{check.name}: {check.status}, {escape(check.detail)} {escape(_cut(values))}[/]")
+    lines += [
+        f"[red]{escape(run.mode)}, seed {run.seed}, failed: {escape(_cut(run.reason))}[/]"
+        for run in comparison.runs
+        if run.status == "failed"
+    ]
+    return "\n".join(lines)
+
+
+def _cut(text: str, longest: int = 300) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} … (whole in the report)"

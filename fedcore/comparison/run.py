@@ -1,0 +1,115 @@
+"""One run of one mode as it was planned: everything that its processes have to know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fedcore.comparison.results import RunResult
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation.devices.network import Cost, Network
+from fedcore.wire.control import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.comparison.modes import ChosenMode, Mode
+
+MODEL_FILE: Final = "model.safetensors"
+"""In the folder of a run that finished: its last model."""
+INITIAL_FILE: Final = "initial.safetensors"
+"""The model that a run began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End a worker by SIGKILL. site: from 0 on. round: after this round, or as many examples, was reported.
+
+    A worker of a baseline or of a parameter server waits for its end as soon as it knows that the round is over, so
+    that it has no part in what follows. A federated client knows nothing of its end and goes on until it comes: it may
+    have a part in later rounds, however many there are until the report has been read here.
+    """
+
+    site: int
+    round: int
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        return f"{worker_name(self.site)}@{self.round}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One mode with one seed at one point of a sweep.
+
+    config: the whole run config, with seed, partition, sweep and what the mode lays over it. settings: the same of
+    [tool.fedcore]. folder: of this run alone, for logs and models. network: None for the loopback as it is.
+    cost: of computation, where there is a network; the same for all modes.
+    """
+
+    app: FlowerApp
+    chosen: ChosenMode
+    config: Mapping[str, Scalar]
+    settings: Mapping[str, Scalar]
+    sites: int
+    seed: int
+    folder: Path
+    point: Mapping[str, Scalar] = field(default_factory=dict)
+    network: Network | None = None
+    cost: Cost | None = None
+    kill: Kill | None = None
+    data_dir: Path | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """What carries it out."""
+        return self.chosen.mode
+
+    @property
+    def label(self) -> str:
+        """How the mode was written, its name in reports."""
+        return self.chosen.label
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """Of the mode, the defaults included."""
+        return self.chosen.options
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Of all sites, in their order."""
+        return tuple(worker_name(site) for site in range(self.sites))
+
+    def result(self, **known: Any) -> RunResult:
+        """The result of this run, as far as it is known."""
+        return RunResult(mode=self.label, kind=self.mode.name, seed=self.seed, point=self.point, **known)
+
+    def lost_after(self, site: int) -> int:
+        """The round after which a site's worker waits for its end by SIGKILL, 0 for none."""
+        return self.kill.round if self.kill is not None and self.kill.site == site else 0
+
+    def environment(self) -> dict[str, str]:
+        """For the processes of the run."""
+        environment = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        # Several workers on one machine: more threads than cores would make each of them slower.
+        threads = max(1, (os.cpu_count() or 1) // self.sites)
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+        if self.data_dir is not None:
+            environment["FEDCORE_DATA"] = str(self.data_dir)
+        return environment
+
+    def __str__(self) -> str:
+        """In a few words."""
+        point = "".join(f", {key}={value}" for key, value in self.point.items())
+        return f"{self.label}{point}, seed {self.seed}"
+
+
+def worker_name(site: int) -> str:
+    """The name of a site in reports, the one that provisioning gives."""
+    return f"client-{site + 1}"
+
+
+def site_of(name: str) -> int:
+    """The inverse of `worker_name`."""
+    return int(name.removeprefix("client-")) - 1

@@ -1,0 +1,123 @@
+"""A run that `fedcore simulate` or the API made, as a comparison of one mode: the same report, to merge with others.
+
+Nobody evaluated its models but the app itself, and nobody counted examples with their repetitions; the report
+leaves out what it is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedcore.comparison.carry_out import reported
+from fedcore.comparison.judging import JudgedBy, Known, choose
+from fedcore.comparison.modes import MODES
+from fedcore.comparison.modes.federated import curve_of, evaluations_of
+from fedcore.comparison.own_figures import OwnFigures
+from fedcore.comparison.report import Comparison, ModeTitle, machine
+from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.target import Target
+from fedcore.errors import ConfigurationError
+from fedcore.monitoring.run_record import RunRecord
+from fedcore.run.settings import JobSettings
+from fedcore.wire.control import Scalar
+
+
+def comparison_of(
+    record: RunRecord,
+    results: Mapping[str, Any],
+    *,
+    app: str,
+    clients: int,
+    run_config: Mapping[str, Scalar],
+    settings: Mapping[str, Any],
+    changed: Sequence[str],
+    seed: int,
+    parameters: int = 0,
+    target: Target | None = None,
+) -> Comparison:
+    """One run as a comparison.
+
+    results: as `fedcore.flower.results.results_of` has them. changed: keys of the run config that are otherwise than
+    the app has them. seed: where the run config has none. parameters: of the model. Seconds are those of the exchanges
+    alone, so that a run that went on after its end has them all; simulated seconds are those of the virtual clock.
+    Bytes are means over the clients that had an update in a sum. target: how good a model is wanted; models are judged
+    by its metric then, where there is one of that name.
+    """
+    own_seed = run_config.get("seed", seed)
+    seed = own_seed if isinstance(own_seed, int) else seed
+    result = _result(record, results, seed=seed, parameters=parameters)
+    usual = JobSettings().to_mapping()
+    known = reported([result])
+    return Comparison(
+        app=app,
+        sites=clients,
+        partition=str(run_config.get("partition", "")),
+        seeds=(seed,),
+        run_config=run_config,
+        settings=settings,
+        changed=(*changed, *(key for key, value in settings.items() if value != usual.get(key))),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine(),
+        modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title),),
+        runs=(result,),
+        judged_by=_judged_by(known, target),
+        own_evaluation=True,
+        target=target,
+    )
+
+
+def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[Point, ...]:
+    """A point for each model that a run trained, and one for the first where the app evaluated it.
+
+    results: as for `comparison_of`, whose curve this is.
+    """
+    return _result(record, results, seed=0, parameters=0).curve
+
+
+def _judged_by(known: Known, target: Target | None) -> JudgedBy | None:
+    if target is not None and target.metric in known:
+        return JudgedBy(name=target.metric, better=target.better)
+    return choose(None, known) if known else None
+
+
+def check_report_place(out: Path, *, force: bool) -> None:
+    """Raise ConfigurationError where a report would replace another one without force, or anything else."""
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"--report: {out} is a file; name a folder", check="not-a-folder")
+    if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):
+        raise ConfigurationError(
+            f"--report: {out} is not empty; choose another folder, or --force to replace a report in it",
+            check="not-empty",
+        )
+
+
+def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, parameters: int) -> RunResult:
+    plain = record.aggregation == "plain"
+    kind = "federated-plain" if plain else "federated-dp" if record.privacy is not None else "federated"
+    training = [exchange for exchange in record.exchanges if exchange.trains]
+    ends = record.virtual_ends() or []
+    virtual = [end for exchange, end in zip(record.exchanges, ends, strict=False) if exchange.trains]
+    own = OwnFigures.of(results, evaluations_of(record))
+    names = dict.fromkeys(name for exchange in training for name in exchange.survivors)
+    return RunResult(
+        mode=kind,
+        kind=kind,
+        seed=seed,
+        status="finished" if record.status == "finished" else "failed",
+        reason=record.reason,
+        aggregation=record.aggregation,
+        parameters=parameters,
+        seconds=sum(exchange.seconds for exchange in training),
+        wall_seconds=record.seconds(),
+        simulated_seconds=virtual[-1] if virtual else None,
+        bytes_up={name: sum(exchange.bytes_up.get(name, 0) for exchange in training) for name in names},
+        bytes_down={name: sum(exchange.bytes_down.get(name, 0) for exchange in training) for name in names},
+        curve=curve_of(len(names), training, [None] * len(training), virtual, own),
+        failures=tuple(record.failures),
+        privacy=record.privacy,
+        epsilon_spent=record.epsilon_spent(),
+        by_server=own.server,
+    )

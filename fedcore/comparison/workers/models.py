@@ -1,0 +1,271 @@
+"""The model that a run begins with, as the app's ServerApp makes it, and what the models of its rounds give."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedcore.comparison.judging import LOSS
+from fedcore.comparison.results import SiteResult
+from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
+from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
+from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
+from fedcore.flower.app import AppBundle
+from fedcore.flower.apps.progress_protocol import ToldTest
+from fedcore.flower.grid.plain_request import Content, PlainRequest
+from fedcore.flower.records import state_from_arrays
+from fedcore.flower.serverside import run_server_app
+from fedcore.run.engine_config import EngineConfig
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.plain import PlainReply
+from fedcore.run.requirements import waiting_for
+from fedcore.run.settings import JobSettings
+from fedcore.simulation.plain import PlainSimulation
+from fedcore.simulation.workers.executor import OneByOne
+from fedcore.state import ModelState
+from fedcore.state.files import sha256_file
+from fedcore.training.engines import Engine, World, make_engine
+from fedcore.training.engines.batches import TrainingData
+from fedcore.training.loop import Evaluation, evaluate
+from fedcore.training.metrics import Metric
+from fedcore.wire.events import FiguresFound
+
+START_SECONDS: Final = 600.0
+"""How long the app may take to import and to make a model, or to read its data."""
+SILENCE_SECONDS: Final = 1800.0
+"""How long the evaluation of one model may take."""
+
+Models: TypeAlias = Mapping[int, Path]
+"""Site -> the file of the model that it is to be evaluated on; a site that has none is left out."""
+
+
+# --- the first model -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Ending:
+    """An `ExchangeBackend` that ends the run when the first model is sent; questions before that are answered here."""
+
+    run: PlannedRun
+    sent: Content | None = None
+    _questions: PlainSimulation | None = None
+
+    def nodes(self) -> list[int]:
+        return list(range(1, self.run.sites + 1))
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        raise ConfigurationError(waiting_for(nodes, setting, present, self.run.sites, ()))
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        raise UsageError("the first model is looked for in plain mode")
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        if any(message.message_type.partition(".")[0] in ("train", "evaluate") for message in request.messages):
+            self.sent = request.contents[0]
+            raise BudgetSpent("the first model is known")
+        if self._questions is None:
+            self._questions = self._simulation()
+        return self._questions.ask(request)
+
+    def found(self, figures: FiguresFound) -> None:
+        """There is nothing yet."""
+
+    def _simulation(self) -> PlainSimulation:
+        app, sites = self.run.app, self.run.sites
+        return PlainSimulation(
+            run="initial model",
+            crew=OneByOne(app=app, clients=sites),
+            clients=self.nodes(),
+            settings=JobSettings(aggregation="plain"),
+            run_config=self.run.config,
+            app_sha256=AppBundle.from_folder(app.folder).sha256,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """model: that a run begins with. sent: the whole of what its clients get, with what a strategy sends beside it."""
+
+    model: ModelState
+    sent: ModelState
+
+
+def first_of(run: PlannedRun) -> First:
+    """Run the ServerApp in this process up to the first model that it sends; raises AppError where it sends none."""
+    ending = _Ending(run)
+    outcome = run_server_app(
+        run.app,
+        backend=ending,
+        run="initial model",
+        run_config=dict(run.config),
+        aggregation="plain",
+        most_nodes=lambda: run.sites,
+    )
+    if outcome.state is None or ending.sent is None:
+        raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")
+    records = list(ending.sent.records.array_records.values())
+    return First(outcome.state, state_from_arrays(records[0]) if len(records) == 1 else outcome.state)
+
+
+def save_initial(run: PlannedRun, workers: Workers) -> str:
+    """Write the initial model into the folder of the run, from a process of its own; returns the file's SHA-256.
+
+    Raises RunFailed with what the app raised.
+    """
+    workers.call("initial", _save_initial, run, silence=START_SECONDS)
+    return sha256_file(run.folder / INITIAL_FILE)
+
+
+def _save_initial(report: ReportSink, run: PlannedRun) -> None:
+    del report
+    first_of(run).model.save(run.folder / INITIAL_FILE)
+
+
+# --- the models of rounds --------------------------------------------------------------------------------------------
+
+
+class _SiteEvaluation(NamedTuple):
+    site: int
+    examples: int
+    metrics: dict[str, float]
+    everywhere: dict[str, float]
+
+
+class Evaluated(WorkerReport):
+    """What one round's models gave: on the test parts of all sites together, and on each.
+
+    Sums of metrics are added over the sites; the loss is weighted as the app weighs test results. Where each site has a
+    model of its own, `metrics` are means over those models, each on the test parts of all sites.
+    """
+
+    round: int
+    metrics: dict[str, float]
+    found: tuple[_SiteEvaluation, ...] = ()
+
+    @property
+    def sites(self) -> tuple[SiteResult, ...]:
+        """Site by site."""
+        return tuple(
+            SiteResult(
+                site=worker_name(one.site), examples=one.examples, metrics=one.metrics, everywhere=one.everywhere
+            )
+            for one in self.found
+        )
+
+
+def everywhere(run: PlannedRun, model: Path) -> Models:
+    """One model for all sites."""
+    return dict.fromkeys(range(run.sites), model)
+
+
+def evaluate_rounds(
+    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
+) -> dict[int, Evaluated]:
+    """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
+
+    tested: of other rounds, whose models are nowhere, what each site's client found. Raises RunFailed where the
+    app's own code fails, or where its data are not known.
+    """
+    reports = workers.call("evaluator", _evaluate, run, rounds, tested, silence=SILENCE_SECONDS)
+    return {report.round: report for report in reports if isinstance(report, Evaluated)}
+
+
+def _evaluate(
+    report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
+) -> None:
+    problem = Problem.of(run)
+    alone = run.mode.in_report.alone
+    sites = range(run.sites) if alone else {site for models in rounds.values() for site in models}
+    test = _Test(problem, {site: problem.test(site) for site in sites})
+    for number, models in rounds.items():
+        report(test.each_everywhere(number, models) if alone else test.together(number, models))
+    for number, told in tested.items():
+        report(Evaluated(round=number, metrics=_together(test.counts(one) for one in told).figures()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Sums over test examples. weight: of the loss. sums: of each metric."""
+
+    examples: int = 0
+    weight: int = 0
+    loss: float = 0.0
+    metrics: tuple[Metric, ...] = ()
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(
+            examples=self.examples + other.examples,
+            weight=self.weight + other.weight,
+            loss=self.loss + other.loss,
+            metrics=other.metrics,
+            sums={name: self.sums.get(name, 0) + sums for name, sums in other.sums.items()},
+        )
+
+    def figures(self) -> dict[str, float]:
+        """The metrics, and the mean loss."""
+        found = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
+        return {**found, LOSS: self.loss / max(1, self.weight)}
+
+
+def _together(counts: Iterable[_Counts]) -> _Counts:
+    return functools.reduce(operator.add, counts, _Counts())
+
+
+@dataclass(slots=True)
+class _Test:
+    """Evaluates models, the test parts of whose sites stay in memory."""
+
+    problem: Problem
+    parts: Mapping[int, TrainingData]
+    _engine: Engine = field(init=False)
+    _loaded: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._engine = make_engine(self.problem.recipe(), EngineConfig(), World(device=World.current().device))
+
+    def together(self, number: int, models: Models) -> Evaluated:
+        """One model for all sites, on the test part of each and on all of them together."""
+        each = {site: self.of(model, site) for site, model in models.items()}
+        found = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
+        return Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found))
+
+    def each_everywhere(self, number: int, models: Models) -> Evaluated:
+        """Each site's own model, on the test parts of all sites and on the site's own."""
+        on = {model: {site: self.of(model, site) for site in self.parts} for model in dict.fromkeys(models.values())}
+        whole = {model: _together(parts.values()).figures() for model, parts in on.items()}
+        found = [
+            _SiteEvaluation(site, on[model][site].examples, on[model][site].figures(), whole[model])
+            for site, model in models.items()
+        ]
+        names = next(iter(whole.values()), {})
+        metrics = {name: sum(one.everywhere[name] for one in found) / len(found) for name in names}
+        return Evaluated(round=number, metrics=metrics, found=tuple(found))
+
+    def of(self, model: Path, site: int) -> _Counts:
+        """A model on the test part of one site."""
+        if model != self._loaded:
+            state = ModelState.open(model)
+            self._engine.load(state, only=list(state))
+            self._loaded = model
+        return self.counts(evaluate(self._engine, self.parts[site], metrics=self.problem.app.metrics))
+
+    def counts(self, result: Evaluation | ToldTest) -> _Counts:
+        """What one site's test part adds to those of the others."""
+        weight: int = getattr(result, self.problem.weigh)
+        sums = {name: torch.tensor(values, dtype=torch.float64) for name, values in result.sums.items()}
+        return _Counts(
+            examples=result.examples,
+            weight=weight,
+            loss=weight * result.loss,
+            metrics=self.problem.app.metrics,
+            sums=sums,
+        )

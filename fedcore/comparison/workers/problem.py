@@ -1,0 +1,147 @@
+"""What the modes of a comparison have in common: model, optimizer, data and order, taken from the Flower app itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset
+
+from fedcore.comparison.run import PlannedRun
+from fedcore.comparison.workers.schedule import Schedule
+from fedcore.data.types import Split
+from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.engine_app import Data, LocalApp, SupervisedApp
+from fedcore.flower.apps.tensor_app import LocalJob
+from fedcore.flower.loading import load_object
+from fedcore.flower.node_config import share_of_client
+from fedcore.flower.strategies.personal import by_strategy
+from fedcore.run.settings import ROUNDS_KEY
+from fedcore.training.engines import MakeOptimizer, Recipe
+from fedcore.training.engines.batches import TrainingData
+from fedcore.wire.control import Scalar
+
+_ANY = "(centralized and the federated modes take any Flower app)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One training problem, divided over sites.
+
+    app: what `supervised_app` made, or `local_app` with data. data: of the app. config: the whole run config.
+    sites: how many parts the data are divided into; site i of the comparison is partition i of the app, and the client
+    that provisioning calls client-(i+1).
+    """
+
+    app: LocalApp
+    data: Data
+    config: Mapping[str, Scalar]
+    sites: int
+
+    @classmethod
+    def load(cls, app: FlowerApp, *, config: Mapping[str, Scalar], sites: int) -> Problem:
+        """Import the app's ClientApp; the user's code runs from here on.
+
+        Raises ConfigurationError where the app does its own training, or keeps a part of the model on its clients.
+        """
+        try:
+            found = load_object(app.folder, app.clientapp, LocalApp)
+        except AppError as error:
+            raise ConfigurationError(
+                f"{error}; this mode trains the app's model itself and needs a ClientApp made by supervised_app, or by "
+                f"local_app(..., data=...), of fedcore.flower.apps.engine_app {_ANY}"
+            ) from None
+        if found.data is None:
+            raise ConfigurationError(
+                "this mode trains the app's model itself, and its local_app does not say on which data: write "
+                f"local_app(..., data=lambda job: (training part, test part), loss=..., metrics=[...]) {_ANY}"
+            )
+        for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
+            if key not in config:
+                raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
+        personal = by_strategy(found.definition.personal(dict(config)), dict(config))
+        if personal.parts or personal.whole:
+            raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
+        return cls(app=found, data=found.data, config=config, sites=sites)
+
+    @classmethod
+    def of(cls, run: PlannedRun) -> Problem:
+        """That of one run; raises what `load` raises."""
+        return cls.load(run.app, config=run.config, sites=run.sites)
+
+    @property
+    def weigh(self) -> str:
+        """What the loss of a site's test part weighs, an attribute of `Evaluation`."""
+        return self.app.weigh if isinstance(self.app, SupervisedApp) else "examples"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the run; a mode without rounds reports after as many examples as a round has."""
+        return int(self.config[ROUNDS_KEY])
+
+    def recipe(self, wrap: Callable[[MakeOptimizer], MakeOptimizer] = lambda make: make) -> Recipe:
+        """For an engine. wrap: what makes the optimizer out of the app's own."""
+        definition, config = self.app.definition, dict(self.config)
+        return Recipe(
+            build=lambda: definition.build(config),
+            optimizer=wrap(definition.optimizer(config)),
+            loss=definition.loss,
+            keep_weights=definition.keeps_weights(config),
+        )
+
+    def job(self, site: int, server_round: int = 1) -> LocalJob:
+        """The task of one site, as the app's data function sees it."""
+        return LocalJob(
+            config=dict(self.config),
+            node=share_of_client(site + 1, self.sites),
+            message={"server-round": server_round, **self._told},
+            client=site + 1,
+        )
+
+    @cached_property
+    def _told(self) -> dict[str, Any]:
+        """The statistics that the clients of a federation of these sites would be told before they train."""
+        config = dict(self.config)
+        jobs = [
+            LocalJob(
+                config=config,
+                node=share_of_client(site + 1, self.sites),
+                message={},
+                client=site + 1,
+            )
+            for site in range(self.sites)
+        ]
+        return self.app.columns.pooled(config, self.app.data, jobs)
+
+    def training(self, site: int) -> TrainingData:
+        """The training part of one site."""
+        return self.data(self.job(site))[0]
+
+    def test(self, site: int) -> TrainingData:
+        """The test part of one site."""
+        return self.data(self.job(site))[1]
+
+    def pooled_training(self) -> TrainingData:
+        """All training parts, one site after the other."""
+        return joined([self.training(site) for site in range(self.sites)])
+
+    def order_seed(self, site: int, server_round: int) -> int:
+        """Decides the order of a site's examples in a round, as in its federated training."""
+        return SupervisedApp.order_seed(self.job(site, server_round))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Reads the training part of every site."""
+        return Schedule.of(self.config, [len(self.training(site)) for site in range(self.sites)])  # type: ignore[arg-type]
+
+
+def joined(parts: list[TrainingData]) -> TrainingData:
+    """Several sites' examples as one data set, in their order."""
+    arrays = [part for part in parts if isinstance(part, Split)]
+    if len(arrays) == len(parts):
+        return Split(x=np.concatenate([part.x for part in arrays]), y=np.concatenate([part.y for part in arrays]))
+    return ConcatDataset(parts)  # type: ignore[arg-type]
