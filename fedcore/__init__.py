@@ -23,12 +23,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcore.api.checks import check
     from fedcore.api.comparing import ComparisonResult, compare
     from fedcore.api.federation import Federation
+    from fedcore.api.findings import CheckReport
     from fedcore.api.result import Run
     from fedcore.api.simulating import simulate
-    from fedcore.checking.checks import check
-    from fedcore.checking.findings import CheckReport
     from fedcore.comparison.carry_out import carry_out
     from fedcore.comparison.modes import parse_modes
     from fedcore.comparison.plan import CompareJob
@@ -108,8 +108,8 @@ _HOMES = {
     "fedcore.api.federation": ("Federation",),
     "fedcore.api.result": ("Run",),
     "fedcore.api.simulating": ("simulate",),
-    "fedcore.checking.checks": ("check",),
-    "fedcore.checking.findings": ("CheckReport",),
+    "fedcore.api.checks": ("check",),
+    "fedcore.api.findings": ("CheckReport",),
     "fedcore.comparison.carry_out": ("carry_out",),
     "fedcore.comparison.plan": ("CompareJob",),
     "fedcore.comparison.modes": ("parse_modes",),

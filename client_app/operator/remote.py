@@ -1,6 +1,6 @@
 """The operator's side of a federation for the library, which finds it by the entry point `fedcore.operator`.
 
-The library imports no app, so what it needs of this one is said by `fedcore.remote_operator.RemoteOperator`.
+The library imports no app, so what it needs of this one is said by `fedcore.api.remote.RemoteOperator`.
 """
 
 from __future__ import annotations

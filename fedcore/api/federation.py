@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, settings_mapping, shown
+from fedcore.api.remote import RemoteOperator, remote_operator
 from fedcore.api.result import KeptFolder, Run
 from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.monitoring.output_paths import Home
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.remote_operator import RemoteOperator, remote_operator
 from fedcore.state import ModelState, open_initial, read_facts
 from fedcore.system.files import private_folder
 from fedcore.wire.control import Scalar

@@ -42,7 +42,7 @@ def check(
 
     from rich.console import Console
 
-    from fedcore.checking.checks import check as check_app
+    from fedcore.api.checks import check as check_app
     from fedcore.system.assignments import parse_assignments
     from fedcore.system.terminal import escape
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import typer
 
+from fedcore.api.card import Card, Sources, make_card
+from fedcore.api.remote import remote_operator
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.monitoring.output_paths import Home
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.remote_operator import remote_operator
 from fedcore.state import read_facts
 from fedcore.system.files import check_replaceable, write_file
-from fedcore.trained.card import Card, Sources, make_card
 
 
 def write_or_print(card: Card, out: Path | None, *, force: bool, as_json: bool) -> None:

@@ -35,7 +35,7 @@ def predict(
     The app's own code reads the file and names the answers: its pyproject.toml has a line
     predictor = "my_app.predict:predict" under \\[tool.fedcore].
     """
-    from fedcore.trained.predicting import Prediction
+    from fedcore.api.trained import Prediction
 
     Prediction(model=model, app=app, file=input_, out=out, force=force, run_config=run_config or []).carry_out(as_json)
 
@@ -57,7 +57,7 @@ def export(
     \\[tool.fedcore]. The program's output for it is compared with the model's before it is kept. What the model's file
     says of itself goes along. A site's own model comes out of its kit first: fedcore client export.
     """
-    from fedcore.trained.exporting import Export
+    from fedcore.api.trained import Export
 
     Export(model=model, app=app, kind=to, out=out, force=force, run_config=run_config or []).carry_out(as_json)
 
@@ -88,7 +88,7 @@ def card(
     What the model's file and the record do not say is called unknown: --run RUN --operator KIT asks the server of the
     run instead, which knows its settings too. fedcore run writes a card beside the model.
     """
-    from fedcore.trained.card import Sources, make_card
+    from fedcore.api.card import Sources, make_card
     from fedcore.trained.card_command import from_server, write_or_print
 
     if (run is None) != (operator is None):

@@ -11,9 +11,9 @@ from support.raising import raises
 from support.tiny import TINY
 
 import fedcore
+from fedcore.api.card import Sources, make_card
 from fedcore.errors import AppError, ConfigurationError, KitError, RunFailed, UsageError
 from fedcore.state import ModelState, read_facts, write_model
-from fedcore.trained.card import Sources, make_card
 from fedcore.trained.card_command import from_server
 from fedcore.wire.events import RunEvent
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import fedcore.api.checks
 import fedcore.api.simulating
-import fedcore.checking.checks
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    "module", [fedcore.api.simulating, fedcore.checking.checks], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("module", [fedcore.api.simulating, fedcore.api.checks], ids=lambda module: module.__name__)
 def test_examples_run(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]

@@ -14,10 +14,10 @@ import pytest
 import torch
 from support.raising import raises
 
+from fedcore.api import trained as exporting
+from fedcore.api.trained import Export
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.state import ModelFacts, ModelState, write_model
-from fedcore.trained import exporting
-from fedcore.trained.exporting import Export
 from fedcore.training.models import digits_mlp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"

@@ -16,6 +16,7 @@ from click.testing import Result
 from support.raising import raises
 from typer.testing import CliRunner
 
+from fedcore.api.trained import Prediction, as_text
 from fedcore.cli import app
 from fedcore.data import load_digits
 from fedcore.errors import AppError, ConfigurationError
@@ -24,7 +25,6 @@ from fedcore.flower.apps.trained import load_trained
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
-from fedcore.trained.predicting import Prediction, as_text
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "examples" / "digits"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.checking.findings import Findings
+from fedcore.api.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge

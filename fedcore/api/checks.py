@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcore.api.arguments import data_folder, policy_of
+from fedcore.api.findings import CheckReport, Findings
 from fedcore.api.simulating import IN_TURN
-from fedcore.checking.findings import CheckReport, Findings
 from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
@@ -193,7 +193,7 @@ def _dry_round(
     findings: Findings,
 ) -> dict[str, Any]:
     """One round with one epoch; what came to be known."""
-    from fedcore.checking.dry_round import DryRound, Enough
+    from fedcore.api.dry_round import DryRound, Enough
     from fedcore.flower.output import quiet_flower
 
     quiet_flower()
