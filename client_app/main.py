@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedcore import completion
+from fedcore.cli import completion
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.results import fetch_results
+from fedcore.cli.card import card_beside
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import Home, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Tracking
 from fedcore.system.terminal import escape, visible_json
-from fedcore.trained.card_command import card_beside
 from fedcore.wire.events import EventSink, Recorded, RunOut, ignore
 from fedcore.wire.operator import RunStatus
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from client_app.operator import run_words
-from fedcore.cli import InitialModel, RunConfig, Settings, Tracks
+from fedcore.cli.main import InitialModel, RunConfig, Settings, Tracks
 from fedcore.errors import ConfigurationError
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import typer
 
-from fedcore.completion import Offer
+from fedcore.cli.completion import Offer
 
 CACHE_FILE: Final = ".runs-seen.json"
 FRESH_SECONDS: Final = 5.0

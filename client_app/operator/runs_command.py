@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client_app.operator import run_words
-from fedcore import completion
-from fedcore.cli import Tracks
+from fedcore.cli import completion
+from fedcore.cli.main import Tracks
 
 if TYPE_CHECKING:
     from client_app.operator.client import OperatorClient

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import AppFolder, DataFolder, RunConfig, Settings
+from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import check_replaceable
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 
 command: Final = typer.main.get_command(app)
 PLACE: Final = "```{eval-rst}\n.. click:: sitegen.commands:command\n   :prog: fedcore\n   :nested: full\n```\n"

@@ -21,7 +21,7 @@ import torch
 import typer
 from torch import Tensor
 
-from fedcore.cli import user_output_to_stderr
+from fedcore.cli.main import user_output_to_stderr
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments

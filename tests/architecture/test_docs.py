@@ -15,7 +15,7 @@ import typer
 from support.doc_blocks import MARKERS, blocks
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.codec.encoding import ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.comparison.report.document import Comparison

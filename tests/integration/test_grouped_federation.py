@@ -10,7 +10,7 @@ import numpy as np
 from support.deployment import Deployment, Ended, wait_until
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 
 POISONED = Path(__file__).parents[1] / "apps" / "poisoned"
 CLIENTS = [f"client-{number}" for number in range(1, 7)]

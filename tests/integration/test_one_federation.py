@@ -9,7 +9,7 @@ import numpy as np
 from support.deployment import Deployment
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 CLIENTS = ["client-1", "client-2", "client-3"]

@@ -20,9 +20,9 @@ from support.deployment import ENVIRONMENT, PATIENCE, assert_none_left, wait_unt
 from support.forked import MARK, ForkedGroup
 from support.ports import reserved_port
 
+from fedcore.cli.new.examples import breast_cancer_csv
 from fedcore.comparison.local_federation import FEDCORE
 from fedcore.state import ModelState
-from fedcore.templates.examples import breast_cancer_csv
 
 SITES = ("north", "south", "west")
 ROUNDS = 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.deployment import Deployment, Ended
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 
 SITES = {"client-1": "a", "client-2": "b", "client-3": "c", "site-d": "d"}
 STAY = ["client-1", "client-2"]

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from client_app.operator import run_words
-from fedcore import completion
-from fedcore.cli import app
+from fedcore.cli import completion
+from fedcore.cli.main import app
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import ALL_MODES
 from fedcore.data.partition import partition

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.data.statistics import Question, pooled
 from fedcore.data.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from fedcore.errors import ConfigurationError, UnknownKey

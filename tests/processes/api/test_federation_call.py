@@ -12,9 +12,9 @@ from support.tiny import TINY
 
 import fedcore
 from fedcore.api.card import Sources, make_card
+from fedcore.cli.card import from_server
 from fedcore.errors import AppError, ConfigurationError, KitError, RunFailed, UsageError
 from fedcore.state import ModelState, read_facts, write_model
-from fedcore.trained.card_command import from_server
 from fedcore.wire.events import RunEvent
 
 QUICK = {"join-seconds": 240, "train-seconds": 240, "step-seconds": 240}

@@ -22,7 +22,7 @@ import pytest
 from support.serverside import until
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.federation.kits import provision
 from fedcore.flower.app import AppBundle
 from fedcore.wire.control import Task, WithdrawalReason
@@ -68,7 +68,7 @@ PATIENT = """
 from functools import partial
 from client_app import startup
 from client_app.agent import Agent, Pauses
-from fedcore.cli import main
+from fedcore.cli.main import main
 
 startup.Agent = partial(Agent, pauses=Pauses(farewell=60.0))
 main()

@@ -19,7 +19,7 @@ def watch(event, arguments):
         assert arguments[1][0] in ("127.0.0.1", "::1"), (event, arguments)
 
 sys.addaudithook(watch)
-from fedcore.cli import app
+from fedcore.cli.main import app
 app(sys.argv[1:], standalone_mode=False)
 from flwr.supercore import telemetry
 assert telemetry.FLWR_TELEMETRY_ENABLED == "0"

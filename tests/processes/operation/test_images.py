@@ -79,7 +79,7 @@ def test_what_an_image_copies_is_enough_to_install_and_start(name: str, tmp_path
         [json.loads(words) for what, words in instructions(name) if what == kind] for kind in ("ENTRYPOINT", "CMD")
     )
     assert entry == ["fedcore"]
-    installed = said("python", "-c", "import fedcore.demo as demo; print(demo.__file__, demo.digits())").split()
+    installed = said("python", "-c", "import fedcore.cli.demo as demo; print(demo.__file__, demo.digits())").split()
     assert all(Path(path).is_relative_to(tmp_path / "venv") for path in installed), "nothing of this checkout is used"
     assert (Path(installed[1]) / "digits_app" / "task.py").is_file(), "what `fedcore demo` trains"
     assert re.fullmatch(r"fedcore \S+\n", said(str(commands / "fedcore"), "--version"))

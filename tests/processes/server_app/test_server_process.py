@@ -19,7 +19,7 @@ from support.ports import reserved_port
 from support.serverside import events_of, site, until
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.errors import WorkerDied
 from fedcore.federation import FederationFolder, OperatorKit, Policy
 from fedcore.federation.kits import provision

@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
+from fedcore.cli.new.choices import TEMPLATES
+from fedcore.cli.new.examples import breast_cancer_csv
 from fedcore.errors import DataError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.engine_app import LocalJob, SupervisedApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.memory_app import fresh_modules
 from fedcore.flower.node_config import NodeConfig
-from fedcore.templates.choices import TEMPLATES
-from fedcore.templates.examples import breast_cancer_csv
 
 
 @pytest.fixture(scope="module")

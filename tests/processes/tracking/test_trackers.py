@@ -29,7 +29,7 @@ def watch(name, arguments):
 
 
 sys.addaudithook(watch)
-from fedcore.cli import main
+from fedcore.cli.main import main
 
 main()
 """

@@ -7,7 +7,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 from support.simulated import simulate
 from typer.testing import CliRunner
 
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
 from tests.thorough.examples.flower_messages import EXAMPLES, app_modules
 
 __all__ = ["simulate"]

@@ -7,7 +7,7 @@ from support.simulated import simulate
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
 from fedcore.data import Split
 from fedcore.data.statistics import standardised
 from fedcore.flower.apps.tensor_app import LocalJob

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
+from fedcore.cli.new.choices import TEMPLATES
+from fedcore.cli.new.examples import breast_cancer_csv, patients_csv
 from fedcore.state import ModelState
-from fedcore.templates.choices import TEMPLATES
-from fedcore.templates.examples import breast_cancer_csv, patients_csv
 
 ANSWERS = {"image": "class", "tabular": "diagnosis", "text": "label", "lora": "goes on", "survival": "risk"}
 

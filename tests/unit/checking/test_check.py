@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedcore
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.data import Split
 from fedcore.errors import FedcoreError
 from fedcore.federation import Policy

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.checking.partition_command import draw
-from fedcore.cli import app
+from fedcore.cli.main import app
+from fedcore.cli.partition import draw
 from fedcore.data import load_digits, partition
 from fedcore.flower.apps.partition_report import LabelCounts
 

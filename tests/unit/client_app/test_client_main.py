@@ -9,7 +9,7 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from client_app.ledger import lock_folder
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.flower.app import AppBundle
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from client_app.agent import Agent, Pauses
 from client_app.client import Client
 from client_app.transcript import TRANSCRIPT_FILE, Transcript
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.federation.transcript import SignedRecord, record_hash

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState, OwnModelFolder, OwnModelRecord
 

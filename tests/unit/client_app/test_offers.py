@@ -24,7 +24,7 @@ from client_app.following import Follower
 from client_app.offers import MOST_OFFERS, Offers
 from client_app.output import Output
 from client_app.startup import Options, group_settings, use_approved_app
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle

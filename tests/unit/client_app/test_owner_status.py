@@ -19,7 +19,7 @@ from client_app.owner.hours import windows
 from client_app.owner.now import NowFile, read_now
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation.admission.owner import Released
 from fedcore.federation.eligibility import EligibilityRules, Hours

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 
 
 def refusal(folder: Path, *words: str) -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from client_app.client import Client
 from client_app.exchange import take_part
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant
 from fedcore.run.settings import JobSettings

@@ -10,7 +10,7 @@ from support.raising import raises
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.comparison.results import Point
 from fedcore.comparison.target import Target, line_of
 from fedcore.errors import ConfigurationError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcore.cli.demo import digits, live
+from fedcore.cli.demo.command import MODES
 from fedcore.comparison.modes import parse_modes
-from fedcore.demo import digits, live
-from fedcore.demo.command import MODES
 from fedcore.flower.app import FlowerApp
 
 
@@ -17,7 +17,7 @@ def test_the_example_is_found_and_is_an_app() -> None:
 
 
 def test_the_example_in_the_package_is_that_of_the_checkout() -> None:
-    """After a change of examples/digits: cp -r examples/digits fedcore/demo/."""
+    """After a change of examples/digits: cp -r examples/digits fedcore/cli/demo/."""
 
     def files(folder: Path) -> dict[str, bytes]:
         paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]

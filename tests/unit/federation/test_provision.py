@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.x509 import verification
 from typer.testing import CliRunner
 
-from fedcore import cli
+from fedcore.cli import main as cli
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
 from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files
 from fedcore.federation.eligibility import EligibilityRules, Hours

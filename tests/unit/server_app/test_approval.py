@@ -13,7 +13,7 @@ from support.services import federation
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from fedcore.cli import app as cli
+from fedcore.cli.main import app as cli
 from fedcore.errors import KitError
 from fedcore.federation import FederationFolder, ServerKit, create
 from fedcore.federation.approval import ApprovedApps

@@ -15,7 +15,7 @@ from support.loopback import NEVER, listening
 from support.serverside import Site, site, until
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
 from server_app.http import early_answers, guard

@@ -13,9 +13,9 @@ from support.raising import raises
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
+from fedcore.cli.sweep import Point, lines_of, points_of, row_of
 from fedcore.errors import ConfigurationError
-from fedcore.simulation.several import Point, lines_of, points_of, row_of
 
 CONFIG = {"lr": 0.1, "seed": 7, "num-server-rounds": 2}
 COMMAND = ("simulate", str(TINY), "--engine", "inline", "--clients", "3")

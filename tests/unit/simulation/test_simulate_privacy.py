@@ -13,7 +13,7 @@ import pytest
 from support.raising import raises
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.codec.privacy import grid_scale, rounded_norm_squared
 from fedcore.errors import EncodingError
 

@@ -16,7 +16,7 @@ from support.raising import raises
 from support.reporting_app import reporting_app
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import results_of

@@ -15,7 +15,7 @@ from support.simulated import Simulate
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
 from fedcore.federation import Policy
 from fedcore.federation.admission.refusals import SENTENCES

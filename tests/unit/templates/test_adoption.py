@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
 

@@ -5,8 +5,8 @@ import pandas
 import pytest
 from support.raising import raises
 
+from fedcore.cli.new.columns import coarse_bounds, infer_table
 from fedcore.errors import ConfigurationError, DataError
-from fedcore.templates.columns import coarse_bounds, infer_table
 
 ROWS = 60
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcore
-from fedcore.cli import app as command
+from fedcore.cli.main import app as command
+from fedcore.cli.new.choices import TEMPLATES
+from fedcore.cli.new.examples import patients_csv
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.templates.choices import TEMPLATES
-from fedcore.templates.examples import patients_csv
 
 
 @pytest.fixture

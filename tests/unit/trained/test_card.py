@@ -13,12 +13,12 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.api.card import Sources, make_card, read_record
-from fedcore.cli import app
+from fedcore.cli.card import card_beside
+from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
-from fedcore.trained.card_command import card_beside
 from fedcore.wire.events import stamp
 
 EVENTS = (

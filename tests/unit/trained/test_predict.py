@@ -17,7 +17,7 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.api.trained import Prediction, as_text
-from fedcore.cli import app
+from fedcore.cli.main import app
 from fedcore.data import load_digits
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import AppBundle, FlowerApp

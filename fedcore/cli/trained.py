@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import AsJson, RunConfig
+from fedcore.cli.main import AsJson, RunConfig
 from fedcore.errors import ConfigurationError
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model's file, as fedcore run and simulate save it.")]
@@ -89,7 +89,7 @@ def card(
     run instead, which knows its settings too. fedcore run writes a card beside the model.
     """
     from fedcore.api.card import Sources, make_card
-    from fedcore.trained.card_command import from_server, write_or_print
+    from fedcore.cli.card import from_server, write_or_print
 
     if (run is None) != (operator is None):
         raise ConfigurationError("--run and --operator go together: a run, and the kit to ask its server with")

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from fedcore.cli.demo import SITES
 from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
-from fedcore.demo import SITES
 from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView

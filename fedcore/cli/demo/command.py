@@ -32,11 +32,11 @@ def demo(
     """
     from rich.console import Console
 
-    from fedcore.compare.console import show, watch
+    from fedcore.cli.compare_console import show, watch
+    from fedcore.cli.demo import SITES, digits
+    from fedcore.cli.demo.live import leave_open
     from fedcore.comparison.modes import parse_modes
     from fedcore.comparison.plan import SEED, CompareJob, parse_seeds
-    from fedcore.demo import SITES, digits
-    from fedcore.demo.live import leave_open
     from fedcore.flower.app import FlowerApp
 
     console = Console(stderr=as_json)

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedcore.cli.new.imports import import_block
 from fedcore.errors import ConfigurationError, EnvironmentFailure
-from fedcore.templates.imports import import_block
 
 _FILES: Final = "files"
 _COMMON: Final = "common"
@@ -59,7 +59,7 @@ def write_app(
     rendered = {
         _target(path, package): _environment().get_template(f"{part}/{path}.j2").render(known)
         for part in (_COMMON, template)
-        for path in _paths(files("fedcore.templates") / _FILES / part)
+        for path in _paths(files("fedcore.cli.new") / _FILES / part)
     }
     rendered |= {Path(path): text for path, text in (others or {}).items()}
     try:
@@ -75,7 +75,7 @@ def write_app(
 def _environment() -> Environment:
     # What is written is Python, TOML and Markdown, and nothing of it is shown by a browser.
     environment = Environment(  # noqa: S701
-        loader=PackageLoader("fedcore.templates", _FILES),
+        loader=PackageLoader("fedcore.cli.new", _FILES),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from fedcore.cli.new.scripts import Expression, Script, called, keyword
+from fedcore.cli.new.writing import check_free, package_name, project_name, write_app
 from fedcore.errors import DataError
-from fedcore.templates.scripts import Expression, Script, called, keyword
-from fedcore.templates.writing import check_free, package_name, project_name, write_app
 
 _LOSSES: Final[Mapping[str, str]] = {
     "CrossEntropyLoss": "cross_entropy", "cross_entropy": "cross_entropy", "NLLLoss": "cross_entropy",

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from fedcore.cli.sweep import Point
     from fedcore.comparison.results import Point as CurvePoint
     from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
-    from fedcore.simulation.several import Point
     from fedcore.state import ModelState
     from fedcore.wire.control import Scalar
 
@@ -85,8 +85,8 @@ class Wanted:
 
     def at(self, point: Point) -> Wanted:
         """The same with the values of one of several runs, and its seed where the app has one."""
+        from fedcore.cli.sweep import SEED
         from fedcore.run.settings import JobSettings
-        from fedcore.simulation.several import SEED
 
         config, settings = dict(self.run_config), self.settings.to_mapping()
         if SEED in config:

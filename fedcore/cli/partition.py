@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fedcore.cli import AppFolder, AsJson, DataFolder, RunConfig
+from fedcore.cli.main import AppFolder, AsJson, DataFolder, RunConfig
 
 if TYPE_CHECKING:
     from fedcore.flower.apps.partition_report import LabelCounts

@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 import fedcore
-from fedcore import completion
+from fedcore.cli import completion
 from fedcore.errors import FedcoreError
 from fedcore.system.standard_output import checked_output
 
@@ -136,12 +136,12 @@ class _Commands(TyperGroup):
 
     @cached_property
     def _installed(self) -> Mapping[str, EntryPoint]:
-        own = {"provision": "fedcore.cli:provision_command", "simulate": "fedcore.simulation.command:simulate"}
-        own["demo"] = "fedcore.demo.command:demo"
-        own |= {"compare": "fedcore.compare.command:compare", "check": "fedcore.checking.command:check"}
-        own |= {"partition": "fedcore.checking.partition_command:partition"}
-        own |= {name: f"fedcore.trained.command:{name}" for name in ("predict", "export", "card")}
-        own["new"] = "fedcore.templates.command:new"
+        own = {"provision": "fedcore.cli.main:provision_command", "simulate": "fedcore.cli.simulate:simulate"}
+        own["demo"] = "fedcore.cli.demo.command:demo"
+        own |= {"compare": "fedcore.cli.compare:compare", "check": "fedcore.cli.check:check"}
+        own |= {"partition": "fedcore.cli.partition:partition"}
+        own |= {name: f"fedcore.cli.trained:{name}" for name in ("predict", "export", "card")}
+        own["new"] = "fedcore.cli.new.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())
         return {found.name: found for found in (*ours, *entry_points(group=GROUP))}
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcore import completion
-from fedcore.cli import DataFolder, RunConfig, Tracks
+from fedcore.cli import completion
+from fedcore.cli.main import DataFolder, RunConfig, Tracks
 from fedcore.errors import ConfigurationError
 
 FAILED = 1
@@ -79,7 +79,7 @@ def compare(
     """
     from rich.console import Console
 
-    from fedcore.compare.console import metrics_text, modes_table, overlay, show, watch
+    from fedcore.cli.compare_console import metrics_text, modes_table, overlay, show, watch
     from fedcore.comparison import plan
     from fedcore.comparison.judging import Wanted
     from fedcore.comparison.modes import every_mode, parse_modes

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import AppFolder, AsJson, DataFolder, RunConfig, Settings
+from fedcore.cli.main import AppFolder, AsJson, DataFolder, RunConfig, Settings
 
 FOUND = 2
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fedcore.cli.new.columns import InferredTable, infer_table
+from fedcore.cli.new.examples import breast_cancer_csv, messages, patients_csv
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError
-from fedcore.templates.columns import InferredTable, infer_table
-from fedcore.templates.examples import breast_cancer_csv, messages, patients_csv
 
 EXAMPLE: Final = ".example/"
 """Where the data of an example lie in an app: hidden, so that they are no part of it."""

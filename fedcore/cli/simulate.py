@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from fedcore.cli import (
+from fedcore.cli.main import (
     AppFolder,
     AsJson,
     DataFolder,
@@ -26,17 +26,17 @@ from fedcore.cli import (
     print_json,
     user_output_to_stderr,
 )
+from fedcore.cli.simulation_options import Outputs, Wanted
 from fedcore.errors import BudgetSpent
-from fedcore.simulation.wanted import Outputs, Wanted
 
 if TYPE_CHECKING:
+    from fedcore.cli.sweep import Point
     from fedcore.comparison.results import Point as CurvePoint
     from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.monitoring.progress import ProgressView
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.monitoring.trackers import Tracking
     from fedcore.simulation import Simulation
-    from fedcore.simulation.several import Point
     from fedcore.simulation.workers.executor import Crew
     from fedcore.wire.events import EventSink, RunEvent
 
@@ -228,7 +228,7 @@ def _interruptible(state: Path | None) -> Iterator[None]:
 
 
 def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> list[Point]:
-    from fedcore.simulation.several import points_of
+    from fedcore.cli.sweep import points_of
 
     settings = wanted.settings.to_mapping()
     return points_of(seeds, vary or [], seed=seed, run_config=wanted.run_config, settings=settings)
@@ -259,7 +259,7 @@ def _several(
 
 
 def _print_several(summaries: list[dict[str, Any]], *, as_json: bool) -> None:
-    from fedcore.simulation.several import row_of
+    from fedcore.cli.sweep import row_of
 
     rows = [
         row_of(values, found, [one["seed"] for one in found])
@@ -277,7 +277,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedcore.simulation.several import lines_of
+    from fedcore.cli.sweep import lines_of
 
     header, *lines = lines_of(rows)
     table = Table(*header, box=None)

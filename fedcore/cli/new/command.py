@@ -66,9 +66,9 @@ def new(
 
 
 def _from_template(folder: Path, template: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    from fedcore.cli.new.choices import EXAMPLE, TEMPLATES, Answers
+    from fedcore.cli.new.writing import check_free, project_name, write_app
     from fedcore.errors import ConfigurationError, UnknownKey
-    from fedcore.templates.choices import EXAMPLE, TEMPLATES, Answers
-    from fedcore.templates.writing import check_free, project_name, write_app
 
     if template not in TEMPLATES:
         raise UnknownKey(template, TEMPLATES, "--template")
@@ -102,7 +102,7 @@ def _from_template(folder: Path, template: str, asked: Mapping[str, Any]) -> dic
 
 
 def _from_script(folder: Path, script: Path) -> dict[str, Any]:
-    from fedcore.templates.adoption import adopt
+    from fedcore.cli.new.adoption import adopt
 
     found = adopt(folder, script)
     return {"folder": str(folder), "template": "script", **found, "next": _next(folder, 5)}
@@ -134,7 +134,7 @@ def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
 
 
 def _list(as_json: bool) -> None:
-    from fedcore.templates.choices import TEMPLATES
+    from fedcore.cli.new.choices import TEMPLATES
 
     if as_json:
         typer.echo(json.dumps({name: template.about for name, template in TEMPLATES.items()}, indent=2))

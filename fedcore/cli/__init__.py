@@ -1,0 +1,1 @@
+"""The `fedcore` command and its subcommands."""
