@@ -59,7 +59,7 @@ SETTINGS: Final = {
     "liveness-seconds": 15.0, "w-max": 1, "max-attempts": 10,
 }  # fmt: skip
 SHARES: Final = {"server": 0.2, "ServerApp": 0.1, "agent": 0.3, "rank": 0.3, "terminal": 0.1}
-PROGRAMS: Final = {"ServerApp": "server_app.runs.app_main", "rank": "client_app.ranks.rank"}
+PROGRAMS: Final = {"ServerApp": "server_app.runs.app.main", "rank": "client_app.ranks.rank"}
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from tests.support.chaos_faults import become
 from tests.support.forking import CONTEXT
 
 START_SECONDS = 120.0
-APP_MODULE = "server_app.runs.app_main"
+APP_MODULE = "server_app.runs.app.main"
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ def approve(
     Its ServerApp is code that runs on this machine, in a sandbox. Read it first; the hash covers every file of the
     folder. A server that runs counts the approval at once.
     """
-    from server_app.approval import change, listed, listed_json
+    from server_app.members.approved_apps import change, listed, listed_json
 
     folder = _required(federation)
     if not app and not show:
@@ -118,8 +118,8 @@ def upgrade(
     from fedcore.federation import ServerKit
     from server_app.http.serving import lock_data_folder
     from server_app.settings import DATABASE_FILE
+    from server_app.storage.schema import upgrade as lead
     from server_app.storage.tables import SCHEMA_VERSION
-    from server_app.storage.upgrade import upgrade as lead
 
     kit = ServerKit.load(_required(federation))
     folder = (data_dir or kit.data_dir).absolute()

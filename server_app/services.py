@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
-from server_app.exchanges.seen import LastSeen
-from server_app.http.polling import Bell
+from server_app.exchanges.server_view import LastSeen
+from server_app.members.presence import Presence
+from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.metrics import Metrics
 from server_app.operation.round_spans import RoundSpans
 from server_app.operation.storage_health import StorageHealth
-from server_app.rosters import Rosters
-from server_app.runs.client_work import ClientWork
-from server_app.runs.presence import Presence
+from server_app.polling import Bell
+from server_app.runs.exchanges.work import ClientWork
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
 from server_app.storage.objects import Objects

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server_app.storage.column_types import JSON_TEXT, PlainText
-from server_app.storage.tables import SCHEMA_VERSION, Base
+from server_app.storage.tables import JSON_TEXT, SCHEMA_VERSION, Base, PlainText
 from sitegen.tables import code, explained, summary, table
 
 

@@ -1,6 +1,6 @@
 """How the models of a simulated run get to its clients: whole, or as differences to what they have.
 
-As on a server (`server_app/runs/downloads.py`), with models in memory; what goes over the line is reckoned.
+As on a server (`server_app/runs/files/downloads.py`), with models in memory; what goes over the line is reckoned.
 """
 
 from __future__ import annotations

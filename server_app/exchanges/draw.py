@@ -9,9 +9,9 @@ from fedcore.errors import CohortTooSmall
 from fedcore.run.groups import check_place
 from fedcore.wire.control import ManifestIn, Place, PlaceIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.uploads import UpdateLimits
+from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 
 DRAW: Final = "draw"

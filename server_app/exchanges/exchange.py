@@ -31,14 +31,12 @@ from fedcore.wire.control import ManifestIn, WithdrawIn
 from fedcore.wire.events import NOT_NEEDED
 from fedcore.wire.forms import our_forms
 from server_app.exchanges.at_rest import damaged_message
-from server_app.exchanges.closing import Closing, Parting
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.ending import ExchangeEnd, Failure
-from server_app.exchanges.intake import Intake
+from server_app.exchanges.outcome import Closing, ExchangeEnd, Failure, Parting
 from server_app.exchanges.receipts import WITHDRAWAL, until_kept
-from server_app.exchanges.stage_progress import StageReporter
-from server_app.exchanges.stages import Phase, StageEvent
-from server_app.exchanges.uploads import UpdateLimits
+from server_app.exchanges.receiver import Intake
+from server_app.exchanges.stages import Phase, StageEvent, StageReporter
+from server_app.exchanges.transfers import UpdateLimits
 from server_app.storage.database import Change
 from server_app.storage.store import History
 from server_app.storage.tables import ReceiptRow

@@ -19,9 +19,8 @@ from fedcore.errors import FedcoreError, RoundFailed, StorageFull, StorageUnavai
 from fedcore.state import sha256_file
 from fedcore.system.concurrency import in_thread
 from server_app.exchanges.at_rest import intact, update_digest_of
-from server_app.exchanges.fold import WORD_BYTES
 from server_app.exchanges.receipts import until_kept
-from server_app.exchanges.sum_file import SumFile, first_words
+from server_app.exchanges.sum_file import WORD_BYTES, SumFile, first_words
 from server_app.services import Services
 from server_app.storage.blobs import discard
 

@@ -16,11 +16,11 @@ from fedcore.wire.control import ManifestIn, ModelRef, ProblemKind, ReplyError, 
 from fedcore.wire.events import ClientDropped
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.ending import ExchangeEnd, KeptReply
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.uploads import UpdateLimits
+from server_app.exchanges.outcome import ExchangeEnd, KeptReply
+from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
-from server_app.runs.presence import AHEAD
+from server_app.members.presence import AHEAD
 
 LONGEST_REPLY_BYTES: Final = 1 << 40
 """Far beyond any reply: the disk, of which a reserve stays free, is what really bounds them."""

@@ -34,14 +34,13 @@ from fedcore.wire.secagg import (
 )
 from fedcore.wire.watch import SawOut
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.fold import WORD_BYTES
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
+from server_app.exchanges.outcome import ExchangeEnd, KeptSum
 from server_app.exchanges.receipts import until_kept
-from server_app.exchanges.seen import fields, first_values
-from server_app.exchanges.sum_file import SumFile
-from server_app.exchanges.uploads import UpdateLimits
+from server_app.exchanges.server_view import fields, first_values
+from server_app.exchanges.sum_file import WORD_BYTES, SumFile
+from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import discard
 from server_app.storage.database import Change

@@ -24,17 +24,17 @@ from server_app.http.early_answers import EarlyAnswers
 from server_app.http.event_stream import StreamPlaces
 from server_app.http.guard import Guard
 from server_app.http.problems import install
-from server_app.http.sessions import Sessions
+from server_app.http.rate_limit import Pace
 from server_app.http.standby import Standby
-from server_app.http.strangers import Pace
+from server_app.members.sessions import Sessions
 from server_app.routes import client, docs, health, live, operator, page, session, watching
-from server_app.runs.board import Board
+from server_app.runs.files.offers import Offers
 from server_app.runs.leadership import Leadership
-from server_app.runs.offers import Offers
 from server_app.runs.queue import RunQueue
-from server_app.runs.roll_call import RollCall
 from server_app.runs.worker import StartApp
 from server_app.services import Services
+from server_app.views.overview_feed import Board
+from server_app.views.presence_log import RollCall
 
 log = logging.getLogger("fedcore.server")
 _ROUTERS: Final = (

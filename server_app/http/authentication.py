@@ -18,8 +18,8 @@ from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences
 from server_app.http.problems import Rejection
-from server_app.http.sessions import OWN_HEADER, Session, Sessions, cookie_in
-from server_app.rosters import Rosters
+from server_app.members.rosters import Rosters
+from server_app.members.sessions import OWN_HEADER, Session, Sessions, cookie_in
 
 KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300

@@ -27,12 +27,12 @@ from fedcore.wire.control import ProblemKind
 from fedcore.wire.watch import Role
 from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
-from server_app.http.door import CONNECTION_KEY
+from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
 from server_app.http.problems import Rejection, problem_response, rejection_for
-from server_app.http.sessions import Session
-from server_app.http.strangers import Pace, network_of
-from server_app.rosters import Rosters
+from server_app.http.rate_limit import Pace, network_of
+from server_app.members.rosters import Rosters
+from server_app.members.sessions import Session
 
 log = logging.getLogger("fedcore.server")
 

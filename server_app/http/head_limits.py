@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedcore.wire.control import ProblemKind
-from server_app.http.door import CONNECTION_KEY, Door, Visit
+from server_app.http.connection_limiter import CONNECTION_KEY, Door, Visit
 from server_app.http.large_bodies import LEAST_BYTES, LongBody
 from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
 
@@ -55,7 +55,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether the time is running in which the head of a request has to come."""
         return self._head_timer is not None
 
-    # --- what is known of the peer: server_app.http.door.Standing -----------------------------------------------
+    # --- what is known of the peer: server_app.http.connection_limiter.Standing
+    # -----------------------------------------------
 
     def know(self, who: str) -> None:
         """A request on this connection has shown who sends it."""

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from server_app.http.strangers import is_within, networks
+from server_app.http.rate_limit import is_within, networks
 
 PROXY_KEY: Final = "fedcore.proxy"
 """Of a request's scope: whether a proxy brought it."""

@@ -26,16 +26,16 @@ from fedcore.system.files import Lock
 from fedcore.system.memory import give_memory_back, set_aside
 from fedcore.system.tracing import open_traces
 from server_app.http.application import Application, make_application
-from server_app.http.door import Door, Visit
+from server_app.http.connection_limiter import Door, Visit
 from server_app.http.head_limits import GuardedProtocol
-from server_app.http.polling import Bell
 from server_app.http.proxies import BehindProxies
-from server_app.http.strangers import networks
+from server_app.http.rate_limit import networks
+from server_app.members.presence import Presence, Uptime
+from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.storage_health import keep_checking
 from server_app.operation.watch import watch
-from server_app.rosters import Rosters
-from server_app.runs.presence import Presence, Uptime
+from server_app.polling import Bell
 from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool

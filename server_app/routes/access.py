@@ -18,15 +18,15 @@ from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.control import ProblemKind
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.intake import no_such_step
+from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
-from server_app.http.polling import poll, while_connected
 from server_app.http.problems import Rejection
-from server_app.http.sessions import Sessions
+from server_app.members.sessions import Sessions
+from server_app.polling import poll, while_connected
+from server_app.runs.files.offers import Offers
 from server_app.runs.leadership import Leadership
-from server_app.runs.offers import Offers
 from server_app.runs.queue import RunQueue
 from server_app.services import Services
 

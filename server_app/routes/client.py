@@ -45,8 +45,8 @@ from fedcore.wire.secagg import (
 )
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
-from server_app.http.polling import HungUp
 from server_app.http.problems import Rejection, problem_responses
+from server_app.polling import HungUp
 from server_app.routes.access import (
     AnyExchange,
     AnyOffers,

@@ -15,7 +15,7 @@ from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
 from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamPlaces
 from server_app.http.problems import problem_responses
-from server_app.http.sessions import Session, Sessions
+from server_app.members.sessions import Session, Sessions
 from server_app.routes.access import (
     After,
     AnyLeadership,
@@ -26,11 +26,11 @@ from server_app.routes.access import (
     guarded_request,
     of_app,
 )
-from server_app.runs.board import PAUSE_SECONDS, Board
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
-from server_app.runs.run_views import RunView, newest
 from server_app.services import Services
+from server_app.views.overview_feed import PAUSE_SECONDS, Board
+from server_app.views.run_views import RunView, newest
 
 COMMENT_SECONDS: Final = 15.0
 BATCH_SECONDS: Final = 0.2

@@ -36,9 +36,9 @@ from server_app.routes.access import (
     records_after,
 )
 from server_app.routes.files import OCTETS, ModelResponse, body_chunks
-from server_app.runs.members import members_out
-from server_app.runs.viewers import run_for_viewers, runs_for_viewers
 from server_app.storage.blobs import Body
+from server_app.views.members import members_out
+from server_app.views.redaction import run_for_viewers, runs_for_viewers
 
 router = APIRouter(
     prefix="/v1",

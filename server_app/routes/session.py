@@ -14,7 +14,7 @@ from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, S
 from server_app.http.audience import ForEverybody, ForOperators
 from server_app.http.authentication import Headers
 from server_app.http.problems import Rejection, problem_responses
-from server_app.http.sessions import COOKIE, OWN_HEADER, cookie_in
+from server_app.members.sessions import COOKIE, OWN_HEADER, cookie_in
 from server_app.routes.access import AnyServices, AnySessions, guarded_request
 from server_app.storage.tables import LinkRow
 

@@ -36,7 +36,7 @@ from fedcore.wire.events import (
     ignore,
     stamp,
 )
-from server_app.http.polling import Bell
+from server_app.polling import Bell
 from server_app.runs.persistence import persist
 from server_app.storage.store import Store
 

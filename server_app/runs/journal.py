@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedcore.errors import FedcoreError
 from fedcore.wire.control import ClientId, Message, ModelRef, is_training
-from server_app.runs.app_messages import ExchangeAsked, NodesAsked, PlainAsked
+from server_app.runs.app.messages import ExchangeAsked, NodesAsked, PlainAsked
 from server_app.storage.store import Store
 from server_app.storage.tables import StepRow
 

@@ -18,8 +18,8 @@ from fedcore.system.plain_json import to_plain
 from fedcore.wire.control import ModelRef, is_query, is_training
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from server_app.exchanges.context import ExchangeResult
-from server_app.exchanges.ending import ExchangeEnd
-from server_app.runs.app_messages import (
+from server_app.exchanges.outcome import ExchangeEnd
+from server_app.runs.app.messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,
@@ -35,16 +35,16 @@ from server_app.runs.app_messages import (
     Start,
     Waits,
 )
-from server_app.runs.app_process import AppConnection
-from server_app.runs.buffered_exchanges import BufferedExchanges
-from server_app.runs.downloads import Downloads, Sent
-from server_app.runs.grouped_exchanges import GroupedExchanges
+from server_app.runs.app.process import AppConnection
+from server_app.runs.exchanges.buffered import BufferedExchanges
+from server_app.runs.exchanges.grouped import GroupedExchanges
+from server_app.runs.exchanges.plain import PlainExchanges, PlainRequest
+from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
+from server_app.runs.files.downloads import Downloads, Sent
+from server_app.runs.files.run_files import reference
 from server_app.runs.journal import Journal, KeptAnswer, as_kept
-from server_app.runs.plain_exchanges import PlainExchanges, PlainRequest
 from server_app.runs.plan import QUESTION
 from server_app.runs.run_context import RunContext
-from server_app.runs.run_files import reference
-from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest
 
 T = TypeVar("T")
 Request = NodesAsked | ExchangeAsked | PlainAsked

@@ -16,20 +16,20 @@ from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, Ru
 from fedcore.wire.watch import MarksOut, SawOut
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
-from server_app.runs.app_files import kept_file, kept_files
-from server_app.runs.initial_models import claim_model, lend_model, take_model
-from server_app.runs.listing import columns, list_runs, waiting_runs
-from server_app.runs.marks import marks_now
+from server_app.runs.active_exchanges import Shown
+from server_app.runs.app.files import kept_file, kept_files
+from server_app.runs.files.initial_models import claim_model, lend_model, take_model
+from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
+from server_app.runs.files.run_files import reference as reference_of
 from server_app.runs.plan import RunPlan
-from server_app.runs.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
-from server_app.runs.run_files import reference as reference_of
-from server_app.runs.run_views import RunView, RunViews
-from server_app.runs.shown import Shown
-from server_app.runs.standings import standings
 from server_app.runs.worker import CANCELLED, RunWorker, StartApp
 from server_app.services import Services
 from server_app.storage.blobs import Body
 from server_app.storage.tables import RunRow
+from server_app.views.client_status import standings
+from server_app.views.listing import columns, list_runs, waiting_runs
+from server_app.views.participation_timeline import marks_now
+from server_app.views.run_views import RunView, RunViews
 
 log = logging.getLogger("fedcore.server")
 

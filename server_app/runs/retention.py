@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from fedcore.wire.operator import RunStatus
-from server_app.runs.run_files import RunKeys
+from server_app.runs.files.run_files import RunKeys
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 

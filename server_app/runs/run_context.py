@@ -18,13 +18,13 @@ from fedcore.state import ModelFacts
 from fedcore.wire.control import Task
 from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from server_app.exchanges.context import ExchangeUsage
-from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
-from server_app.runs.cohort import CohortSelection
+from server_app.exchanges.outcome import ExchangeEnd
 from server_app.runs.event_log import EventLog
+from server_app.runs.exchanges.cohort import CohortSelection
+from server_app.runs.exchanges.failures import explain
+from server_app.runs.files.run_files import RunFiles
 from server_app.runs.plan import RunPlan
-from server_app.runs.reasons import explain
-from server_app.runs.run_files import RunFiles
 from server_app.runs.run_state import RunState
 from server_app.services import Services
 from server_app.storage.tables import ExchangeRow

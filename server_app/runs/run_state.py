@@ -13,7 +13,7 @@ from fedcore.run.model_selection import BestRule
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
 from fedcore.wire.control import KeptTask, Task
-from server_app.exchanges.ending import ExchangeEnd, KeptSum
+from server_app.exchanges.outcome import ExchangeEnd, KeptSum
 from server_app.exchanges.secure import UNMASK
 from server_app.storage.tables import ExchangeRow
 

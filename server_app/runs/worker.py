@@ -19,19 +19,19 @@ from fedcore.wire.events import RunResumed
 from fedcore.wire.operator import RunStatus
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
-from server_app.runs.app_process import AppConnection, AppKilled, AppProcess, OnLine
-from server_app.runs.cohort import CohortSelection
+from server_app.runs.active_exchanges import Shown
+from server_app.runs.app.process import AppConnection, AppKilled, AppProcess, OnLine
 from server_app.runs.deaths import Deaths
 from server_app.runs.event_log import EventLog
+from server_app.runs.exchanges.cohort import CohortSelection
+from server_app.runs.files.run_files import RunFiles
 from server_app.runs.journal import Journal, RunInterrupted
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
 from server_app.runs.persistence import pauses, persist, reason_of
 from server_app.runs.plan import RunPlan
 from server_app.runs.retention import drop_journal, tidy
 from server_app.runs.run_context import RunContext
-from server_app.runs.run_files import RunFiles
 from server_app.runs.run_state import RunState
-from server_app.runs.shown import Shown
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 

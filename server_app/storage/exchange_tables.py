@@ -73,7 +73,7 @@ class ExchangeTables:
         *,
         also: Sequence[Change] = (),
     ) -> None:
-        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.closing.Closing`, as JSON.
+        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.outcome.Closing`, as JSON.
 
         also: what is to be written in the same transaction, and only where this is done for the first time.
         IllegalTransition where the exchange is in another stage.

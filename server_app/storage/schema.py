@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, select
 
 from fedcore.errors import ConfigurationError
-from server_app.storage.tables import SCHEMA_VERSION, Base
+from server_app.storage import migrations
+from server_app.storage.engines import make_engine, now
+from server_app.storage.tables import SCHEMA_VERSION, Base, LeaseRow
+from server_app.storage.trouble import explained
 
 _ALEMBIC = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 
@@ -56,3 +71,92 @@ def _refusal(name: str, version: int | None) -> str:
         return f"the server's database {name} has schema version {version}, {reads}: {how}; {elsewhere}"
     how = "start the fedcore that made it"
     return f"the server's database {name} has schema version {version}, {reads}: {how}, {elsewhere}"
+
+
+OLDEST: Final = 2
+_FOLDER: Final = Path(migrations.__file__).parent
+
+
+def upgrade(database: Path | str, to: int = SCHEMA_VERSION) -> list[str]:
+    """Lead a database, an SQLite file or a PostgreSQL URL, to version `to`; lines that say what was done.
+
+    All or nothing. No server may run over it. Raises ConfigurationError where there is no way, and what the database
+    raises.
+    """
+    if not OLDEST <= to <= SCHEMA_VERSION:
+        raise ConfigurationError(f"this fedcore knows versions {OLDEST} to {SCHEMA_VERSION} of the database, not {to}")
+    if isinstance(database, Path) and not database.is_file():
+        raise ConfigurationError(f"there is no database {database} yet; the server makes one when it starts")
+    return asyncio.run(_upgrade(database, to))
+
+
+async def _upgrade(database: Path | str, to: int) -> list[str]:
+    engine = make_engine(database)
+    try:
+        async with engine.connect() as connection:
+            version = await connection.run_sync(_known_version)
+        if version == to:
+            return [f"the database has version {to} already; nothing was done"]
+        lines = [f"a copy of version {version}: {_copied(database, version)}"] if isinstance(database, Path) else []
+        async with engine.begin() as connection:
+            await connection.run_sync(_refuse_while_led)
+            await connection.run_sync(migrate, version, to)
+    except Exception as error:
+        if (told := explained(error)) is error:
+            raise
+        raise told from told.__cause__
+    finally:
+        await engine.dispose()
+    return [*lines, f"the database was led from version {version} to version {to}"]
+
+
+def _known_version(connection: Connection) -> int:
+    version = version_of(connection)
+    if version is None or not OLDEST <= version <= SCHEMA_VERSION:
+        shown = "an unknown version" if version is None else "no tables" if version == 0 else f"version {version}"
+        raise ConfigurationError(
+            f"the database has {shown}; this fedcore can lead versions {OLDEST} to {SCHEMA_VERSION} only: use the "
+            "newest fedcore of those that wrote it"
+        )
+    return version
+
+
+def _copied(path: Path, version: int) -> Path:
+    """A copy beside the database, whole and durable. Only its owner can read it."""
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    target = path.with_name(f"{path.stem}-version{version}-{moment}{path.suffix}")
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM INTO ?", (str(target),))
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+    return target
+
+
+def migrate(connection: Connection, version: int, to: int) -> None:
+    """Run the revisions from `version`, 0 for an empty database, to `to`, in the transaction of the connection."""
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER))
+    script = ScriptDirectory.from_config(config)
+    if version:  # a database from before the history was kept does not say its revision
+        MigrationContext.configure(connection).stamp(script, revision_of(version))
+    lead = script._upgrade_revs if to > version else script._downgrade_revs  # noqa: SLF001 - as alembic's commands
+
+    def revisions(current: Any, _: MigrationContext) -> Any:
+        return lead(revision_of(to), current)
+
+    with EnvironmentContext(config, script, fn=revisions) as environment:
+        environment.configure(connection=connection, target_metadata=Base.metadata)
+        environment.run_migrations()
+    if connection.dialect.name == "sqlite":  # earlier versions read this one
+        connection.exec_driver_sql(f"PRAGMA user_version = {to}")
+
+
+def _refuse_while_led(connection: Connection) -> None:
+    if "leases" not in inspect(connection).get_table_names():
+        return
+    held = connection.execute(select(LeaseRow.holder, LeaseRow.url).where(LeaseRow.until > now())).first()
+    if held is not None:
+        raise ConfigurationError(
+            f"the server {held.holder} ({held.url}) leads the federation; stop all of its servers first"
+        )

@@ -15,9 +15,8 @@ from fedcore.errors import StorageUnavailable
 from server_app.storage.database import Database, Lease
 from server_app.storage.engines import make_engine
 from server_app.storage.exchange_tables import ExchangeTables, History
-from server_app.storage.journal_tables import JournalTables
 from server_app.storage.leases import LeaseTables
-from server_app.storage.run_tables import RunTables
+from server_app.storage.run_tables import JournalTables, RunTables
 from server_app.storage.schema import make_tables
 from server_app.storage.session_tables import SessionTables
 from server_app.storage.tables import SCHEMA_VERSION, ClientRow, RosterRow

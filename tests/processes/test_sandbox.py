@@ -28,8 +28,8 @@ from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.system.sandbox import landlock
 from fedcore.wire.control import Task
-from server_app.runs.app_messages import Finished, Start
-from server_app.runs.app_process import AppProcess
+from server_app.runs.app.messages import Finished, Start
+from server_app.runs.app.process import AppProcess
 
 __all__ = ["federation", "kit", "kits", "log", "make_task"]
 

@@ -20,7 +20,7 @@ from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder
 from fedcore.wire.control import Message, WithdrawalReason, WithdrawIn
 from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeEnd
 
 __all__ = ["federation"]
 

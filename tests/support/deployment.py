@@ -304,7 +304,7 @@ class Deployment:
 
     def server_apps(self) -> list[psutil.Process]:
         """The processes of ServerApps, whatever has become of their server."""
-        return [process for process in marked(self.mark) if _program(process) == "server_app.runs.app_main"]
+        return [process for process in marked(self.mark) if _program(process) == "server_app.runs.app.main"]
 
     # --- hurting ------------------------------------------------------------------------------------------------
 

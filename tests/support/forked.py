@@ -102,7 +102,7 @@ def fork_from_here_on() -> None:
     """What this process starts is forked by the server that made it, where it would begin with a server of its own."""
     from client_app.ranks import supervisor
     from fedcore.comparison import federation, local_federation
-    from server_app.runs import app_process
+    from server_app.runs.app import process as app_process
 
     # The standard library has no public way to say that a fork server runs already.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001

@@ -39,9 +39,9 @@ from fedcore.wire.control import Bytes, Message, RostersOut, Task
 from fedcore.wire.record_file import read_records
 from fedcore.wire.signing import NonceCache, verify_headers
 from server_app.http.authentication import client_of
-from server_app.http.door import Door, Visit
+from server_app.http.connection_limiter import Door, Visit
 from server_app.http.head_limits import GuardedProtocol
-from server_app.runs.app_messages import FROM_APP, TO_APP, Broken, ExchangeAsked, Finished, NodesAsked, Start
+from server_app.runs.app.messages import FROM_APP, TO_APP, Broken, ExchangeAsked, Finished, NodesAsked, Start
 
 from .fuzz_round import round_parsers
 from .fuzz_seeds import Corpus, Recorded

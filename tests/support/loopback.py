@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fedcore.federation import FederationFolder
-from server_app.http.door import Door
+from server_app.http.connection_limiter import Door
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.serving import DoorServer
 from server_app.operation.certificate import ServedCertificate

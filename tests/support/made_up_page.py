@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from server_app.http.sessions import COOKIE, OWN_HEADER
+from server_app.members.sessions import COOKIE, OWN_HEADER
 from server_app.routes import page
 
 from .made_up_world import BEGAN, World

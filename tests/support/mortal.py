@@ -38,12 +38,12 @@ from fedcore.wire.control import (
     WithdrawIn,
 )
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.outcome import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
-from server_app.http.polling import Bell
 from server_app.http.problems import Rejection
+from server_app.polling import Bell
 from server_app.runs.event_log import EventLog
 from server_app.services import Services
 from server_app.storage.blobs import Body

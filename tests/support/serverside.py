@@ -26,8 +26,8 @@ from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import LinkIn, LinkOut
 from server_app.http.application import Application, make_application
-from server_app.http.strangers import Pace
-from server_app.runs.app_messages import (
+from server_app.http.rate_limit import Pace
+from server_app.runs.app.messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,

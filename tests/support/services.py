@@ -15,8 +15,8 @@ import pytest
 
 from fedcore.federation import FederationFolder, Policy, ServerKit
 from fedcore.federation.kits import provision
-from server_app.rosters import Rosters
-from server_app.runs.presence import Presence
+from server_app.members.presence import Presence
+from server_app.members.rosters import Rosters
 from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool

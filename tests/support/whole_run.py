@@ -24,7 +24,7 @@ from fedcore.wire.control import Message
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunsOut
 from server_app.http.application import Application
-from server_app.runs.app_messages import Replies, Start
+from server_app.runs.app.messages import Replies, Start
 from server_app.services import Services
 
 from .dying import Dying, DyingDatabase, DyingTransport, Life, Witness

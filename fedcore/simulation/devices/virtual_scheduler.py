@@ -1,6 +1,7 @@
 """What a server does while simulated devices work: whom it asks, for whom it waits, and who is too late for it.
 
-All of it is what the real server does (`server_app/runs/cohort.py`, `server_app/exchanges/exchange.py`), with the times
+All of it is what the real server does (`server_app/runs/exchanges/cohort.py`, `server_app/exchanges/exchange.py`),
+with the times
 of `devices` in place of the wall clock's: a stage ends when everybody has answered who is left, or its time is up, or,
 with over-selection, as many updates are there as were wanted; who is silent is given up after `liveness-seconds`. As on
 the clock of a comparison, only training takes time: evaluations, masking and sums cost nothing.

@@ -11,7 +11,7 @@ import asyncio, hashlib, pathlib, resource, signal, sys
 from fedcore.errors import StorageFull
 from server_app.storage.blobs import Body, Spool
 from server_app.storage.objects import DirectoryObjects
-from server_app.exchanges.uploads import UpdateLimits, Uploads
+from server_app.exchanges.transfers import UpdateLimits, Uploads
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
 spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)

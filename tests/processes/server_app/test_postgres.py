@@ -17,9 +17,9 @@ from support.store_cases import *  # noqa: F403
 from support.store_cases import RUN, OpenStore
 
 from fedcore.errors import ConfigurationError, StorageDamaged, StorageFull, StorageUnavailable
+from server_app.storage.schema import migrate, upgrade
 from server_app.storage.store import Store
 from server_app.storage.tables import SCHEMA_VERSION, Base
-from server_app.storage.upgrade import migrate, upgrade
 from tests.support.raising import raises
 
 __all__ = ["postgres"]

@@ -15,7 +15,7 @@ from support.serverside import Site, events_of, site, until
 
 from fedcore import codec
 from fedcore.federation import FederationFolder
-from server_app.runs.app_process import AppProcess
+from server_app.runs.app.process import AppProcess
 
 SETTINGS = {"min-clients": 4}
 CONFIG = {"min-nodes": 4, "strategy": "FedAdam", "num-server-rounds": 3}

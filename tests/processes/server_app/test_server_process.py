@@ -23,8 +23,8 @@ from fedcore.cli.main import app
 from fedcore.errors import WorkerDied
 from fedcore.federation import FederationFolder, OperatorKit, Policy
 from fedcore.federation.kits import provision
-from server_app.runs.app_messages import Start
-from server_app.runs.app_process import AppProcess
+from server_app.runs.app.messages import Start
+from server_app.runs.app.process import AppProcess
 
 WAIT_SECONDS = 600.0
 """For what should come at once, on a machine that is busy."""

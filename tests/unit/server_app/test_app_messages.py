@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.run.plain import PlainReply
-from server_app.runs.app_messages import FROM_APP, TO_APP, PlainReplies
+from server_app.runs.app.messages import FROM_APP, TO_APP, PlainReplies
 
 
 def test_replies_come_as_paths() -> None:

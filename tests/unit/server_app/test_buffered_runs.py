@@ -20,7 +20,7 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.control import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
 from fedcore.wire.forms import our_version
-from server_app.runs.app_messages import Replies
+from server_app.runs.app.messages import Replies
 
 ALL = [1, 2, 3, 4]
 BUFFERED = {

@@ -12,7 +12,7 @@ import pytest
 from fedcore.errors import StorageUnavailable
 from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file
 from fedcore.wire.control import ModelRef
-from server_app.runs.run_files import RunFiles, RunKeys
+from server_app.runs.files.run_files import RunFiles, RunKeys
 from server_app.storage.objects import DirectoryObjects
 
 FACTS = ModelFacts(app_sha256="0" * 64, rounds=1, time="2026-01-01T00:00:00+00:00", kind="checkpoint")

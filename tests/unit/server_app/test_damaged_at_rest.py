@@ -20,7 +20,7 @@ from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.events import RunOut
-from server_app.runs.app_messages import PlainReplies, Replies
+from server_app.runs.app.messages import PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]
 ONCE = {"max-attempts": 1}

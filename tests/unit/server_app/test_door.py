@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from server_app.http.door import EACH, Door, Visit
-from server_app.http.strangers import Pace, networks
+from server_app.http.connection_limiter import EACH, Door, Visit
+from server_app.http.rate_limit import Pace, networks
 
 
 @pytest.fixture

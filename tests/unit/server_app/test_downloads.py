@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedcore.state import ModelState, add_difference, sha256_file
-from server_app.runs.downloads import Downloads, Sent
-from server_app.runs.run_files import RunFiles, reference
+from server_app.runs.files.downloads import Downloads, Sent
+from server_app.runs.files.run_files import RunFiles, reference
 from server_app.storage.objects import DirectoryObjects
 
 

@@ -25,7 +25,7 @@ from fedcore.secagg import Fault
 from fedcore.state import ModelState
 from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
-from server_app.exchanges.ending import ExchangeEnd, Failure, KeptReply, KeptSum
+from server_app.exchanges.outcome import ExchangeEnd, Failure, KeptReply, KeptSum
 
 STATISTICS = Statistics(
     contributors=3,

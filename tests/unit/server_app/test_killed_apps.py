@@ -12,8 +12,8 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.runs.app_messages import Replies
-from server_app.runs.app_process import AppKilled
+from server_app.runs.app.messages import Replies
+from server_app.runs.app.process import AppKilled
 
 ALL = [1, 2, 3, 4]
 STEPS = ("", "advertise", "share", "receive", "upload", "sign", "unmask")

@@ -19,10 +19,10 @@ from fedcore.wire.watch import Role
 from server_app.exchanges.plain import NO_REPLY
 from server_app.http.event_stream import StreamPlaces
 from server_app.routes import live, operator
-from server_app.runs import members
 from server_app.runs.leadership import Leadership
-from server_app.runs.run_views import Frame, newest
-from server_app.runs.viewers import NOT_TOLD, SHOWN
+from server_app.views import members
+from server_app.views.redaction import NOT_TOLD, SHOWN
+from server_app.views.run_views import Frame, newest
 
 ALL = [1, 2, 3, 4]
 

@@ -20,7 +20,7 @@ from support.serverside import until
 
 from fedcore.federation import FederationFolder
 from server_app.http import large_bodies
-from server_app.http.door import Door
+from server_app.http.connection_limiter import Door
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.large_bodies import BLOCK_BYTES, LongBody
 from server_app.http.serving import DoorServer

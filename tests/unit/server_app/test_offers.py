@@ -33,7 +33,7 @@ async def test_the_app_of_an_open_run_is_offered_to_who_has_another(here: Site) 
 
 
 async def test_apps_are_for_members_and_of_open_runs_only(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.runs.offers.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("server_app.runs.files.offers.LOOK_SECONDS", 0.0)
     bundle = AppBundle.from_folder(TINY)
     assert (await here.http.get(f"/v1/apps/{bundle.sha256}")).status_code == 401
     run, app = await here.begin()

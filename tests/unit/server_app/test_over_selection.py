@@ -15,7 +15,7 @@ from fedcore.run.quorum import protection_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.runs.app_messages import Replies
+from server_app.runs.app.messages import Replies
 from tests.support.raising import raises
 
 EXTRA = {"over-selection": 0.3}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server_app.http.polling import HungUp, while_connected
+from server_app.polling import HungUp, while_connected
 
 
 async def test_the_end_of_the_connection_ends_what_waits() -> None:

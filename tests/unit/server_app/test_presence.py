@@ -4,7 +4,7 @@ import asyncio
 
 from support.services import Clock
 
-from server_app.runs.presence import Presence, Uptime
+from server_app.members.presence import Presence, Uptime
 
 SECONDS = 15.0
 """How long a client may be silent."""

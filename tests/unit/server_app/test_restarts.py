@@ -19,8 +19,8 @@ from fedcore.federation import FederationFolder
 from fedcore.secagg import Fault
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
-from server_app.exchanges.ending import ExchangeEnd
-from server_app.exchanges.intake import Intake
+from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.receiver import Intake
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection
 from server_app.storage.store import Store

@@ -12,7 +12,7 @@ from support.serverside import events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.runs.app_messages import PlainReplies, Replies
+from server_app.runs.app.messages import PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]
 

@@ -15,9 +15,9 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.http.polling import Bell
-from server_app.runs.app_messages import ExchangeRefused, Replies
-from server_app.runs.app_process import AppKilled
+from server_app.polling import Bell
+from server_app.runs.app.messages import ExchangeRefused, Replies
+from server_app.runs.app.process import AppKilled
 from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]

@@ -17,7 +17,7 @@ from fedcore.state import ModelState, read_facts, sha256_file
 from fedcore.system.concurrency import end
 from fedcore.wire.control import Message
 from fedcore.wire.operator import RunClientsOut, RunIn, RunsOut
-from server_app.runs.initial_models import MOST_UNCLAIMED
+from server_app.runs.files.initial_models import MOST_UNCLAIMED
 
 ALL = [1, 2, 3, 4]
 

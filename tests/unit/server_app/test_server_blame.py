@@ -22,7 +22,7 @@ from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ManifestIn
 from fedcore.wire.events import RunOut
 from fedcore.wire.secagg import DeliveryOut, SignaturesOut, UnmaskIn
-from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
+from server_app.runs.app.messages import ExchangeRefused, Nodes, Replies
 from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]

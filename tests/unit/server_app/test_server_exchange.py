@@ -19,7 +19,7 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.control import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
 from fedcore.wire.forms import our_version
-from server_app.runs.app_messages import ExchangeRefused, Nodes, PlainReplies, Replies
+from server_app.runs.app.messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]
 EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}

@@ -24,8 +24,8 @@ from fedcore.system.concurrency import end
 from fedcore.wire.control import PlaceIn
 from fedcore.wire.operator import RunClientsOut
 from fedcore.wire.watch import MarksOut
-from server_app.runs.app_messages import ExchangeRefused, Replies
-from server_app.runs.app_process import AppKilled
+from server_app.runs.app.messages import ExchangeRefused, Replies
+from server_app.runs.app.process import AppKilled
 from tests.support.raising import raises
 
 CLIENTS = 6

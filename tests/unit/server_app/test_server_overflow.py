@@ -26,7 +26,7 @@ from fedcore.errors import (
 from fedcore.run.retries import LONGEST_PAUSE, MOST_REPEATS, Attempts, final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app.messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
 MODEL = ModelState.from_arrays({"weight": np.zeros((300, 7), np.float32)})

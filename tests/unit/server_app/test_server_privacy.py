@@ -16,7 +16,7 @@ from fedcore.codec.privacy import Accountant
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies
+from server_app.runs.app.messages import BudgetReached, ExchangeRefused, Replies
 from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]

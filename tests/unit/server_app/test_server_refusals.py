@@ -28,10 +28,10 @@ from fedcore.system.concurrency import end
 from fedcore.wire.control import ProblemKind, ReplyError, WithdrawIn
 from fedcore.wire.operator import RunIn
 from server_app.exchanges import sum_file
-from server_app.exchanges.fold import fold_file
+from server_app.exchanges.sum_file import fold_file
 from server_app.http.audience import Audiences
 from server_app.http.problems import STATUS, Rejection, rejection_for
-from server_app.runs.app_messages import PlainReplies, Replies
+from server_app.runs.app.messages import PlainReplies, Replies
 from server_app.runs.plan import RunPlan
 from server_app.storage import blobs
 from tests.support.raising import raises

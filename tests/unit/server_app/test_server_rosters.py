@@ -25,8 +25,8 @@ from fedcore.federation.requests import Request
 from fedcore.state import ModelState
 from fedcore.wire.control import HeartbeatIn, RostersOut
 from fedcore.wire.operator import RosterIn, RosterOut
-from server_app.rosters import Rosters
-from server_app.runs.app_messages import Replies
+from server_app.members.rosters import Rosters
+from server_app.runs.app.messages import Replies
 from tests.support.raising import raises
 
 

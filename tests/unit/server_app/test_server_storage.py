@@ -20,7 +20,8 @@ from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
 from fedcore.wire.events import AppPrinted, stamp
 from fedcore.wire.operator import RunStatus
-from server_app.exchanges import fold, sum_file
+from server_app.exchanges import sum_file
+from server_app.exchanges import sum_file as fold
 from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.sum_file import SumFile

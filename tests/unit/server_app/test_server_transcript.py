@@ -13,7 +13,7 @@ from support.serverside import ScriptedApp, Site, events_of
 from fedcore.federation.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app.messages import ExchangeRefused, Replies
 from server_app.storage.database import Change
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened

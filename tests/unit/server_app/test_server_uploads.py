@@ -20,9 +20,9 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.chunks import PART_BYTES
 from fedcore.wire.control import ManifestIn, PartsOut
-from server_app.exchanges.uploads import UpdateLimits, Uploads
+from server_app.exchanges.transfers import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
-from server_app.runs.app_messages import PlainReplies, Replies
+from server_app.runs.app.messages import PlainReplies, Replies
 from server_app.storage import objects
 from server_app.storage.blobs import Body, Spool
 from server_app.storage.objects import DirectoryObjects

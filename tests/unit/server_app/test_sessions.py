@@ -21,8 +21,8 @@ from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
 from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut
 from server_app.http.audience import VIEWERS_MAY, Audience
-from server_app.http.door import CONNECTION_KEY
-from server_app.http.sessions import SESSION_SECONDS, digest_of
+from server_app.http.connection_limiter import CONNECTION_KEY
+from server_app.members.sessions import SESSION_SECONDS, digest_of
 
 
 async def problem(work: Any) -> tuple[int, str]:
@@ -184,7 +184,7 @@ async def test_a_new_token_of_the_operator_ends_the_sessions_of_the_old(
 
 
 async def test_the_oldest_session_of_a_link_makes_room(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.http.sessions.SESSIONS_EACH", 2)
+    monkeypatch.setattr("server_app.members.sessions.SESSIONS_EACH", 2)
     operator, token = await here.sign_in(), await here.link()
     first, second, third = [await here.sign_in(token) for _ in range(3)]
     assert await problem(here.signed_in(first, "GET", "/v1/session")) == (401, "unauthorized")
@@ -192,7 +192,7 @@ async def test_the_oldest_session_of_a_link_makes_room(here: Site, monkeypatch: 
 
 
 async def test_links_are_counted(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.http.sessions.MOST_LINKS", 1)
+    monkeypatch.setattr("server_app.members.sessions.MOST_LINKS", 1)
     await here.link()
     assert await problem(here.link()) == (503, "busy")
 

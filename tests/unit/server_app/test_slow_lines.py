@@ -14,7 +14,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.wire.control import HeartbeatIn
-from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app.messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
 STEP, TRAIN, LIVENESS, PAUSE = 10.0, 100.0, 15.0, 60.0

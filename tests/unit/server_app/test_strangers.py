@@ -13,8 +13,9 @@ from support.serverside import Site, hold_pace, site, until
 
 from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
-from server_app.http import guard, strangers
-from server_app.http.strangers import LONGEST_WAIT, MOST_ADDRESSES, Pace, is_within, networks
+from server_app.http import guard
+from server_app.http import rate_limit as strangers
+from server_app.http.rate_limit import LONGEST_WAIT, MOST_ADDRESSES, Pace, is_within, networks
 
 
 class Hands:

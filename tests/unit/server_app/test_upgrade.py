@@ -13,9 +13,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from fedcore.errors import ConfigurationError
+from server_app.storage.schema import migrate, upgrade
 from server_app.storage.store import SCHEMA_VERSION, Store
 from server_app.storage.tables import Base
-from server_app.storage.upgrade import migrate, upgrade
 from tests.support.raising import raises
 
 VERSION_2 = Path(__file__).parents[2] / "vectors" / "server_v2.sql"

@@ -29,10 +29,10 @@ from fedcore.wire.events import (
 )
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, SawOut
-from server_app.exchanges.seen import fields
-from server_app.runs import run_views
-from server_app.runs.marks import MarkBook
-from server_app.runs.rounds import RoundBook
+from server_app.exchanges.server_view import fields
+from server_app.views import run_views
+from server_app.views.participation_timeline import MarkBook
+from server_app.views.round_charts import RoundBook
 
 ALL = [1, 2, 3, 4]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

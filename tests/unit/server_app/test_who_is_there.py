@@ -16,9 +16,9 @@ from support.serving import serving
 
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
-from server_app.runs.app_messages import Replies
-from server_app.runs.presence import Presence
-from server_app.runs.roll_call import RollCall
+from server_app.members.presence import Presence
+from server_app.runs.app.messages import Replies
+from server_app.views.presence_log import RollCall
 
 ALL = [1, 2, 3, 4]
 LEFT = "has left without a word"

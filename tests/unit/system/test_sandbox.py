@@ -12,7 +12,7 @@ from client_app.ranks.group import take_new_model
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system.sandbox import landlock, seccomp
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, describe, named_paths, refuse_to_show
-from server_app.runs.run_files import RunFiles
+from server_app.runs.files.run_files import RunFiles
 from server_app.storage.objects import DirectoryObjects
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from server_app.storage.column_types import JSON_TEXT
+from server_app.storage.tables import JSON_TEXT
 
 revision = "0001"
 down_revision = None

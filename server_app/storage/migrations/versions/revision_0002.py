@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from server_app.storage.column_types import JSON_TEXT, LONG
+from server_app.storage.tables import JSON_TEXT, LONG
 
 revision = "0002"
 down_revision = "0001"

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedcore.state import ModelState, can_differ, write_difference
 from fedcore.wire.control import ModelRef
 from server_app.exchanges.context import Difference
-from server_app.runs.run_files import RunFiles, reference
+from server_app.runs.files.run_files import RunFiles, reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from fedcore.federation.admission.refusals import refused_by_all, refused_by_som
 from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task, WithdrawalReason
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeEnd
 
 _REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)
 

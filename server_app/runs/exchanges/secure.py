@@ -17,9 +17,9 @@ from fedcore.run.retries import Attempts
 from fedcore.state import Layout
 from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange
-from server_app.runs.downloads import Sent
+from server_app.runs.files.downloads import Sent
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 

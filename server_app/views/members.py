@@ -8,8 +8,8 @@ from typing import Final
 from fedcore.system.version import fedcore_version
 from fedcore.wire.operator import ClientOut, ServerOut
 from fedcore.wire.watch import CrowdOut
-from server_app.runs.standings import ONLINE_SECONDS
 from server_app.services import Services
+from server_app.views.client_status import ONLINE_SECONDS
 
 MOST_NAMED: Final = 200
 """Members that a stream names one by one."""

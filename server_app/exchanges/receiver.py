@@ -18,8 +18,7 @@ from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEven
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, Stages, Standing
-from server_app.exchanges.transfers import Transfers
-from server_app.exchanges.uploads import UpdateLimits, Uploads
+from server_app.exchanges.transfers import Transfers, UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body
 

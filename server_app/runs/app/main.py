@@ -1,6 +1,6 @@
 """The process of one run's ServerApp: user code, away from the process that answers requests.
 
-Started as `python -P -m server_app.runs.app_main FD`; FD is a socket to the server, on which both sides
+Started as `python -P -m server_app.runs.app.main FD`; FD is a socket to the server, on which both sides
 send one JSON object a line. What the app prints goes to standard output as usual, where the server
 picks it up. When the server goes away the process ends, whatever the user's code is doing.
 """
@@ -41,8 +41,8 @@ from fedcore.system.memory import set_aside
 from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.operator import RESULTS_FILE
-from server_app.runs.app_files import APP_FILES
-from server_app.runs.app_messages import (
+from server_app.runs.app.files import APP_FILES
+from server_app.runs.app.messages import (
     TO_APP,
     Broken,
     BudgetReached,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from fedcore.wire.events import name_some
-from server_app.runs.presence import Presence
+from server_app.members.presence import Presence
 
 log = logging.getLogger("fedcore.server")
 

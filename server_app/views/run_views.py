@@ -14,12 +14,12 @@ from typing import Final
 
 from fedcore.wire.events import Recorded, RunEnded, StageProgress
 from fedcore.wire.watch import Role
-from server_app.http.polling import Bell
-from server_app.runs.board import browser_json
-from server_app.runs.marks import MarkBook
-from server_app.runs.rounds import RoundBook
-from server_app.runs.viewers import event_for_viewers
+from server_app.polling import Bell
 from server_app.storage.store import Store
+from server_app.views.overview_feed import browser_json
+from server_app.views.participation_timeline import MarkBook
+from server_app.views.redaction import event_for_viewers
+from server_app.views.round_charts import RoundBook
 
 MOST_VIEWS: Final = 8
 """Runs that are kept in memory: of others the record is read again."""

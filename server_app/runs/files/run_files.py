@@ -21,7 +21,7 @@ from fedcore.system.files import write_file
 from fedcore.system.left_files import remove_left
 from fedcore.wire.control import ModelRef
 from server_app.exchanges.at_rest import intact
-from server_app.runs.app_files import keep_app_files
+from server_app.runs.app.files import keep_app_files
 from server_app.storage.objects import Objects
 
 APP_FOLDER: Final = "app"

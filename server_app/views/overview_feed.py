@@ -9,10 +9,10 @@ from typing import Final
 
 from fedcore.wire.operator import ServerOut
 from fedcore.wire.watch import Role
-from server_app.runs.listing import list_runs
-from server_app.runs.members import members_streamed
-from server_app.runs.viewers import runs_for_viewers
 from server_app.services import Services
+from server_app.views.listing import list_runs
+from server_app.views.members import members_streamed
+from server_app.views.redaction import runs_for_viewers
 
 PAUSE_SECONDS: Final = 1.0
 RUNS: Final = 50

@@ -12,9 +12,9 @@ from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange
-from server_app.runs.app_messages import PlainAsked
+from server_app.runs.app.messages import PlainAsked
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 

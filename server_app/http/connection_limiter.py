@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
-from server_app.http.strangers import Network, Pace, is_within, network_of
+from server_app.http.rate_limit import Network, Pace, is_within, network_of
 
 log = logging.getLogger("fedcore.server")
 

@@ -18,8 +18,8 @@ from fedcore.system.json_lines import AsyncConnection, printed_lines, start_proc
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire.control import Message
-from server_app.runs.app_messages import FROM_APP, FromApp
-from server_app.runs.run_files import ANSWERS, APP_FOLDER
+from server_app.runs.app.messages import FROM_APP, FromApp
+from server_app.runs.files.run_files import ANSWERS, APP_FOLDER
 
 OnLine = Callable[[str], None]
 MAX_LINES: Final = 20_000
@@ -84,7 +84,7 @@ class AppProcess:
                 confined=rules.confined,
             )
             process, connection = await start_process(
-                "server_app.runs.app_main", expected=FROM_APP, environment=environment, sandbox=sandbox, folder=folder
+                "server_app.runs.app.main", expected=FROM_APP, environment=environment, sandbox=sandbox, folder=folder
             )
         except BaseException:
             remove_left(private)

@@ -23,8 +23,8 @@ from fedcore.run.exchange import make_work
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import Buffer, Task, Version, WorkIn, WorkState
 from fedcore.wire.events import ClientDropped, StageProgress
+from server_app.runs.exchanges.secure import Chosen, SecureExchanges, SecureRequest
 from server_app.runs.run_context import RunContext
-from server_app.runs.secure_exchanges import Chosen, SecureExchanges, SecureRequest
 
 READY: Final = "ready"
 """The stage in which a run waits for updates; it has the number of the exchange that they are for."""

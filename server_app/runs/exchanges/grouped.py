@@ -23,9 +23,9 @@ from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeDone, ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.draw import DrawExchange
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeEnd
+from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest, announce
 from server_app.runs.run_context import RunContext
-from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest, announce
 from server_app.storage.tables import ExchangeRow
 
 

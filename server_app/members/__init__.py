@@ -1,0 +1,1 @@
+"""Members: rosters, approved apps, sessions of people, who is online."""

@@ -1,0 +1,1 @@
+"""A run's ServerApp: its process, the messages to it, its files."""

@@ -1,0 +1,1 @@
+"""The exchanges of a run: cohorts, and secure, grouped, buffered and plain exchanges."""

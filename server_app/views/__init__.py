@@ -1,0 +1,1 @@
+"""What operators and viewers see of runs and members."""
