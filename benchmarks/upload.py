@@ -2,7 +2,8 @@
 
     python benchmarks/upload.py [--quick] [--json]
 
-The client's own code, `client_app.upload` over its transport, sends a vector to a TLS server in another process.
+The client's own code, `client_app.exchange.upload` over its transport, sends a vector to a TLS server in another
+process.
 "masked first" has all masks added before the first byte leaves; "overlapped" masks each part while the ones before it
 are on the line; "sent" sends what is masked already, and is the floor. The server reads no faster than the line that it
 stands for and answers each part a round trip later, so waiting for answers costs what it would cost there. It keeps
@@ -35,9 +36,9 @@ import uvicorn
 from numpy.typing import NDArray
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
+from client_app.exchange.upload import Parts, send_parts
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
-from client_app.upload import Parts, send_parts
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.federation.kits import provision
 from fedcore.secagg import apply_masks

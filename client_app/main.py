@@ -122,7 +122,7 @@ def export(
 
     The agent may run meanwhile. Only an app that keeps a model on the client has one to export.
     """
-    from client_app.export import export_model
+    from client_app.commands.export import export_model
 
     typer.echo(export_model(kit, state_dir, out, as_json=as_json))
 
@@ -142,7 +142,7 @@ def offers(
 
     The agent fetched their files, and nothing of them runs before `fedcore client approve`.
     """
-    from client_app.offers_command import list_offers
+    from client_app.commands.offers import list_offers
 
     for line in list_offers(kit, state_dir, diff=diff, as_json=as_json):
         typer.echo(line)
@@ -163,8 +163,8 @@ def approve(
 
     The hash covers every file of it; read them first. An agent that runs takes it up between two exchanges.
     """
-    from client_app.offers_command import approve as agree
-    from client_app.offers_command import approved_text
+    from client_app.commands.offers import approve as agree
+    from client_app.commands.offers import approved_text
 
     approval = agree(kit, state_dir, sha256)
     typer.echo(approval.model_dump_json() if as_json else approved_text(approval))
@@ -215,8 +215,8 @@ def audit(
     """
     from rich.console import Console
 
-    from client_app.audit import audit as read
-    from client_app.audit import audit_json, print_audit
+    from client_app.records.audit import audit as read
+    from client_app.records.audit import audit_json, print_audit
 
     found = read(kit, state_dir)
     if as_json:
@@ -253,6 +253,6 @@ def enroll(
             "say one of: --name NAME to ask, --accept FILE with --authority-fingerprint F to complete, --rotate for a "
             "new key"
         )
-    from client_app.enroll import complete, request
+    from client_app.commands.enroll import complete, request
 
     typer.echo(complete(kit, accept, authority_fingerprint, as_json) if accept else request(kit, name, as_json))

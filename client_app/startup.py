@@ -12,26 +12,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from client_app.agent import Agent
-from client_app.answers import KeptAnswer
-from client_app.client import Client
-from client_app.eligibility import Eligibility
-from client_app.exchange import prepare_state_dir
-from client_app.following import Follower
-from client_app.held import HeldUpdate
+from client_app.agent.agent import Agent
+from client_app.agent.app_updates import Follower
+from client_app.agent.client import Client
+from client_app.agent.eligibility import Eligibility
+from client_app.agent.offers import Offers
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
+from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.update_encoder import who_makes_words
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
-from client_app.ledger import Ledger, lock_folder
-from client_app.ledger_entries import LEDGER_FILE
-from client_app.offers import Offers
 from client_app.output import Output
 from client_app.owner.now import NowFile
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
-from client_app.transcript import Transcript
-from client_app.word_maker import who_makes_words
+from client_app.records.ledger import Ledger, lock_folder
+from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.transcript import Transcript
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from fedcore.federation.requests import Request
     from fedcore.wire.operator import RosterOut
 
+
+from collections.abc import Sequence
+
+from fedcore.errors import KitError
+from fedcore.federation import ClientKit
+from fedcore.federation.authority import Authority
+from fedcore.federation.enrolment import accept, ask
+from fedcore.federation.files import replace_file
+from fedcore.federation.fingerprint import fingerprint
+from fedcore.federation.requests import ADMISSION_SUFFIX
+from fedcore.federation.roster import check_name
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -90,7 +102,6 @@ def add(
 
     Who makes a kit could act as its client: a site of somebody else makes its own key (fedcore client enroll).
     """
-    from client_app.operator.ready_kits import add_clients
     from fedcore.federation.authority import Authority
 
     authority = Authority.load(federation)
@@ -210,7 +221,7 @@ def link(
     Example: fedcore federation link --operator fed/operator --label "the board" --days 7
     """
     from client_app.operator.client import operator_client
-    from client_app.operator.links import list_links, make_link, revoke_link
+    from client_app.operator.federation_view import list_links, make_link, revoke_link
 
     with operator_client(operator, "", connect_seconds) as client:
         if revoked:
@@ -313,3 +324,27 @@ def _published(authority: Authority, operator: Path | None) -> str:
 
 def _say(as_json: bool, content: Mapping[str, Any], *lines: str) -> None:
     typer.echo(json.dumps(content, indent=2) if as_json else "\n".join(lines))
+
+
+def add_clients(authority: Authority, names: Sequence[str], folder: Path) -> tuple[Authority, list[ClientKit]]:
+    """Make a kit in `folder` for each name, and sign the roster that has them all; KitError for a name that is taken.
+
+    Nothing is made where one of the names, or its folder, cannot be had.
+    """
+    taken = set(authority.roster.names.values())
+    for name in names:
+        check_name(name, "the client name")
+        if name in taken:
+            raise KitError(f"{name} is taken, and a name is never given twice; choose another one", check="name-taken")
+        taken.add(name)
+        if (folder / name).exists():
+            raise KitError(f"{folder / name} exists already; nothing was changed")
+    requests = [ask(folder / name, name)[1] for name in names]
+    authority = authority.approve(requests)
+    ids = {member.name: member.id for member in authority.roster.members}
+    kits = []
+    for name in names:
+        admission = folder / name / f"{name}{ADMISSION_SUFFIX}"
+        replace_file(admission, authority.admission(ids[name]).to_json())
+        kits.append(accept(folder / name, admission, fingerprint(authority.public_key)))
+    return authority, kits

@@ -7,11 +7,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from client_app.operator.client import OperatorClient
+from fedcore.errors import ConfigurationError
 from fedcore.federation.authority import Authority
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits.expiry import warning
 from fedcore.federation.kits.kits import CA_FILE, CERTIFICATE_FILE
+from fedcore.wire.watch import LinkIn
 
 
 def described(authority: Authority, now: datetime) -> dict[str, Any]:
@@ -53,3 +58,35 @@ def _warning(what: str, path: Path, now: datetime) -> str:
 
 def _end(path: Path) -> str:
     return read_certificate(path).not_valid_after_utc.date().isoformat()
+
+
+Told = tuple[Mapping[str, Any], *tuple[str, ...]]
+"""As JSON, and as lines."""
+
+
+def make_link(client: OperatorClient, label: str, days: int) -> Told:
+    """A new link; raises ConfigurationError for a label that is empty, too long or not one line."""
+    try:
+        asked = LinkIn(label=label, days=days)
+    except ValidationError:
+        raise ConfigurationError("--label takes a line of 1 to 100 letters") from None
+    made = client.make_link(asked)
+    return (
+        made.model_dump(mode="json"),
+        made.url,
+        f"  for {made.label}, good until {made.expires.date()}; it is shown this once, and whoever has it may look",
+        f"  fedcore federation link --operator {client.kit.folder} --revoke {made.id}    ends it",
+    )
+
+
+def list_links(client: OperatorClient) -> Told:
+    """The links that are good, without their tokens, which nobody has but who was given them."""
+    found = client.links()
+    lines = [f"{link.id}  until {link.expires.date()}  {link.label}" for link in found.links]
+    return (found.model_dump(mode="json"), *(lines or ["there is no link"]))
+
+
+def revoke_link(client: OperatorClient, link: str) -> Told:
+    """End a link."""
+    client.revoke_link(link)
+    return ({"revoked": link}, f"the link {link} is good no more; whoever came by it is signed out")

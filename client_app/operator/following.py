@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from client_app.operator.client import POLL_SECONDS, OperatorClient
-from client_app.operator.results import fetch_results
+from client_app.operator.download import fetch_results
 from fedcore.cli.card import card_beside
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import Home, saved_lines, server_line

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
-from client_app.operator.finding import find_run
-from client_app.operator.results import fetch_results
-from client_app.operator.run import make_submission
+from client_app.operator.download import fetch_results
+from client_app.operator.resolve_run import find_run
+from client_app.operator.run_command import make_submission
 from client_app.operator.stats import Asked, ask_federation
 from fedcore.data.statistics import Statistics
 from fedcore.monitoring.output_paths import Home

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.finding import find_run
 from client_app.operator.following import Screen, come_home, follow
+from client_app.operator.resolve_run import find_run
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.event_lines import event_line

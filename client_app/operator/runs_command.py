@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client_app.operator import run_words
+from client_app.operator import completion as run_words
 from fedcore.cli import completion
 from fedcore.cli.main import Tracks
 
@@ -148,7 +148,7 @@ def model(
 
     Example: fedcore runs model last --out model.safetensors --operator federation/operator
     """
-    from client_app.operator.keeping import fetch_best_model, fetch_model, free_place
+    from client_app.operator.download import fetch_best_model, fetch_model, free_place
 
     free_place(out, force=force)
     with _client(operator, server, connect_seconds) as client:
@@ -191,7 +191,7 @@ def export(
 
     Example: fedcore runs export last --out run.tar.gz --operator federation/operator
     """
-    from client_app.operator.keeping import export_run
+    from client_app.operator.download import export_run
 
     with _client(operator, server, connect_seconds) as client:
         export_run(client, run, out, force=force, as_json=as_json)

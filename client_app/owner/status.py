@@ -14,15 +14,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from client_app.audit import AuditedExchange, exchanges_of, read_ledger
-from client_app.journal import whole_lines
-from client_app.ledger_entries import LEDGER_FILE
-from client_app.offers import Offers
-from client_app.offers_command import both_bundles
+from client_app.agent.offers import Offers
+from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
 from client_app.owner.now import Now, is_running, read_now
-from client_app.spending import Spending, spending_of, spent_by_run
-from client_app.transcript import TRANSCRIPT_FILE, read_entries
+from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
+from client_app.records.journal import whole_lines
+from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.spending import Spending, spending_of, spent_by_run
+from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate

@@ -117,7 +117,9 @@ def _commands(names: tuple[str, ...], command: click.Command) -> Iterator[tuple[
 def test_the_threat_model_names_only_checks_that_exist() -> None:
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", read("docs/threat-model.md")))
     folders = ("client_app", "fedcore/federation/admission", "fedcore/federation/transcript")
-    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")] + [ROOT / "fedcore" / "groups.py"]
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")] + [
+        ROOT / "fedcore" / "run" / "groups.py"
+    ]
     client = "".join(path.read_text(encoding="utf-8") for path in sources)
     settings = {*JobSettings().to_mapping(), *re.findall(r"^([a-z-]+)", policy_text(Policy.default(4)), re.MULTILINE)}
     known = settings | set(Check) | set(Fault) | set(ProblemKind) | ROSTER_CHECKS

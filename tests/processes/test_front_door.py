@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from client_app.operator.run_words import CACHE_FILE
+from client_app.operator.completion import CACHE_FILE
 from fedcore.federation.kits import provision
 
 # What takes seconds to import and no help, completion or version needs.

@@ -17,10 +17,10 @@ import uvicorn
 from pydantic import TypeAdapter, ValidationError
 from uvicorn.server import ServerState
 
-from client_app import ledger_entries, transcript
+from client_app.exchange.task_reading import read_task
 from client_app.http.errors import refusal
 from client_app.ranks.messages import FROM_RANK, TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, Ready
-from client_app.task_reading import read_task
+from client_app.records import ledger_entries, transcript
 from fedcore.codec import decode, encode, encode_nothing
 from fedcore.data.statistics import Question
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation, RoundFailed, Unauthorized

@@ -26,17 +26,17 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from client_app.answers import KeptAnswer
-from client_app.client import Client
-from client_app.exchange import prepare_state_dir
-from client_app.held import HeldUpdate
+from client_app.agent.client import Client
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
+from client_app.exchange.exchange import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import Retry
-from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.transcript import Transcript
+from client_app.records.ledger import Ledger
+from client_app.records.transcript import Transcript
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster

@@ -11,7 +11,7 @@ import click
 import pytest
 import typer
 
-from client_app.operator import run_words
+from client_app.operator import completion as run_words
 from fedcore.cli import completion
 from fedcore.cli.main import app
 from fedcore.comparison.modes import MODES

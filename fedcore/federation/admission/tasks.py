@@ -42,7 +42,7 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | update-reused           | an update of a buffer in a second sum (`releases`)                             |
 | wrong-group             | a group that the server chose, or a training in one sum where groups are agreed |
 | too-many-draws          | draws, one after the other, until the groups are as the server likes them      |
-| exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
+| exchange-reused         | a second time in one exchange (`client_app.records.ledger`)                            |
 
 The agent and the simulator call the same functions. How the local work failed has fixed names too:
 `client_app.ranks.failures`.

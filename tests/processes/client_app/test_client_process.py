@@ -67,7 +67,7 @@ def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PATIENT = """
 from functools import partial
 from client_app import startup
-from client_app.agent import Agent, Pauses
+from client_app.agent.agent import Agent, Pauses
 from fedcore.cli.main import main
 
 startup.Agent = partial(Agent, pauses=Pauses(farewell=60.0))

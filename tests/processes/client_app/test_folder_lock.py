@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import Ledger
+from client_app.records.ledger import Ledger
 from fedcore.errors import ConfigurationError
 
 LOCK = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.linalg import hadamard
 from support.deployment import Deployment, Ended
 
-from client_app.transcript import TRANSCRIPT_FILE, read_entries
+from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import Encoding, rotation_seed
 from fedcore.codec.rotation import Unit
 from fedcore.wire.control import Task

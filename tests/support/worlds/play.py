@@ -15,16 +15,16 @@ from unittest import mock
 
 import numpy as np
 
-from client_app.agent import Agent, Pauses
-from client_app.answers import KeptAnswer
-from client_app.client import Client
-from client_app.eligibility import Eligibility, Reading
-from client_app.exchange import prepare_state_dir
-from client_app.held import HeldUpdate
-from client_app.ledger import Ledger
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.agent.eligibility import Eligibility, Reading
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
+from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.transcript import Transcript
+from client_app.records.ledger import Ledger
+from client_app.records.transcript import Transcript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.agreed import Agreed

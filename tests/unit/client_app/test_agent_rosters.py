@@ -14,8 +14,8 @@ from support.agents import FAST, agent_running, until
 from support.authority import authority_key
 from support.scripted import problem
 
-from client_app.agent import Agent
-from client_app.client import Client
+from client_app.agent.agent import Agent
+from client_app.agent.client import Client
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.enrolment import rotate

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client_app.audit import audit, audit_json, print_audit
-from client_app.ledger import Ledger
-from client_app.ledger_entries import LEDGER_FILE
+from client_app.records.audit import audit, audit_json, print_audit
+from client_app.records.ledger import Ledger
+from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError
 from fedcore.federation.admission.owner import Released

@@ -16,10 +16,10 @@ import pytest
 from fastapi import Response
 from support.hostile import sign_again
 
-from client_app.agent import Agent, Pauses
-from client_app.answers import ANSWER_FOLDER
-from client_app.client import Client
-from client_app.exchange import take_part
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.agent.result_cache import ANSWER_FOLDER
+from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused

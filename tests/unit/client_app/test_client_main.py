@@ -8,7 +8,7 @@ import pytest
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from client_app.ledger import lock_folder
+from client_app.records.ledger import lock_folder
 from fedcore.cli.main import app
 from fedcore.flower.app import AppBundle
 

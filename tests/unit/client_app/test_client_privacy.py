@@ -14,10 +14,10 @@ from support.encodings import encoding_from_json, encoding_to_json
 from support.privacy import CODEC, plan
 from support.scripted import problem
 
-from client_app.agent import Agent, Pauses
-from client_app.client import Client
-from client_app.exchange import take_part
-from client_app.ledger_entries import LEDGER_FILE
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.exchange.exchange import take_part
+from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec import CodecSettings, PrivateEncoding, first_encoding, private_encoding
 from fedcore.codec.privacy import Accountant
 from fedcore.federation.transcript import Attempt

@@ -16,9 +16,9 @@ from support.records import Notary
 from support.scripted import problem
 from typer.testing import CliRunner
 
-from client_app.agent import Agent, Pauses
-from client_app.client import Client
-from client_app.transcript import TRANSCRIPT_FILE, Transcript
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.records.transcript import TRANSCRIPT_FILE, Transcript
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder

@@ -23,17 +23,17 @@ from fastapi import Request, Response
 from support.privacy import CODEC, plan
 from support.scripted import PROTECTION, Scripted, Shift
 
-from client_app.agent import Agent, Pauses
-from client_app.answers import KeptAnswer
-from client_app.client import Client
-from client_app.contribution import seconds_to_pad
-from client_app.eligibility import Eligibility, Reading
-from client_app.exchange import prepare_state_dir
-from client_app.held import HeldUpdate
-from client_app.ledger import Ledger
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.agent.contribution import seconds_to_pad
+from client_app.agent.eligibility import Eligibility, Reading
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
+from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
-from client_app.transcript import Transcript
+from client_app.records.ledger import Ledger
+from client_app.records.transcript import Transcript
 from fedcore.codec import Encoding, private_encoding
 from fedcore.errors import AppError, StorageFull
 from fedcore.federation.eligibility import EligibilityRules

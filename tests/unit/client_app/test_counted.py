@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from client_app.client import Client
-from client_app.counted import COUNTED_FILE, CountedRounds
-from client_app.exchange import take_part
+from client_app.agent.aggregated_rounds import COUNTED_FILE, CountedRounds
+from client_app.agent.client import Client
+from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.wire.control import Task

@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from support.lost_device import LostDevice
 
-from client_app import exchange as exchange_module
-from client_app import word_maker
-from client_app.client import Client
-from client_app.exchange import take_part
+from client_app.agent.client import Client
+from client_app.exchange import exchange as exchange_module
+from client_app.exchange import update_encoder as word_maker
+from client_app.exchange.exchange import take_part
 from fedcore.state import ModelState
 
 Script = Any  # support.scripted.Scripted

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.agent import Agent, Pauses
-from client_app.answers import KeptAnswer, question_of
-from client_app.client import Client
-from client_app.exchange import prepare_state_dir, take_part
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.agent.result_cache import KeptAnswer, question_of
+from client_app.exchange.exchange import prepare_state_dir, take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from client_app.ranks.messages import LocalAnswer
 from fedcore.codec import CodecSettings, first_encoding

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from support.agents import agent_running, until
 
-from client_app.answers import KeptAnswer
-from client_app.client import Client
-from client_app.held import HeldUpdate
-from client_app.journal import Journal
-from client_app.ledger import Ledger
-from client_app.transcript import Transcript
+from client_app.agent.client import Client
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
+from client_app.records.journal import Journal
+from client_app.records.ledger import Ledger
+from client_app.records.transcript import Transcript
 from fedcore.wire.control import Task
 
 Script = Any  # support.scripted.Scripted

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import Ledger, lock_folder
-from client_app.ledger_entries import LEDGER_FILE
+from client_app.records.ledger import Ledger, lock_folder
+from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
 from fedcore.federation.admission.owner import Released, ids_from_text, ids_to_text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.models import Models
+from client_app.exchange.models import Models
 from fedcore.errors import ProtocolViolation
 from fedcore.state import ModelState, sha256_file, write_difference
 from fedcore.wire.control import ModelRef

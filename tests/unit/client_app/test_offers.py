@@ -17,11 +17,11 @@ from support.agents import FAST, until
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from client_app.agent import Agent
-from client_app.app_difference import difference, unified, visible
-from client_app.client import Client
-from client_app.following import Follower
-from client_app.offers import MOST_OFFERS, Offers
+from client_app.agent.agent import Agent
+from client_app.agent.app_updates import Follower
+from client_app.agent.client import Client
+from client_app.agent.offers import MOST_OFFERS, Offers
+from client_app.commands.app_difference import difference, unified, visible
 from client_app.output import Output
 from client_app.startup import Options, group_settings, use_approved_app
 from fedcore.cli.main import app

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from support.agents import agent_running, until
 from support.records import PROTECTION, Notary
 
-from client_app.agent import Agent, Pauses
-from client_app.client import Client
-from client_app.ledger import Ledger
-from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
-from client_app.task_reading import MAX_TASK_BYTES
-from client_app.withdrawal import withdrawal_for
+from client_app.agent.agent import Agent, Pauses
+from client_app.agent.client import Client
+from client_app.agent.withdrawal import withdrawal_for
+from client_app.exchange.task_reading import MAX_TASK_BYTES
+from client_app.records.ledger import Ledger
+from client_app.records.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.tiny import TINY
 
-from client_app.offers import Offers
+from client_app.agent.offers import Offers
 from client_app.owner.page import HEADERS, OwnerPage
 from fedcore.flower.app import AppBundle
 

@@ -11,14 +11,14 @@ import pytest
 from support.agents import agent_running, until
 from typer.testing import CliRunner
 
-from client_app.client import Client
-from client_app.ledger import Ledger
-from client_app.ledger_entries import LEDGER_FILE
+from client_app.agent.client import Client
 from client_app.owner.document import as_html, as_markdown
 from client_app.owner.hours import windows
 from client_app.owner.now import NowFile, read_now
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status
+from client_app.records.ledger import Ledger
+from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.cli.main import app
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation.admission.owner import Released

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from support.encodings import encoding_to_json
 
-from client_app.ledger import Ledger
+from client_app.records.ledger import Ledger
 from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission.tasks import check_encoding, follow_scales

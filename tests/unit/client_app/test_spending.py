@@ -11,8 +11,8 @@ import pytest
 from support.privacy import CODEC, plan
 from typer.testing import CliRunner
 
-from client_app.client import Client
-from client_app.exchange import take_part
+from client_app.agent.client import Client
+from client_app.exchange.exchange import take_part
 from fedcore.cli.main import app
 from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant

@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from support.lost_device import LostDevice
 
-from client_app import word_maker
-from client_app.word_maker import WordMaker, who_makes_words
+from client_app.exchange import update_encoder as word_maker
+from client_app.exchange.update_encoder import WordMaker, who_makes_words
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, encode, encode_nothing, private_encoding
 from fedcore.codec.encoding import scale_groups
 from fedcore.codec.privacy import PrivacyPlan

@@ -13,8 +13,8 @@ import pytest
 from support.agents import agent_running, until
 from support.encodings import encoding_to_json
 
-from client_app.client import Client
-from client_app.held import HeldUpdate
+from client_app.agent.client import Client
+from client_app.agent.pending_update import HeldUpdate
 from client_app.owner.now import read_now
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError

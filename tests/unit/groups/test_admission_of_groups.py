@@ -9,7 +9,7 @@ import pytest
 from support.draws import answers, draw_task, group_tasks
 from support.records import Notary, make_task
 
-from client_app.ledger import Ledger
+from client_app.records.ledger import Ledger
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.drawn import answer_draw, check_drawn

@@ -35,8 +35,8 @@ from support.scripted import (
 )
 from support.serverside import site
 
-from client_app.client import Client
-from client_app.exchange import take_part
+from client_app.agent.client import Client
+from client_app.exchange.exchange import take_part
 from fedcore.errors import ConfigurationError
 from fedcore.federation.kits import provision
 from fedcore.state import ModelState

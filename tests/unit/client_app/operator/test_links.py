@@ -7,7 +7,7 @@ from support.members import Failure
 from support.operator import operate
 from support.serverside import Site
 
-from client_app.operator.links import list_links, make_link, revoke_link
+from client_app.operator.federation_view import list_links, make_link, revoke_link
 from fedcore.errors import ConfigurationError, FedcoreError
 from tests.support.raising import raises
 

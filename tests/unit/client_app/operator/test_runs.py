@@ -12,9 +12,9 @@ import pytest
 from support.operator import Bridge, operate
 from support.serverside import TINY, Site
 
-from client_app.operator.finding import find_run
+from client_app.operator.download import export_run, fetch_model
 from client_app.operator.following import Screen, follow
-from client_app.operator.keeping import export_run, fetch_model
+from client_app.operator.resolve_run import find_run
 from client_app.operator.runs import attach_to, print_logs, show_list, show_run, stop_run
 from fedcore.errors import ConfigurationError, RunFailed, ServerUnreachable
 from fedcore.flower.app import AppBundle
@@ -194,7 +194,7 @@ async def test_all_of_it_in_one_place(here: Site, model: ModelState, tmp_path: P
     with tarfile.open(packed) as tar:
         assert {Path(name).name for name in tar.getnames()} == names | {"notes.txt", f"run-{run}"}
     assert json.loads((folder / "run.json").read_text())["settings"]["min-clients"] == 3
-    from client_app.transcript_report import Source, report
+    from client_app.records.transcript_report import Source, report
 
     authority = here.operator_kit.folder / "authority.pub"
     report(Source(copy=folder / "transcript.jsonl", authority=authority), delta=1e-5, every=True, as_json=False)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from client_app.ledger_entries import Entry, Returned, Sent, Spent
+from client_app.records.ledger_entries import Entry, Returned, Sent, Spent
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
 from fedcore.federation.admission.owner import Released

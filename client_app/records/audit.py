@@ -16,8 +16,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from client_app.journal import whole_lines
-from client_app.ledger_entries import (
+from client_app.output import clean
+from client_app.records.journal import whole_lines
+from client_app.records.ledger_entries import (
     LEDGER_FILE,
     Asked,
     Entered,
@@ -28,8 +29,7 @@ from client_app.ledger_entries import (
     Worked,
     read_entries,
 )
-from client_app.output import clean
-from client_app.spending import Spending, spent_by_run
+from client_app.records.spending import Spending, spent_by_run
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.owner import Released, ids_from_text

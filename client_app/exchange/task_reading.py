@@ -7,8 +7,8 @@ from typing import Any, Final
 import pydantic
 from pydantic_core import from_json
 
-from client_app.ledger import ExchangeId
 from client_app.output import clean
+from client_app.records.ledger import ExchangeId
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission.tasks import TOO_MANY_TENSORS
 from fedcore.wire.control import Name, Task

@@ -22,16 +22,16 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.client import Client
-from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
-from client_app.counted import CountedRounds
+from client_app.agent.aggregated_rounds import CountedRounds
+from client_app.agent.client import Client
+from client_app.agent.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
+from client_app.agent.withdrawal import BadDealing, plain_error
+from client_app.exchange.models import MODELS_FOLDER, Models
+from client_app.exchange.update_encoder import WordMaker
+from client_app.exchange.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.http.transport import LONG_POLL_SECONDS
-from client_app.ledger import note_asked
-from client_app.models import MODELS_FOLDER, Models
 from client_app.ranks.messages import LocalAnswer
-from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
-from client_app.withdrawal import BadDealing, plain_error
-from client_app.word_maker import WordMaker
+from client_app.records.ledger import note_asked
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation.admission.drawn import answer_draw, check_drawn

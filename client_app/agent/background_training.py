@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from client_app.client import Client
-from client_app.contribution import show_end, show_nothing, tells_failures
-from client_app.counted import CountedRounds
-from client_app.held import work_in
+from client_app.agent.aggregated_rounds import CountedRounds
+from client_app.agent.client import Client
+from client_app.agent.contribution import show_end, show_nothing, tells_failures
+from client_app.agent.pending_update import work_in
+from client_app.agent.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
-from client_app.withdrawal import withdrawal_for
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.tasks import START_MISMATCH, check_frequency, check_work
 from fedcore.state import ModelState, sha256_file

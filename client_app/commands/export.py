@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from client_app.ledger_entries import LEDGER_FILE
+from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.state import OWN_MODEL_FOLDER, ModelFacts, OwnModel, OwnModelFolder, read_facts, write_model

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from client_app.client import Client
+from client_app.agent.client import Client
+from client_app.agent.offers import Offers
 from client_app.http.retry import BRIEF
-from client_app.offers import Offers
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.agreed import Agreed
 from fedcore.flower.app import AppBundle, FlowerApp

@@ -5,7 +5,7 @@ unmasking leave it exactly once. Both must outlive the process, so each is writt
 it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
 together; what the transcript later proves to have stayed masked is returned
 (`fedcore.federation.transcript.never_unmasked`). The
-file has one JSON object a line and only ever grows; `client_app.ledger_entries` has what a line says.
+file has one JSON object a line and only ever grows; `client_app.records.ledger_entries` has what a line says.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from client_app.journal import Journal
-from client_app.ledger_entries import (
+from client_app.records.journal import Journal
+from client_app.records.ledger_entries import (
     LEDGER_FILE,
     Asked,
     Drew,

@@ -1,6 +1,7 @@
 """The lines of a client's ledger, a class for each kind, and how they are read back.
 
-To note something new, write a class, add it to `Entry`, and say in `client_app.ledger.Ledger` what follows from it.
+To note something new, write a class, add it to `Entry`, and say in `client_app.records.ledger.Ledger` what follows
+from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Discriminator, TypeAdapter
 
-from client_app.journal import read_lines
+from client_app.records.journal import read_lines
 from fedcore.federation.admission.owner import LedgerEntry, Released
 from fedcore.federation.transcript import Attempt
 from fedcore.run.groups import Drawn

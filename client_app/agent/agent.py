@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NoReturn
 
-from client_app.client import Client
-from client_app.contribution import show_end, tells_failures
-from client_app.exchange import POLL_PAUSE, exchange_path, take_part
-from client_app.following import Approved, Follower
+from client_app.agent.app_updates import Approved, Follower
+from client_app.agent.background_training import do_work
+from client_app.agent.client import Client
+from client_app.agent.contribution import show_end, tells_failures
+from client_app.agent.withdrawal import withdrawal_for
+from client_app.exchange.exchange import POLL_PAUSE, exchange_path, take_part
+from client_app.exchange.roster import agree, catch_up, learn
+from client_app.exchange.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
 from client_app.http.retry import ONCE
 from client_app.http.transport import LONG_POLL_SECONDS
-from client_app.ledger import ExchangeId
 from client_app.output import clean
 from client_app.owner.now import Doing, NowFile
-from client_app.roster import agree, catch_up, learn
-from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
-from client_app.withdrawal import withdrawal_for
-from client_app.work import do_work
+from client_app.records.ledger import ExchangeId
 from fedcore.errors import (
     FedcoreError,
     NotAccepted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,45 @@ from typing import Any, Final
 import typer
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.finding import find_run
-from client_app.operator.results import fetch_results
-from client_app.transcript import TRANSCRIPT_FILE, Entry
-from fedcore.errors import ConfigurationError, StorageFull
+from client_app.operator.resolve_run import find_run
+from client_app.records.transcript import TRANSCRIPT_FILE, Entry
+from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import Home
 from fedcore.state import read_facts, sha256_file
 from fedcore.wire.events import RunOut
-from fedcore.wire.operator import RunStatus
+from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
+
+Fetch = Callable[[str, str, Path], None]
+"""The path of a file of the run, its SHA-256, where it goes."""
+
+
+def fetch_results(listed: RunFilesOut, home: Home, fetch: Fetch) -> dict[str, Any]:
+    """Fetch the files of a run; what the summary says of them. Raises FedcoreError."""
+    results: Any = {}
+    for file in listed.files:
+        place = home.place_of(file.path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageFull(f"cannot make {place.parent}: {error.strerror}") from error
+        fetch(file.path, file.sha256, place)
+        if file.path == RESULTS_FILE:
+            results = _read(place)
+    own = sum(file.path != RESULTS_FILE for file in listed.files)
+    return {
+        "results": results,
+        "results_file": str(home.results) if results else None,
+        "files": str(home.files) if own else None,
+    }
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise PeerError(f"{path} holds no results in JSON form") from None
+
 
 MODEL_FILE: Final = "model.safetensors"
 _ARCHIVES: Final = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz"}

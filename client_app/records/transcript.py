@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from client_app.journal import Journal, read_lines
+from client_app.records.journal import Journal, read_lines
 from fedcore.errors import ConfigurationError, ProtocolViolation, Refused
 from fedcore.federation import Roster
 from fedcore.federation.transcript import (

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from client_app.answers import KeptAnswer
-from client_app.eligibility import Eligibility
-from client_app.held import HeldUpdate
+from client_app.agent.eligibility import Eligibility
+from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.result_cache import KeptAnswer
 from client_app.http.transport import Transport
-from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.transcript import Transcript
+from client_app.records.ledger import Ledger
+from client_app.records.transcript import Transcript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.agreed import Agreed
 from fedcore.federation.eligibility import EligibilityRules

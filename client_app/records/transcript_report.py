@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from client_app.journal import whole_lines
 from client_app.operator.client import OperatorClient
 from client_app.output import clean
-from client_app.spending import Spending, spending_of
-from client_app.transcript import TRANSCRIPT_FILE, read_entries
+from client_app.records.journal import whole_lines
+from client_app.records.spending import Spending, spending_of
+from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of
 from fedcore.codec.privacy import Release
 from fedcore.errors import ConfigurationError, ProtocolViolation

@@ -1,0 +1,1 @@
+"""The agent: what a site runs, from its tasks to its pending updates."""
