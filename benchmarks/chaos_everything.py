@@ -37,8 +37,7 @@ from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environ
 from client_app.http.errors import tls_context
 from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, free_port
 from fedcore.errors import RunFailed
-from fedcore.federation import FederationFolder, OperatorKit, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire.operator import RunIn

@@ -34,8 +34,7 @@ from fedcore.comparison.measure.clock import Exchanged, federated_seconds, ring_
 from fedcore.comparison.measure.traffic import TcpBytes
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
-from fedcore.federation import Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import Policy, provision
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.events import ExchangeDone, ignore

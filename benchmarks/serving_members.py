@@ -23,11 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedcore.comparison.local_federation import free_port
-from fedcore.federation import ClientKit, FederationFolder, Policy, Roster
+from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
 from fedcore.federation import Member as Listed
 from fedcore.federation.chain import chain_text
 from fedcore.federation.files import private_pem
-from fedcore.federation.kits import provision
 from fedcore.flower.app import AppBundle
 from fedcore.system.concurrency import end
 from fedcore.wire.control import HeartbeatIn

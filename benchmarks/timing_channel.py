@@ -48,8 +48,7 @@ from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
 from client_app.records.transcript import Transcript
-from fedcore.federation import ClientKit, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 

@@ -39,8 +39,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.exchange.upload import Parts, send_parts
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
-from fedcore.federation import ClientKit, FederationFolder
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.secagg import apply_masks
 from fedcore.secagg.crypto.keys import Secret
 from fedcore.secagg.crypto.masking import MaskTerm

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         table_data,
     )
     from fedcore.errors import FedcoreError
-    from fedcore.federation import Policy
-    from fedcore.federation.kits import provision
+    from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
     from fedcore.flower.apps.engine_app import LocalJob, local_app, supervised_app
     from fedcore.flower.apps.statistics import TrainingColumns

@@ -99,8 +99,7 @@ def provision_command(
     """
     from rich.console import Console
 
-    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy
-    from fedcore.federation.kits import provision
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, provision
 
     port = port or DEFAULT_PORT
     default = Policy.default(clients)

@@ -20,8 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.federation import Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import Policy, provision
 from fedcore.wire.control import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")

@@ -16,7 +16,7 @@ import pytest
 
 import fedcore
 from client_app.operator.completion import CACHE_FILE
-from fedcore.federation.kits import provision
+from fedcore.federation import provision
 
 # What takes seconds to import and no help, completion or version needs.
 HEAVY = (

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from support.schema_cases import prober
 
-from fedcore.federation import Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import Policy, provision
 
 EXAMPLES = int(os.environ.get("FEDCORE_SCHEMA_EXAMPLES", "12"))
 

@@ -11,8 +11,7 @@ import httpx
 import numpy as np
 from fastapi.routing import APIRoute
 
-from fedcore.federation import FederationFolder, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.state import ModelState
 from server_app.http.application import Application
 from server_app.routes import client, operator

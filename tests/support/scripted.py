@@ -39,9 +39,8 @@ from client_app.records.ledger import Ledger
 from client_app.records.transcript import Transcript
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock
-from fedcore.federation import ClientKit, FederationFolder, Policy, Roster
+from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
 from fedcore.federation.admission.agreed import Agreed
-from fedcore.federation.kits import provision
 from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.settings import JobSettings

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fedcore.federation import FederationFolder, Policy, ServerKit
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, Policy, ServerKit, provision
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
 from server_app.services import Services

@@ -43,8 +43,11 @@ _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_mes
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
 _OURS = frozenset(
     f"fedcore.flower.{name}"
-    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial", "robust")
-)
+    for name in (
+        "grid.aggregation_guard", "grid.grid", "grid.secure_grid", "grid.plain_grid", "grid.sampling",
+        "grid.initial_model", "grid.robust", "legacy",
+    )
+)  # fmt: skip
 
 _REASONS = {
     "Bulyan": "it selects among single updates",

@@ -23,7 +23,7 @@ from support.serverside import until
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.federation.kits import provision
+from fedcore.federation import provision
 from fedcore.flower.app import AppBundle
 from fedcore.wire.control import Task, WithdrawalReason
 

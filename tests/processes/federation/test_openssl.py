@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fedcore.federation.kits import provision
+from fedcore.federation import provision
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 from support.ports import reserved_port
 
-from fedcore.federation import OperatorKit, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import OperatorKit, Policy, provision
 
 WAIT_SECONDS = 600.0
 """For what should come at once, on a machine that is busy."""

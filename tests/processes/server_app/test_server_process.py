@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli.main import app
 from fedcore.errors import WorkerDied
-from fedcore.federation import FederationFolder, OperatorKit, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from server_app.runs.app.messages import Start
 from server_app.runs.app.process import AppProcess
 

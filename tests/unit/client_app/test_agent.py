@@ -23,8 +23,7 @@ from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
-from fedcore.federation import ClientKit
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, provision
 from fedcore.wire.control import Task, WithdrawalReason
 from fedcore.wire.forms import our_version
 

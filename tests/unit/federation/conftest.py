@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from fedcore.federation.kits import provision
+from fedcore.federation import provision
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -15,12 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import KitError
-from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, create
+from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, create, provision
 from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import check_fingerprint, fingerprint
-from fedcore.federation.kits import provision
 from fedcore.federation.requests import Admission, Request
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness

@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from fedcore.errors import KitError, UnknownKey
-from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, provision
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from fedcore.cli import main as cli
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
-from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files
+from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files, provision
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.federation.kits import provision
 from fedcore.federation.kits.certificates import make_key
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness

@@ -38,7 +38,7 @@ from support.serverside import site
 from client_app.agent.client import Client
 from client_app.exchange.exchange import take_part
 from fedcore.errors import ConfigurationError
-from fedcore.federation.kits import provision
+from fedcore.federation import provision
 from fedcore.state import ModelState
 from fedcore.system.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
 

@@ -13,8 +13,7 @@ import pytest
 from support.members import Failure, Member
 from support.serverside import TINY, ScriptedApp, Site, events_of, site, until
 
-from fedcore.federation import FederationFolder, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from client_app.http.errors import may_pass, tls_context, unanswered
 from fedcore.errors import KitError, ServerUnreachable
-from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
+from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, provision
 from fedcore.federation.authority import Authority
 from fedcore.federation.kits import certificates as tls
-from fedcore.federation.kits import provision
 from server_app.operation.certificate import ServedCertificate
 from tests.support.raising import raises
 

@@ -15,8 +15,7 @@ from support.members import Failure, Member
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation import FederationFolder, Policy
-from fedcore.federation.kits import provision
+from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.federation.transcript import Chain, TranscriptOut, keys_of, next_head
 from fedcore.run.groups import Drawn, check_group, make_place
 from fedcore.state import ModelState

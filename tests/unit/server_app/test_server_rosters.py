@@ -15,11 +15,10 @@ from support.members import Failure, Member
 from support.serverside import Site, site
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation import ClientKit, FederationFolder, Roster, ServerKit
+from fedcore.federation import ClientKit, FederationFolder, Roster, ServerKit, provision
 from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask
 from fedcore.federation.fingerprint import fingerprint
-from fedcore.federation.kits import provision
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import Request
 from fedcore.state import ModelState

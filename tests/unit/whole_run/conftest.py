@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedcore.federation import ClientKit
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, provision
 
 Kits = Mapping[int, ClientKit]
 

@@ -17,8 +17,7 @@ from support.worlds.asks import Ask
 from support.worlds.data import Data
 from support.worlds.play import View, compare, isolated, play
 
-from fedcore.federation import ClientKit
-from fedcore.federation.kits import provision
+from fedcore.federation import ClientKit, provision
 
 HOSPITALS = {
     1: Data(examples=199, records=(1.75,), metrics={"acc": 0.81}),
