@@ -49,7 +49,7 @@ from fedcore.flower.output import quiet_flower
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.devices.devices import devices_of
+from fedcore.simulation.devices.choice import parse_devices
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import FiguresFound
 
@@ -199,7 +199,7 @@ def course(kind: str, trial: Trial, seed: int, *, until: float = math.inf, targe
             run_config=chosen,
             settings=JobSettings.from_mapping(trial.settings),
             seed=seed,
-            devices=devices_of(DEVICES[kind], None, clients=CLIENTS, seed=seed),
+            devices=parse_devices(DEVICES[kind], None, clients=CLIENTS, seed=seed),
             enough=enough,
             emit=lambda event: record.add(event, 0.0),
         ).run()

@@ -79,7 +79,7 @@ def simulate(
     from fedcore.flower.memory_app import folder_of, opened
     from fedcore.flower.output import quiet_flower
     from fedcore.simulation import Simulation, model_facts
-    from fedcore.simulation.devices.devices import devices_of
+    from fedcore.simulation.devices.choice import parse_devices
     from fedcore.simulation.devices.network import Network
     from fedcore.simulation.workers.executors import checked_engine, crew_of, with_cohort
 
@@ -112,7 +112,7 @@ def simulate(
             settings=chosen,
             drop=drop,
             seed=seed or 0,
-            devices=devices_of(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
+            devices=parse_devices(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
             clients_at_once=clients_at_once,
             crew=crew,
             policy=policy_of(policy, clients),

@@ -170,7 +170,7 @@ def simulate(
     Example: fedcore simulate examples/digits --clients 100 --per-round 10 --run-config partition=iid
     """
     from fedcore.api.arguments import policy_of
-    from fedcore.simulation.devices.devices import devices_of
+    from fedcore.simulation.devices.choice import parse_devices
     from fedcore.simulation.devices.network import Network
     from fedcore.simulation.workers.executors import checked_engine, crew_of
     from fedcore.state import open_initial
@@ -190,7 +190,7 @@ def simulate(
         parts = {
             "drop": drop,
             "seed": seed,
-            "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
+            "devices": parse_devices(devices, Network.parse(network), clients=wanted.clients, seed=seed),
             "clients_at_once": clients_at_once,
             "state": state,
             "policy": policy_of(policy or None, wanted.clients),

@@ -13,7 +13,7 @@ from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.devices.devices import devices_of
+from fedcore.simulation.devices.choice import parse_devices
 from fedcore.simulation.devices.network import Network
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
@@ -75,7 +75,7 @@ def simulate() -> Simulate:
             drop=drop,
             seed=seed,
             policy=policy,
-            devices=devices_of(devices, Network.parse(network), clients=clients, seed=seed),
+            devices=parse_devices(devices, Network.parse(network), clients=clients, seed=seed),
             emit=events.append,
             done=events,
             away=away or {},

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 
 from fedcore.simulation.devices.availability import NEVER, Always, Availability
@@ -124,25 +123,6 @@ class Devices:
         """When the update of a client is there that is asked at `at`; infinity where it is away or leaves before."""
         until, finish = self.until(client, at), at + self.seconds(client, work, number)
         return finish if until is not None and finish <= until else NEVER
-
-
-def devices_of(text: str, network: Network | None, *, clients: int, seed: int) -> Devices | None:
-    """Read what names devices, a file `.csv` or words, and the network; None where neither is given.
-
-    Raises ConfigurationError for what cannot be read.
-    """
-    from fedcore.simulation.devices.device_file import TracedDevices
-    from fedcore.simulation.devices.distributions import DrawnDevices
-
-    if not text and network is None:
-        return None
-    profiles: Profiles = DrawnDevices()
-    if text.endswith(".csv"):
-        profiles = TracedDevices.read(Path(text))
-    elif text:
-        profiles = DrawnDevices.parse(text)
-    profiles.check(clients)
-    return Devices(profiles, network=network or NO_NETWORK, seed=seed)
 
 
 def there_at(devices: Devices, clients: Sequence[int], at: float, *, least: int) -> tuple[float, list[int]]:

@@ -11,9 +11,10 @@ from support.raising import raises
 
 from fedcore.errors import ConfigurationError, UnknownKey, UsageError
 from fedcore.simulation.devices.availability import ComesAndGoes, Intervals
+from fedcore.simulation.devices.choice import parse_devices
 from fedcore.simulation.devices.clock import EventQueue, VirtualClock
 from fedcore.simulation.devices.device_file import TracedDevices
-from fedcore.simulation.devices.devices import Devices, Work, devices_of, there_at, work_of
+from fedcore.simulation.devices.devices import Devices, Work, there_at, work_of
 from fedcore.simulation.devices.distributions import DrawnDevices
 from fedcore.simulation.devices.network import Network
 
@@ -22,7 +23,7 @@ DAY = 86_400.0
 
 
 def drawn(text: str, network: str = "none", seed: int = 1) -> Devices:
-    devices = devices_of(text, Network.parse(network), clients=len(MANY), seed=seed)
+    devices = parse_devices(text, Network.parse(network), clients=len(MANY), seed=seed)
     assert devices is not None
     return devices
 
@@ -30,7 +31,7 @@ def drawn(text: str, network: str = "none", seed: int = 1) -> Devices:
 def traced(folder: Path, *lines: str, clients: int = 3, network: str = "none") -> Devices:
     file = folder / "devices.csv"
     file.write_text("\n".join(lines) + "\n")
-    devices = devices_of(str(file), Network.parse(network), clients=clients, seed=1)
+    devices = parse_devices(str(file), Network.parse(network), clients=clients, seed=1)
     assert devices is not None
     return devices
 

@@ -13,7 +13,7 @@ from support.tiny import step_of
 
 from fedcore.errors import RoundFailed
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.devices.devices import devices_of
+from fedcore.simulation.devices.choice import parse_devices
 from fedcore.simulation.devices.network import Network
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.wire.events import NOT_NEEDED, RunEvent
@@ -109,7 +109,7 @@ class TestOverSelection:
     """Of six that are asked, four are wanted."""
 
     def stage(self, devices: str, clients: int = 6, quorum: int = 3) -> UpdateStage:
-        found = devices_of(devices, Network.parse(NET), clients=clients, seed=1)
+        found = parse_devices(devices, Network.parse(NET), clients=clients, seed=1)
         assert found is not None
         settings = JobSettings.from_mapping({"over-selection": 0.34})
         time = VirtualTime(devices=found, settings=settings, run_config={})
