@@ -33,13 +33,13 @@ from server_app.http.rate_limit import networks
 from server_app.members.presence import Presence, Uptime
 from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
-from server_app.operation.storage_health import keep_checking
+from server_app.operation.storage_checks import keep_checking
 from server_app.operation.watch import watch
 from server_app.polling import Bell
 from server_app.services import Services
 from server_app.settings import ServerSettings
+from server_app.storage import open_objects
 from server_app.storage.blobs import Spool
-from server_app.storage.objects import open_objects
 from server_app.storage.store import Store
 
 log = logging.getLogger("fedcore.server")

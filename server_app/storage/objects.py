@@ -60,18 +60,6 @@ class DirectoryObjects:
         return self._root / checked(key)
 
 
-async def open_objects(place: str, data_dir: Path) -> Objects:
-    """The objects at `place`: "" for the data folder, a folder relative to it, or `s3://bucket/prefix`.
-
-    Raises ConfigurationError, and StorageUnavailable where the bucket does not answer.
-    """
-    if "://" in place:
-        from server_app.storage.s3_objects import S3Objects
-
-        return await S3Objects.open(place, data_dir / "objects")
-    return DirectoryObjects(data_dir / place)
-
-
 def checked(key: str) -> str:
     """`key`, if it stays below the root; raises UsageError."""
     parts = PurePosixPath(key).parts

@@ -13,8 +13,8 @@ from support.object_cases import *  # noqa: F403
 from support.object_cases import new_file
 
 from fedcore.errors import StorageUnavailable
-from server_app.storage import s3_objects
-from server_app.storage.objects import Objects, open_objects
+from server_app.storage import open_objects, s3_objects
+from server_app.storage.objects import Objects
 
 
 @pytest.fixture(scope="module")

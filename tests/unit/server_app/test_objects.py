@@ -12,7 +12,8 @@ from support.object_cases import new_file
 
 from fedcore.errors import ConfigurationError, StorageFull, StorageUnavailable
 from server_app.storage import objects as module
-from server_app.storage.objects import DirectoryObjects, Objects, open_objects
+from server_app.storage import open_objects
+from server_app.storage.objects import DirectoryObjects, Objects
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from support.serverside import Site
 from support.storage_faults import READ_ONLY, refusing
 
-from server_app.operation.storage_health import STUCK_SECONDS, StorageHealth, check
+from server_app.operation.storage_checks import check
+from server_app.operation.storage_health import STUCK_SECONDS, StorageHealth
 
 
 async def ready(here: Site) -> tuple[int, str]:
