@@ -40,7 +40,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     most = sized(arguments, smallest=SMALLEST_BLOCKS, quick=None, whole=None)
     with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": folder}
-        page = script(PAGE, port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
+        page = script([PAGE], port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
         command = ["bash", "-c", page]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,5 +1,5 @@
 """`python -m fedcore`: the same as the `fedcore` command."""
 
-from fedcore.cli import main
+from fedcore.cli.main import main
 
 main()

@@ -22,7 +22,7 @@ def become(command: list[str], log: str, fault: str) -> None:
     if fault:
         FAULTS[fault]()
     sys.argv = command
-    from fedcore.cli import main
+    from fedcore.cli.main import main
 
     main()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import client_app.startup
 from client_app.agent.eligibility import Eligibility, Reading
-from fedcore.cli import main
+from fedcore.cli.main import main
 from fedcore.federation.eligibility import EligibilityRules
 
 UNPLUGGED: Final = "unplugged"

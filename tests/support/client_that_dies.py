@@ -15,7 +15,7 @@ from typing import Any
 
 import client_app.startup
 from client_app.http.http_transport import HttpTransport
-from fedcore.cli import main
+from fedcore.cli.main import main
 from fedcore.wire.control import Message
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedcore.cli import main
+from fedcore.cli.main import main
 
 if __name__ == "__main__":
     file, sys.argv[1] = Path(sys.argv[1]), "client"

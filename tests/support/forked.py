@@ -189,7 +189,7 @@ def _be_program(
         if module != "fedcore":
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             return
-        from fedcore.cli import main
+        from fedcore.cli.main import main
 
         main()
     else:
@@ -221,7 +221,7 @@ def become(words: Sequence[str], folder: str, environment: Mapping[str, str], fi
     os.environ.update(environment)
     sys.argv = ["fedcore", *words]
     fork_from_here_on()
-    from fedcore.cli import main
+    from fedcore.cli.main import main
 
     main()
 
