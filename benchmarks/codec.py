@@ -38,7 +38,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.large import LargeRun, measure_large
 from benchmarks.stopwatch import add_patience, patience_of, shortest
 from fedcore.codec import CodecSettings, Encoding, decode, encode, rotation_seed
-from fedcore.run.settings import NARROW_BITS
+from fedcore.codec.settings import NARROW_BITS
 from fedcore.state import ModelState
 
 PARAMETERS = 10**7

@@ -49,9 +49,16 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from fedcore.codec.locks import LIMBS, MOST_FAILURES
 from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
 from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
-from fedcore.codec.settings import FIELD_BITS, MAX_SCALE, MIN_SCALE, CodecSettings, check_count, over_float32
+from fedcore.codec.settings import (
+    FIELD_BITS,
+    MAX_SCALE,
+    MIN_SCALE,
+    NARROW_BITS,
+    CodecSettings,
+    check_count,
+    over_float32,
+)
 from fedcore.errors import EncodingError
-from fedcore.run.settings import NARROW_BITS
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS
 

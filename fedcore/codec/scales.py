@@ -40,10 +40,9 @@ from fedcore.codec.encoding import (
     scale_groups,
 )
 from fedcore.codec.names import MetricName
-from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, CodecSettings
+from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
 from fedcore.codec.statistics import POWER, Statistics, power_of_two
 from fedcore.errors import EncodingError, UsageError
-from fedcore.run.settings import NARROW_BITS
 from fedcore.state import Layout
 
 HEADROOM = 2.0

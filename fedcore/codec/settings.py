@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from pydantic import StrictFloat, StrictInt
 
 from fedcore.errors import EncodingError
-from fedcore.run.settings import LEAST_UPLOAD, NARROW_BITS
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
 FIELD_BITS = (8, 10, 12, 16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""
+
+NARROW_BITS: Final = 12
+"""Updates in fields of so many bits and fewer are rotated: few levels need a tight scale."""
+
+LEAST_UPLOAD: Final = 2.0**-10
+"""The least upload-fraction: less than a number for each thousand elements."""
 
 MIN_SCALE = 2.0**-64
 MAX_SCALE = 2.0**64

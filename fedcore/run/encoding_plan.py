@@ -20,6 +20,7 @@ from fedcore.codec import (
 )
 from fedcore.codec.privacy import PrivacyPlan
 from fedcore.errors import ConfigurationError
+from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import failures_for, noise_clients, protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout
@@ -61,7 +62,7 @@ class EncodingPlan:
     _names: dict[str, tuple[MetricName, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.privacy = PrivacyPlan.of(self.settings)
+        self.privacy = privacy_plan(self.settings)
 
     def encoding(
         self,

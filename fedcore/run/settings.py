@@ -10,17 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
+from fedcore.codec.settings import LEAST_UPLOAD, NARROW_BITS
 from fedcore.errors import ConfigurationError
 from fedcore.run.model_selection import BestRule
 from fedcore.system.assignments import arguments, kebab
 
 ROUNDS_KEY: Final = "num-server-rounds"
-
-NARROW_BITS: Final = 12
-"""Updates in fields of so many bits and fewer are rotated: few levels need a tight scale."""
-
-LEAST_UPLOAD: Final = 2.0**-10
-"""The least upload-fraction: less than a number for each thousand elements."""
 
 SERVER_SETTINGS: Final = frozenset(
     {

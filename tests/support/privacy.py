@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcore.codec import CodecSettings, PrivateEncoding, private_encoding
 from fedcore.codec.privacy import PrivacyPlan
+from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 
@@ -31,7 +32,7 @@ def plan(**settings: Any) -> PrivacyPlan:
     """
     values = {"clip_norm": 1.0, "dp_noise_multiplier": 1.0, "evaluate_metrics": ("loss",), **settings}
     multiplier = values["dp_noise_multiplier"]
-    made = PrivacyPlan.of(JobSettings(**{**values, "dp_noise_multiplier": multiplier and max(multiplier, 1.0)}))
+    made = privacy_plan(JobSettings(**{**values, "dp_noise_multiplier": multiplier and max(multiplier, 1.0)}))
     assert made is not None
     return replace(made, noise_multiplier=multiplier or made.noise_multiplier)
 

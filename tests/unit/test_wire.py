@@ -6,9 +6,9 @@ import pytest
 from support.encodings import encoding_to_json
 
 from fedcore.codec import AnyEncoding, CodecSettings, first_encoding, private_encoding
-from fedcore.codec.privacy import PrivacyPlan
 from fedcore.errors import EncodingError
 from fedcore.run.exchange import encoding_of
+from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
 from fedcore.wire.control import Task
@@ -17,7 +17,7 @@ LAYOUT = Layout(
     specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)), TensorSpec(name="scale", dtype="BF16", shape=()))
 )
 EXACT = first_encoding(CodecSettings(w_max=100, clip_norm=3.0), LAYOUT, 4)
-PLAN = PrivacyPlan.of(JobSettings(dp_noise_multiplier=1.0, clip_norm=1.0))
+PLAN = privacy_plan(JobSettings(dp_noise_multiplier=1.0, clip_norm=1.0))
 assert PLAN is not None
 NOISED = private_encoding(CodecSettings(), LAYOUT, 4, plan=PLAN, noise_clients=3)
 

@@ -1,15 +1,13 @@
-"""The privacy of one run: what its settings ask for, what it has spent, and where it has to stop."""
+"""The differential privacy that a run promises, and the budget that it has spent of it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Self
 
-from fedcore.codec.privacy.accounting import Accountant, Release, calibrated_multiplier, coarsest_release
+from fedcore.codec.privacy.accounting import Accountant, Release, coarsest_release
 from fedcore.codec.privacy.noise import Mechanism
 from fedcore.errors import BudgetSpent, ConfigurationError
-from fedcore.run.settings import JobSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,30 +33,8 @@ class PrivacyPlan:
     epsilon: float
     delta: float
 
-    @classmethod
-    def of(cls, settings: JobSettings) -> Self | None:
-        """The plan of a job, its noise multiplier calibrated where only a budget is set; None without privacy.
-
-        Raises ConfigurationError where the budget does not even pay for one exchange.
-        """
-        if not settings.private:
-            return None
-        epsilon = settings.dp_epsilon or math.inf
-        multiplier = settings.dp_noise_multiplier or calibrated_multiplier(
-            settings.dp_mechanism, epsilon=epsilon, delta=settings.dp_delta, exchanges=_exchanges(settings)
-        )
-        plan = cls(
-            mechanism=settings.dp_mechanism,
-            noise_multiplier=multiplier,
-            clip_norm=settings.clip_norm,
-            metric_bound=settings.dp_metric_bound,
-            epsilon=epsilon,
-            delta=settings.dp_delta,
-        )
-        plan._check_one_exchange()
-        return plan
-
-    def _check_one_exchange(self) -> None:
+    def check_one_exchange(self) -> None:
+        """Raise ConfigurationError if one exchange exceeds the budget, or costs more than can be stated."""
         cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)
         if math.isinf(cost):
             raise ConfigurationError(
@@ -72,11 +48,6 @@ class PrivacyPlan:
                 f"{self.delta:g}, more than dp-epsilon {self.epsilon:g}; raise either, or set dp-rounds instead",
                 check="noise-costs-more",
             )
-
-
-def _exchanges(settings: JobSettings) -> int:
-    """Noised sums that a run of `dp_rounds` rounds makes: with a bound for metrics, each evaluation is one."""
-    return settings.dp_rounds * (2 if settings.dp_metric_bound else 1)
 
 
 @dataclass(slots=True)

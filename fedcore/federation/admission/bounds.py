@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
+from fedcore.codec.settings import NARROW_BITS
 from fedcore.federation.transcript.before import canonical_before
-from fedcore.run.settings import NARROW_BITS
 from fedcore.system.plain_json import to_plain
 
 BOUNDS_TAG: Final = "fedcore/bounds/v1"

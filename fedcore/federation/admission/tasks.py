@@ -55,7 +55,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of, rotation_seed
-from fedcore.codec.privacy import Accountant, PrivacyPlan, Release
+from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.agreed import Agreed
@@ -65,6 +65,7 @@ from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.groups import is_draw
+from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import noise_clients
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
@@ -320,7 +321,7 @@ def _check_noise(task: Task, encoding: AnyEncoding, release: Release, settings: 
             allowed=max(0, sure),
         )
     try:
-        plan = PrivacyPlan.of(settings)
+        plan = privacy_plan(settings)
         assert plan is not None  # noqa: S101 - the settings say the same as the encoding
         expected = private_encoding(
             encoding.settings,

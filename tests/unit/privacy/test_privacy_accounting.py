@@ -15,7 +15,7 @@ from support.privacy import encoding_for, plan
 from support.raising import raises
 
 from fedcore.codec import release_of
-from fedcore.codec.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
+from fedcore.codec.privacy import Accountant, PrivacyBudget, Release, calibrated_multiplier, grid_scale
 from fedcore.codec.privacy.accounting import (
     ORDERS,
     coarsest_release,
@@ -26,6 +26,7 @@ from fedcore.codec.privacy.accounting import (
 )
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
@@ -225,11 +226,11 @@ class TestBudget:
 
     def test_a_budget_for_less_than_one_exchange(self) -> None:
         with raises(ConfigurationError, check="noise-costs-more", match=r"dp-noise-multiplier 1.*4"):
-            PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=1.0, dp_epsilon=2.0))
+            privacy_plan(JobSettings(clip_norm=1.0, dp_noise_multiplier=1.0, dp_epsilon=2.0))
 
     def test_noise_that_protects_nobody_is_no_plan(self) -> None:
         with raises(ConfigurationError, check="noise-protects-nobody", match=r"dp-noise-multiplier 0\.05"):
-            PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=0.05))
+            privacy_plan(JobSettings(clip_norm=1.0, dp_noise_multiplier=0.05))
 
     def test_a_run_without_a_budget_ends_where_no_epsilon_can_be_stated(self) -> None:
         account = PrivacyBudget(plan(dp_noise_multiplier=0.5))
@@ -245,7 +246,7 @@ class TestBudget:
             account.admit(release)
 
     def test_a_run_without_differential_privacy_has_no_plan(self) -> None:
-        assert PrivacyPlan.of(JobSettings(clip_norm=1.0)) is None
+        assert privacy_plan(JobSettings(clip_norm=1.0)) is None
 
     def test_the_record_can_be_json(self) -> None:
         assert PrivacyTerms.of(plan()).epsilon_budget is None
