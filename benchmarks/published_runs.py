@@ -25,7 +25,7 @@ from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.workers.executors import Engine, crew_of
+from fedcore.simulation.workers.executors import Engine, make_executor
 from fedcore.system.assignments import override
 from fedcore.system.files import remove_tree, write_file
 from fedcore.wire.control import Scalar
@@ -183,14 +183,14 @@ class Runner:
         with (
             open(os.devnull, "w", encoding="utf-8") as nowhere,
             contextlib.redirect_stdout(nowhere),
-            crew_of(engine, app, run.clients, self.workers, 0) as crew,
+            make_executor(engine, app, run.clients, self.workers, 0) as executor,
         ):
             simulation = Simulation(
                 app=app,
                 clients=run.clients,
                 run_config=override(app.run_config, changes, "the run config"),
                 settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
-                crew=crew,
+                executor=executor,
                 state=state,
                 emit=self.hear,
                 enough=self.test,

@@ -76,7 +76,7 @@ class DryRound(Simulation):
             self._admit(task, encoding, request.model)
         result = None
         with self.findings.expecting(f"the ClientApp's {kind}"):
-            ((_, result),) = self._crew.run(task, request.model, [WORKER])
+            ((_, result),) = self._executor.run(task, request.model, [WORKER])
         if result is None:
             if is_query(kind):
                 raise Enough

@@ -81,7 +81,7 @@ def simulate(
     from fedcore.simulation import Simulation, model_facts
     from fedcore.simulation.devices.choice import parse_devices
     from fedcore.simulation.devices.network import Network
-    from fedcore.simulation.workers.executors import checked_engine, crew_of, with_cohort
+    from fedcore.simulation.workers.executors import checked_engine, make_executor, with_cohort
 
     record, began = RunRecord(), time.monotonic()
     with (
@@ -104,7 +104,9 @@ def simulate(
             record.add(event, time.monotonic() - began)
             show(event)
 
-        crew = stack.enter_context(crew_of(checked_engine(engine), found.app, clients, workers, clients_at_once))
+        executor = stack.enter_context(
+            make_executor(checked_engine(engine), found.app, clients, workers, clients_at_once)
+        )
         simulation = Simulation(
             app=found.app,
             clients=clients,
@@ -114,7 +116,7 @@ def simulate(
             seed=seed or 0,
             devices=parse_devices(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
             clients_at_once=clients_at_once,
-            crew=crew,
+            executor=executor,
             policy=policy_of(policy, clients),
             state=None if state is None else Path(state),
             folder=left.path,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.monitoring.trackers import Tracking
     from fedcore.simulation import Simulation
-    from fedcore.simulation.workers.executor import Crew
+    from fedcore.simulation.workers.executor import ClientExecutor
     from fedcore.wire.events import EventSink, RunEvent
 
 Clients = Annotated[
@@ -172,7 +172,7 @@ def simulate(
     from fedcore.api.arguments import policy_of
     from fedcore.simulation.devices.choice import parse_devices
     from fedcore.simulation.devices.network import Network
-    from fedcore.simulation.workers.executors import checked_engine, crew_of
+    from fedcore.simulation.workers.executors import checked_engine, make_executor
     from fedcore.state import open_initial
 
     if data_dir is not None:
@@ -196,8 +196,8 @@ def simulate(
             "policy": policy_of(policy or None, wanted.clients),
             "initial": initial,
         }
-        with crew_of(trains, wanted.app, wanted.clients, workers, clients_at_once) as crew:
-            return carried_out(wanted, outputs, track, crew, parts)
+        with make_executor(trains, wanted.app, wanted.clients, workers, clients_at_once) as executor:
+            return carried_out(wanted, outputs, track, executor, parts)
 
     with _interruptible(state):
         if seeds or vary:
@@ -287,7 +287,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def carried_out(
-    wanted: Wanted, outputs: Outputs, track: list[str] | None, crew: Crew, parts: Mapping[str, Any]
+    wanted: Wanted, outputs: Outputs, track: list[str] | None, executor: ClientExecutor, parts: Mapping[str, Any]
 ) -> tuple[RunRecord, dict[str, Any]]:
     """Simulate, showing how it goes on, and keep what is wanted of it: its record, and the summary for a program.
 
@@ -295,7 +295,7 @@ def carried_out(
     """
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.simulation import Simulation
-    from fedcore.simulation.workers.progress import WatchedCrew
+    from fedcore.simulation.workers.progress import ProgressExecutor
     from fedcore.system.files import private_folder
     from fedcore.system.memory import set_aside
 
@@ -309,7 +309,7 @@ def carried_out(
             settings=wanted.settings,
             folder=folder,
             emit=emit,
-            crew=WatchedCrew(crew, view.works),
+            executor=ProgressExecutor(executor, view.works),
             on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
             **parts,
         )

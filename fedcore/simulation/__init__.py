@@ -6,9 +6,9 @@ is simulated is a result of the protocol, and what a deployment would refuse is 
 `run` is the whole: it answers a ServerApp's requests by exchanges. A secure exchange is one sum of a cohort (`cohort`)
 or one for each of its groups (`grouped`), with as many attempts as it takes; an attempt (`secure`) is a
 `rounds.MemoryRound` between one ServerRound and as many ClientSessions as there are clients (`sessions`), whose owners
-(`owners`) check what real ones check. A plain exchange is in `plain`. Who trains, and where, is the business of a
-`crew`: it is given a task and clients, and hands back what their apps made, in any order. Who drops out of an exchange,
-and before which step, is decided by `fates`. `command` is `fedcore simulate`.
+(`owners`) check what real ones check. A plain exchange is in `plain`. Who trains, and where, is the business of an
+`executor`: it is given a task and clients, and hands back what their apps made, in any order. Who drops out of an
+exchange, and before which step, is decided by `fates`. `command` is `fedcore simulate`.
 """
 
 from __future__ import annotations

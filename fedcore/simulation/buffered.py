@@ -25,8 +25,8 @@ from fedcore.simulation.devices.devices import Devices, Work, work_of
 from fedcore.simulation.devices.distributions import Distribution, DrawnDevices
 from fedcore.simulation.devices.network import trips_seconds
 from fedcore.simulation.devices.virtual_scheduler import VirtualTime
-from fedcore.simulation.sessions.sessions import Start
-from fedcore.simulation.workers.executor import Crew
+from fedcore.simulation.sessions.sessions import TrainingStart
+from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.state import ModelState
 from fedcore.wire.control import Task, Version
 
@@ -60,12 +60,12 @@ class _Handed:
 class Floor:
     """The clients of a buffered run at work.
 
-    crew: runs their apps. book: who has what. virtual: the clock, and the devices that decide when they are there and
-    how long they take. seed: draws who gets work where not all can. take: told of everybody who takes work. drop: told
-    of work that comes to nothing, and why.
+    executor: runs their apps. book: who has what. virtual: the clock, and the devices that decide when they are there
+    and how long they take. seed: draws who gets work where not all can. take: told of everybody who takes work. drop:
+    told of work that comes to nothing, and why.
     """
 
-    crew: Crew
+    executor: ClientExecutor
     book: WorkBook
     virtual: VirtualTime
     seed: int
@@ -97,7 +97,7 @@ class Floor:
         clients: int,
         min_cohort: int,
         *,
-        crew: Crew,
+        executor: ClientExecutor,
         seed: int,
         take: Callable[[Task, Version, Collection[int]], None],
         drop: Callable[[int, str], None],
@@ -109,7 +109,7 @@ class Floor:
             concurrency=settings.concurrency or clients,
             max_staleness=settings.max_staleness,
         )
-        return cls(crew=crew, book=book, virtual=virtual, seed=seed, take=take, drop=drop)
+        return cls(executor=executor, book=book, virtual=virtual, seed=seed, take=take, drop=drop)
 
     @property
     def now(self) -> float:
@@ -156,10 +156,10 @@ class Floor:
             self._hand_out(clients)
         return members
 
-    def starts(self, task: Task) -> dict[int, Start]:
+    def starts(self, task: Task) -> dict[int, TrainingStart]:
         """What each update of a cohort began from, and what it counts in its sum."""
         factors = {client: factor for (client, _), factor in task.updates_of(task.cohort).items()}
-        return {client: Start(model=self._of(client).model, factor=factors[client]) for client in task.cohort}
+        return {client: TrainingStart(model=self._of(client).model, factor=factors[client]) for client in task.cohort}
 
     def results(self, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """What the apps of ready clients made, in any order; trained now where nobody needed it before."""
@@ -174,14 +174,14 @@ class Floor:
 
     def _train(self, handed: _Handed, clients: Sequence[int]) -> None:
         """Run the apps of these clients, but for those that have run."""
-        for client, result in self._kept.results(clients, partial(self.crew.run, handed.task, handed.model)):
+        for client, result in self._kept.results(clients, partial(self.executor.run, handed.task, handed.model)):
             self._examples[client] = result.examples
 
     def spend(self, clients: Sequence[int], *, counted: bool = False) -> None:
         """The updates of these clients are in a sum, or can be in no other; counted: it was opened."""
         if counted:
             for client in clients:
-                self.crew.count(self._of(client).task.server_round, [client])
+                self.executor.count(self._of(client).task.server_round, [client])
         self.book.spend(clients)
         self.named = ()
         for client in clients:

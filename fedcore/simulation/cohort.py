@@ -36,7 +36,7 @@ class CohortSums:
                 sums.virtual,
                 sums.clients,
                 sums.least,
-                crew=sums.crew,
+                executor=sums.executor,
                 seed=self.seed,
                 take=sums.owners.take_work,
                 drop=self._lost_work,

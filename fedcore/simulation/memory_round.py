@@ -14,7 +14,7 @@ from fedcore.codec import AnyEncoding
 from fedcore.federation.admission.simulated import AdmittedExchange
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
-from fedcore.simulation.sessions.sessions import Sessions, Start, Update
+from fedcore.simulation.sessions.sessions import SecureSessions, TrainingStart, Update
 from fedcore.state import ModelState
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
@@ -32,7 +32,7 @@ class MemoryRound:
 
     admitted: AdmittedExchange
     server: ServerRound
-    sessions: Sessions
+    sessions: SecureSessions
     doomed: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
     late: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
@@ -42,7 +42,7 @@ class MemoryRound:
         encoding: AnyEncoding,
         model: ModelState | None,
         work: Work,
-        starts: Mapping[int, Start] | None = None,
+        starts: Mapping[int, TrainingStart] | None = None,
     ) -> NDArray[np.uint64]:
         """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order.
 
@@ -64,11 +64,14 @@ class MemoryRound:
         return total
 
     def _updates(
-        self, model: ModelState | None, results: Iterable[tuple[int, LocalResult]], starts: Mapping[int, Start] | None
+        self,
+        model: ModelState | None,
+        results: Iterable[tuple[int, LocalResult]],
+        starts: Mapping[int, TrainingStart] | None,
     ) -> Iterator[Update]:
         """What the clients are about to send, each with its owner's consent."""
         for client, result in results:
-            start = Start(model=model) if starts is None else starts[client]
+            start = TrainingStart(model=model) if starts is None else starts[client]
             self.admitted.before_upload(client, self.sessions.heard(client))
             yield Update(client=client, start=start, result=result)
 

@@ -29,7 +29,7 @@ from fedcore.run.plain import (
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.simulation.dropouts import Fates, RandomDrops
-from fedcore.simulation.workers.executor import Asked, Crew
+from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
 from fedcore.wire.control import ModelRef, ReplyError, Scalar, Task
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
@@ -40,13 +40,13 @@ from fedcore.wire.record_file import Place
 class PlainSimulation:
     """The plain exchanges of one simulated run.
 
-    crew: runs the apps of `clients`. admit: raises what ends a run whose messages (record files) the owners do not
+    executor: runs the apps of `clients`. admit: raises what ends a run whose messages (record files) the owners do not
     allow. fates: who gives no reply. virtual: the virtual clock, None without one. emit: takes the events. name: of a
     client. count: exchanges so far, repeated ones too.
     """
 
     run: str
-    crew: Crew
+    executor: ClientExecutor
     clients: Collection[int]
     settings: JobSettings
     run_config: Mapping[str, Scalar]
@@ -101,16 +101,18 @@ class PlainSimulation:
         self.admit(first.to(task), list({question.content for question in questions.values()}))
         lost = {*self.fates.lost(cohort), *self._away(cohort)}
         asked = {
-            client: Asked(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
+            client: PlainTask(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
             for client, question in sorted(questions.items())
             if client in self.clients and client not in lost
         }
-        found = {client: self._reply(client, answer, asked[client].out) for client, answer in self.crew.answer(asked)}
+        found = {
+            client: self._reply(client, answer, asked[client].out) for client, answer in self.executor.answer(asked)
+        }
         self._let_time_pass(task, found, questions, lost)
         replies = [found.get(client) or self._absent(client) for client in sorted(questions)]
         check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
         if task.trains:
-            self.crew.count(request.server_round, [reply.node for reply in replies if reply.error is None])
+            self.executor.count(request.server_round, [reply.node for reply in replies if reply.error is None])
         self._done(task, replies, questions, started)
         return replies
 

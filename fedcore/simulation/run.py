@@ -38,7 +38,7 @@ from fedcore.run.requirements import check_asked, check_needs, least_clients, wa
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.checkpoint.resume import Heard, Resumable, StateFolder, identity_of
-from fedcore.simulation.checkpoint.snapshot import NotedCrew
+from fedcore.simulation.checkpoint.snapshot import RecordingExecutor
 from fedcore.simulation.cohort import CohortSums
 from fedcore.simulation.devices.devices import Devices
 from fedcore.simulation.devices.virtual_scheduler import VirtualTime
@@ -51,7 +51,7 @@ from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.secure import SecureSums
 from fedcore.simulation.sessions.processes import SessionProcesses
 from fedcore.simulation.sums import refused_run
-from fedcore.simulation.workers.executor import Crew, OneByOne
+from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar, Task, is_query, is_training
 from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore
@@ -64,9 +64,9 @@ class Simulation:
 
     drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
     drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
-    for no such clock, or `usual_devices` where no round waits for its clients (asynchrony = "buffered"). crew: who runs
-    the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1: one
-    by one) if the app allows it. emit: takes the events.
+    for no such clock, or `usual_devices` where no round waits for its clients (asynchrony = "buffered"). executor: who
+    runs the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1:
+    one by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     settings and read single updates; what the owners of a federation would refuse of that is said in a warning.
     folder: where the ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the
@@ -86,7 +86,7 @@ class Simulation:
     seed: int = 0
     fates: Fates | None = None
     devices: Devices | None = None
-    crew: Crew | None = None
+    executor: ClientExecutor | None = None
     clients_at_once: int = 0
     policy: Policy | None = None
     folder: Path | None = None
@@ -97,7 +97,7 @@ class Simulation:
     clock: Callable[[], float] = time.monotonic
     on_loaded: Callable[[], None] | None = None
     results: Results = field(default_factory=dict, init=False)
-    _crew: Crew = field(init=False)
+    _executor: ClientExecutor = field(init=False)
     _fates: Fates = field(init=False)
     _owners: SimulatedOwners = field(init=False)
     _plan: EncodingPlan = field(init=False)
@@ -122,7 +122,7 @@ class Simulation:
         self._home = Path.cwd()
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
         with contextlib.ExitStack() as stack:
-            self._take_crew()
+            self._take_executor()
             if self._kept_in is not None:
                 stack.enter_context(self._kept_in)
             self._make_parts()
@@ -141,13 +141,15 @@ class Simulation:
         self._cohorts = CohortSums(sums=self._sums, seed=self.seed)
         self._plain_exchanges = self._plain()
 
-    def _take_crew(self) -> None:
+    def _take_executor(self) -> None:
         """Who trains; in a run that can be resumed what it does is noted, as are the events."""
-        self._crew = self.crew or OneByOne(app=self.app, clients=self.clients, at_once=self.clients_at_once)
-        self._crew.hears(lambda line: self.emit(Warned(line=line)))
+        self._executor = self.executor or InlineExecutor(
+            app=self.app, clients=self.clients, at_once=self.clients_at_once
+        )
+        self._executor.on_warning(lambda line: self.emit(Warned(line=line)))
         if self.state is not None:
             self._kept_in = StateFolder.open(self.state, identity_of(self))
-            self._crew, self.emit = NotedCrew(self._crew), Heard(self.emit)
+            self._executor, self.emit = RecordingExecutor(self._executor), Heard(self.emit)
 
     def _meet_owners(self) -> dict[int, Ed25519PrivateKey]:
         """Make the clients' owners; the clients' keys."""
@@ -179,7 +181,7 @@ class Simulation:
             clients=self.clients,
             run_config=self.run_config,
             settings=self.settings,
-            crew=self._crew,
+            executor=self._executor,
             fates=self._fates,
             identities=identities,
             owners=self._owners,
@@ -194,7 +196,7 @@ class Simulation:
     def _plain(self) -> PlainSimulation:
         return PlainSimulation(
             run=RUN,
-            crew=self._crew,
+            executor=self._executor,
             clients=range(1, self.clients + 1),
             settings=self.settings,
             run_config=self.run_config,
@@ -255,8 +257,8 @@ class Simulation:
 
     def _spread_sessions(self, stack: contextlib.ExitStack) -> None:
         """As many processes for the clients' secure sessions as there are for their apps, where there are several."""
-        if self.settings.aggregation == "secure" and self._crew.processes > 1:
-            self._sums.processes = stack.enter_context(SessionProcesses(self._crew.processes))
+        if self.settings.aggregation == "secure" and self._executor.processes > 1:
+            self._sums.processes = stack.enter_context(SessionProcesses(self._executor.processes))
 
     def refuse(self, error: AppError) -> None:
         """Code of the app wants more than the mean of a secure sum: the run ends."""

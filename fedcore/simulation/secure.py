@@ -32,10 +32,10 @@ from fedcore.simulation.dropouts import Fates
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
-from fedcore.simulation.sessions.processes import SessionProcesses, SessionsThere
-from fedcore.simulation.sessions.sessions import Members, Sessions, SessionsHere
+from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
+from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions
 from fedcore.simulation.sums import Summed, refused_run
-from fedcore.simulation.workers.executor import Crew
+from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar, Task, is_training
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone
@@ -59,12 +59,12 @@ class Attempt:
     survivors: Sequence[int] = ()
 
     def results(
-        self, crew: Crew, task: Task, model: ModelState | None, clients: Sequence[int]
+        self, executor: ClientExecutor, task: Task, model: ModelState | None, clients: Sequence[int]
     ) -> Iterator[tuple[int, LocalResult]]:
         """What clients' apps give, run once for all attempts; in any order."""
         if self.floor is not None:
             return self.floor.results(clients)
-        return self.kept.results(clients, lambda others: crew.run(task, model, others))
+        return self.kept.results(clients, lambda others: executor.run(task, model, others))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class SecureSums:
     clients: int
     run_config: Mapping[str, Scalar]
     settings: JobSettings
-    crew: Crew
+    executor: ClientExecutor
     fates: Fates
     identities: Mapping[int, Ed25519PrivateKey]
     owners: SimulatedOwners
@@ -163,7 +163,7 @@ class SecureSums:
             on_dropout=partial(self.dropped, stage),
             late=None if stage is None else partial(stage.late, up=encoding.words * 8),
         )
-        work = partial(attempt.results, self.crew, task, request.model)
+        work = partial(attempt.results, self.executor, task, request.model)
         starts = attempt.floor.starts(task) if attempt.floor is not None else None
         with stage or nullcontext():
             total = round_.collect(encoding, request.model, work, starts)
@@ -186,7 +186,7 @@ class SecureSums:
             attempt.floor.summed()
             self.owners.drop_work(survivors)
         elif task.trains:
-            self.crew.count(request.server_round, survivors)
+            self.executor.count(request.server_round, survivors)
         self.told = task.configs if task.trains else self.told
         return Summed(encoding=encoding, decoded=decoded, survivors=survivors, staleness=staleness)
 
@@ -246,7 +246,7 @@ class SecureSums:
             return None
         return UpdateStage(time=self.virtual, task=task, down=down, enough=attempt.enough, trained=attempt.trained)
 
-    def _sessions(self, parameters: RoundParameters, task: Task, verify: Verify) -> Sessions:
+    def _sessions(self, parameters: RoundParameters, task: Task, verify: Verify) -> SecureSessions:
         members = Members(
             parameters=parameters,
             identities={client: self.identities[client] for client in task.cohort},
@@ -254,7 +254,7 @@ class SecureSums:
             min_cohort=self.owners.policy.min_cohort,
             min_threshold=self.owners.policy.min_threshold,
         )
-        return SessionsHere(members, verify) if self.processes is None else SessionsThere(members, self.processes)
+        return InlineSessions(members, verify) if self.processes is None else ProcessSessions(members, self.processes)
 
     def _parameters(self, task: Task) -> RoundParameters:
         model_hash = bytes.fromhex(task.model.sha256) if task.model else None

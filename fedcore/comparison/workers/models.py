@@ -29,7 +29,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.plain import PlainSimulation
-from fedcore.simulation.workers.executor import OneByOne
+from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.training.engines import Engine, World, make_engine
@@ -82,7 +82,7 @@ class _Ending:
         app, sites = self.run.app, self.run.sites
         return PlainSimulation(
             run="initial model",
-            crew=OneByOne(app=app, clients=sites),
+            executor=InlineExecutor(app=app, clients=sites),
             clients=self.nodes(),
             settings=JobSettings(aggregation="plain"),
             run_config=self.run.config,

@@ -27,7 +27,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.plain import PlainSimulation
-from fedcore.simulation.workers.executor import OneByOne
+from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
 from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import FiguresFound
@@ -86,7 +86,7 @@ class PooledBackend:
         app = self.run.app
         self._exchanges = PlainSimulation(
             run="centralized",
-            crew=OneByOne(app=app, clients=1),
+            executor=InlineExecutor(app=app, clients=1),
             clients=(1,),
             settings=replace(_PLAIN, train_seconds=app.settings.train_seconds),
             run_config=self.run.config,

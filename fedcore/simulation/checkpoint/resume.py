@@ -178,7 +178,7 @@ class Resumable:
         _seed(self.simulation.seed)
         if self._steps:
             self._take_up()
-        self._kept.take_up()  # also where there is nothing: a crew that cannot says so before the run
+        self._kept.take_up()  # also where there is nothing: an executor that cannot says so before the run
         self._heard.begin()
 
     def _take_up(self) -> None:

@@ -23,40 +23,40 @@ from fedcore.wire.control import Task
 if TYPE_CHECKING:
     from fedcore.flower.clientside import Answer
     from fedcore.simulation.run import Simulation
-    from fedcore.simulation.workers.executor import Asked, Crew
+    from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 
 
 @dataclass(slots=True)
-class NotedCrew:
-    """A `Crew` that notes who has worked. counted: client -> the last round whose sum has its update."""
+class RecordingExecutor:
+    """A `ClientExecutor` that notes who has worked. counted: client -> the last round whose sum has its update."""
 
-    crew: Crew
+    executor: ClientExecutor
     worked: set[int] = field(default_factory=set)
     counted: dict[int, int] = field(default_factory=dict)
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """As `Crew`."""
+        """As `ClientExecutor`."""
         self.worked.update(clients)
-        return self.crew.run(task, model, clients)
+        return self.executor.run(task, model, clients)
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
-        """As `Crew`."""
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        """As `ClientExecutor`."""
         self.worked.update(asked)
-        return self.crew.answer(asked)
+        return self.executor.answer(asked)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """As `Crew`."""
+        """As `ClientExecutor`."""
         self.counted.update(dict.fromkeys(clients, server_round))
-        self.crew.count(server_round, clients)
+        self.executor.count(server_round, clients)
 
-    def hears(self, warn: Callable[[str], None]) -> None:
-        """As `Crew`."""
-        self.crew.hears(warn)
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        """As `ClientExecutor`."""
+        self.executor.on_warning(warn)
 
     @property
     def processes(self) -> int:
-        """As `Crew`."""
-        return self.crew.processes
+        """As `ClientExecutor`."""
+        return self.executor.processes
 
     def __enter__(self) -> Self:
         return self
@@ -65,16 +65,16 @@ class NotedCrew:
         self.close()
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `Crew`."""
-        return self.crew.leave(folder, clients)
+        """As `ClientExecutor`."""
+        return self.executor.leave(folder, clients)
 
     def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `Crew`."""
-        self.crew.take_up(states)
+        """As `ClientExecutor`."""
+        self.executor.take_up(states)
 
     def close(self) -> None:
-        """As `Crew`."""
-        self.crew.close()
+        """As `ClientExecutor`."""
+        self.executor.close()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,15 +129,15 @@ class KeptRun:
         self._links = len(run._owners.chain.links)
         self._entered.update({i: one.entered for i, one in histories.items()})
         self._recall_models(kept, place)
-        self._crew().counted.update({int(client): number for client, number in kept["counted"].items()})
+        self._executor().counted.update({int(client): number for client, number in kept["counted"].items()})
         self._contexts.update({client: place / f"{client}.state" for client in kept["contexts"]})
 
     def take_up(self) -> None:
-        """Give the crew what its clients had kept, after the last step."""
-        crew = self._crew()
-        for client, number in crew.counted.items():
-            crew.crew.count(number, [client])
-        crew.take_up(self._contexts)
+        """Give the executor what its clients had kept, after the last step."""
+        executor = self._executor()
+        for client, number in executor.counted.items():
+            executor.executor.count(number, [client])
+        executor.take_up(self._contexts)
 
     def forget_superseded(self, place: Path) -> None:
         """Remove Contexts that newer ones have replaced, once these are kept."""
@@ -148,12 +148,12 @@ class KeptRun:
             shutil.rmtree(place)
 
     def _states(self, place: Path) -> dict[str, Any]:
-        crew = self._crew()
-        left = crew.leave(place, sorted(crew.worked))
-        crew.worked.clear()
+        executor = self._executor()
+        left = executor.leave(place, sorted(executor.worked))
+        executor.worked.clear()
         self._superseded += [self._contexts[client] for client in left if client in self._contexts]
         self._contexts.update({client: place / f"{client}.state" for client in left})
-        return {"contexts": left, "counted": {str(client): number for client, number in crew.counted.items()}}
+        return {"contexts": left, "counted": {str(client): number for client, number in executor.counted.items()}}
 
     def _models(self, place: Path) -> dict[str, Any]:
         """The best model where it is another than the last time, and the one that may still be judged."""
@@ -187,7 +187,7 @@ class KeptRun:
             raise ConfigurationError("a simulation with fates of one's own cannot be kept: nobody knows where they are")
         return self.simulation._fates
 
-    def _crew(self) -> NotedCrew:
-        crew = self.simulation._crew
-        assert isinstance(crew, NotedCrew)  # noqa: S101 - put there with the state folder
-        return crew
+    def _executor(self) -> RecordingExecutor:
+        executor = self.simulation._executor
+        assert isinstance(executor, RecordingExecutor)  # noqa: S101 - put there with the state folder
+        return executor

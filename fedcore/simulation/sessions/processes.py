@@ -37,7 +37,7 @@ from fedcore.secagg import (
     UnmaskShares,
 )
 from fedcore.simulation.sessions.sessions import Members, Update
-from fedcore.simulation.sessions.shard import Order, Raised, Shard
+from fedcore.simulation.sessions.shard import Order, Raised, SessionShard
 from fedcore.state import FileSink, ModelState
 
 _AHEAD: Final = 2
@@ -140,8 +140,8 @@ class SessionProcesses:
         return WorkerDied(f"a process with the secure sessions of simulated clients ended {how}{memory}")
 
 
-class SessionsThere:
-    """`Sessions` of one round in those processes."""
+class ProcessSessions:
+    """`SecureSessions` of one round in those processes."""
 
     def __init__(self, members: Members, processes: SessionProcesses) -> None:
         self._processes = processes
@@ -155,11 +155,11 @@ class SessionsThere:
         self._tell(_begin(members, clients) for clients in self._clients)
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
-        """As `Sessions`."""
-        yield from self._each(clients, _MANY, lambda those: partial(Shard.advertise, clients=those))
+        """As `SecureSessions`."""
+        yield from self._each(clients, _MANY, lambda those: partial(SessionShard.advertise, clients=those))
 
     def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         told: list[dict[int, Advertisement]] = [{} for _ in self._clients]
 
         def order(those: Sequence[int]) -> Order:
@@ -168,27 +168,27 @@ class SessionsThere:
             fresh = {client: one for client, one in members.items() if known.get(client) is not one}
             known.update(fresh)
             shown = [(client, [m.client_id for m in one.members], one.proof) for client, one in messages.items()]
-            return partial(Shard.share_keys, ids=messages[those[0]].ids, fresh=list(fresh.values()), shown=shown)
+            return partial(SessionShard.share_keys, ids=messages[those[0]].ids, fresh=list(fresh.values()), shown=shown)
 
         yield from self._each(clients, _FEW, order)
 
     def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
 
         def order(those: Sequence[int]) -> Order:
-            return partial(Shard.receive_shares, deliveries=[(client, delivery(client)) for client in those])
+            return partial(SessionShard.receive_shares, deliveries=[(client, delivery(client)) for client in those])
 
         self._heard.update(self._each(clients, _FEW, order))
 
     def heard(self, client: int) -> frozenset[int]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         return self._heard[client]
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[tuple[int, bytes]]:
-        """As `Sessions`. The new models lie in files, as `KeptResults` has them."""
-        self._tell(partial(Shard.begin_sum, encoding=encoding) for _ in self._clients)
+        """As `SecureSessions`. The new models lie in files, as `KeptResults` has them."""
+        self._tell(partial(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
         with TemporaryDirectory(prefix="fedcore-simulate-") as folder:
             models = _ModelFiles(Path(folder))
             yield from self._processes.all(
@@ -198,24 +198,26 @@ class SessionsThere:
                 )
                 for update in updates
             )
-        for part in self._processes.all((place, Shard.end_sum) for place in range(len(self._clients))):
+        for part in self._processes.all((place, SessionShard.end_sum) for place in range(len(self._clients))):
             np.add(total, part, out=total)
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         yield from self._each(
-            clients, _MANY, lambda those: partial(Shard.sign_survivors, clients=those, survivors=survivors)
+            clients, _MANY, lambda those: partial(SessionShard.sign_survivors, clients=those, survivors=survivors)
         )
 
     def outcome(self, client: int) -> Outcome:
-        """As `Sessions`."""
-        (found,) = self._processes.all([(self._places[client], partial(Shard.outcome, client=client))])
+        """As `SecureSessions`."""
+        (found,) = self._processes.all([(self._places[client], partial(SessionShard.outcome, client=client))])
         assert isinstance(found, Outcome)  # noqa: S101 - the answer
         return found
 
     def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
-        """As `Sessions`."""
-        yield from self._each(clients, _MANY, lambda those: partial(Shard.unmask, clients=those, signatures=signatures))
+        """As `SecureSessions`."""
+        yield from self._each(
+            clients, _MANY, lambda those: partial(SessionShard.unmask, clients=those, signatures=signatures)
+        )
 
     def _each(self, clients: Sequence[int], size: int, order: Callable[[Sequence[int]], Order]) -> Iterator[Any]:
         """What comes of these clients, one by one, of orders for `size` of them in one process each."""
@@ -238,7 +240,7 @@ class SessionsThere:
 
 def _begin(members: Members, clients: Sequence[int]) -> Order:
     return partial(
-        Shard.begin,
+        SessionShard.begin,
         parameters=members.parameters,
         identities={client: members.identities[client].private_bytes_raw() for client in clients},
         roster=dict(members.roster),
@@ -251,7 +253,7 @@ def _adding(update: Update, model: Path | None) -> Order:
     result = update.result
     assert result.file is not None or not result.trained  # noqa: S101 - of kept results
     return partial(
-        Shard.add_masked,
+        SessionShard.add_masked,
         client=update.client,
         model=model,
         file=result.file,

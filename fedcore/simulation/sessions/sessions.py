@@ -72,7 +72,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class TrainingStart:
     """The model that a client trained from, and what its update is multiplied by, from 0 to 1."""
 
     model: ModelState | None
@@ -84,11 +84,11 @@ class Update:
     """What a client's app gave, and what it began from."""
 
     client: int
-    start: Start
+    start: TrainingStart
     result: LocalResult
 
 
-class Sessions(Protocol):
+class SecureSessions(Protocol):
     """Each method is a step of `ClientSession`, for several of them; what they answer comes in any order."""
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
@@ -126,35 +126,35 @@ class Sessions(Protocol):
         ...
 
 
-class SessionsHere:
-    """`Sessions` in this process; masks are made in threads. verify: as `ClientSession` has it."""
+class InlineSessions:
+    """`SecureSessions` in this process; masks are made in threads. verify: as `ClientSession` has it."""
 
     def __init__(self, members: Members, verify: Verify) -> None:
         self._sessions = members.sessions(verify)
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         for client in clients:
             yield self._sessions[client].advertise()
 
     def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         for client in clients:
             yield self._sessions[client].share_keys(advertised(client))
 
     def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         for client in clients:
             self._sessions[client].receive_shares(delivery(client))
 
     def heard(self, client: int) -> frozenset[int]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         return self._sessions[client].heard
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[tuple[int, bytes]]:
-        """As `Sessions`; in the order of the updates."""
+        """As `SecureSessions`; in the order of the updates."""
         threads = os.cpu_count() or 1
         waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
 
@@ -177,16 +177,16 @@ class SessionsHere:
                 yield first()
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         for client in clients:
             yield self._sessions[client].sign_survivors(survivors)
 
     def outcome(self, client: int) -> Outcome:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         return self._sessions[client].outcome
 
     def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
-        """As `Sessions`."""
+        """As `SecureSessions`."""
         for client in clients:
             yield self._sessions[client].unmask(signatures)
 

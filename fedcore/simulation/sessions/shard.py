@@ -35,7 +35,7 @@ from fedcore.simulation.sessions.sessions import Members, encoded, masked
 from fedcore.state import ModelState
 from fedcore.wire.control import MetricValue
 
-Order: TypeAlias = Callable[["Shard"], Any]
+Order: TypeAlias = Callable[["SessionShard"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Raised:
         return error
 
 
-class Shard:
+class SessionShard:
     """The sessions of one round after the other; every method is a step of some of its clients."""
 
     def __init__(self) -> None:

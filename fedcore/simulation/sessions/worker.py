@@ -16,7 +16,7 @@ import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from fedcore.simulation.sessions.shard import Order, Raised, Shard
+from fedcore.simulation.sessions.shard import Order, Raised, SessionShard
 
 
 def serve(connection: Connection) -> None:
@@ -26,7 +26,7 @@ def serve(connection: Connection) -> None:
     """
     orders: SimpleQueue[Order | None] = SimpleQueue()
     threading.Thread(target=_take, args=(connection, orders), name="orders", daemon=True).start()
-    shard = Shard()
+    shard = SessionShard()
     while (order := orders.get()) is not None:
         try:
             answer = order(shard)

@@ -21,7 +21,7 @@ from fedcore.wire.record_file import HeldRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlainTask:
     """A message of a plain exchange to one client: its content, a record file, and where its reply goes."""
 
     task: Task
@@ -38,7 +38,7 @@ class _AskedHere:
     out: HeldRecords = field(default_factory=HeldRecords)
 
 
-class Crew(Protocol):
+class ClientExecutor(Protocol):
     """Runs the apps of clients, each with a Context of its own that lasts as long as the run.
 
     Results come in any order, each as soon as it is there. What a client's app keeps, it finds again in the next task.
@@ -58,7 +58,7 @@ class Crew(Protocol):
         """What the apps of `clients` make of one task; raises AppError, and what the user's code raises."""
         ...
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """What clients answer to a message of a plain exchange; an exception of the user's code is one's answer too."""
         ...
 
@@ -66,19 +66,19 @@ class Crew(Protocol):
         """The updates that these clients made in a round are in its sum (`ClientRunner.counted`)."""
         ...
 
-    def hears(self, warn: Callable[[str], None]) -> None:
+    def on_warning(self, warn: Callable[[str], None]) -> None:
         """What whoever simulates should know is told to `warn`, line by line."""
         ...
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """Write what these clients keep into a folder, `CLIENT.state` each, for another crew; who keeps anything.
+        """Write what these clients keep into a folder, `CLIENT.state` each, for another executor; who keeps anything.
 
         Raises ConfigurationError where nobody can.
         """
         ...
 
     def take_up(self, states: Mapping[int, Path]) -> None:
-        """Let clients find what another crew has left, before they do anything."""
+        """Let clients find what another executor has left, before they do anything."""
         ...
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Crew(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
-class OneByOne:
+class InlineExecutor:
     """All clients in this process, in the order of their ids. clients: how many there are.
 
     at_once: how many train at once where the app allows it (`ClientsAtOnce`).
@@ -111,7 +111,7 @@ class OneByOne:
         """None."""
         return 0
 
-    def __enter__(self) -> OneByOne:
+    def __enter__(self) -> InlineExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +121,7 @@ class OneByOne:
         """In the order of `clients`."""
         return self._at_once.run(task, model, clients)
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order of `asked`; the replies are read in this process, and stay in its memory."""
         here = {client: _AskedHere(task=one.task, content=one.content) for client, one in asked.items()}
         for client, answer in self._at_once.answer(here):
@@ -134,16 +134,16 @@ class OneByOne:
         """Told to their runners."""
         self._runners.counted.update(dict.fromkeys(clients, server_round))
 
-    def hears(self, warn: Callable[[str], None]) -> None:
+    def on_warning(self, warn: Callable[[str], None]) -> None:
         """Why clients do not train at once."""
         self._at_once.warn = warn
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `Crew`."""
+        """As `ClientExecutor`."""
         return self._runners.leave(folder, clients)
 
     def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `Crew`."""
+        """As `ClientExecutor`."""
         self._runners.take_up(states)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which crew runs a simulation, by name, and how many clients a round asks."""
+"""Which executor runs a simulation, by name, and how many clients a round asks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
-from fedcore.simulation.workers.executor import Crew, OneByOne
+from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.wire.control import Scalar
 
 Engine: TypeAlias = Literal["process", "ray", "inline"]
@@ -15,25 +15,25 @@ TRAIN: Final = "fraction-train"
 EVALUATE: Final = "fraction-evaluate"
 
 
-def crew_of(engine: Engine, app: FlowerApp, clients: int, workers: int = 0, at_once: int = 0) -> Crew:
-    """The crew of a simulation; close it. workers: 0 for as many as there are cores.
+def make_executor(engine: Engine, app: FlowerApp, clients: int, workers: int = 0, at_once: int = 0) -> ClientExecutor:
+    """The executor of a simulation; close it. workers: 0 for as many as there are cores.
 
     process: a pool of processes on this machine. ray: tasks of Ray, on its cluster. inline: this process.
     Raises ConfigurationError for Ray where it is not installed, and for workers where nobody would count them.
     """
     match engine:
         case "process":
-            from fedcore.simulation.workers.pool import ProcessCrew
+            from fedcore.simulation.workers.pool import ProcessExecutor
 
-            return ProcessCrew(app=app, clients=clients, workers=workers, at_once=at_once)
+            return ProcessExecutor(app=app, clients=clients, workers=workers, at_once=at_once)
         case "ray":
-            from fedcore.simulation.workers.ray_executor import RayCrew
+            from fedcore.simulation.workers.ray_executor import RayExecutor
 
-            return RayCrew(app=app, clients=clients, workers=workers, at_once=at_once)
+            return RayExecutor(app=app, clients=clients, workers=workers, at_once=at_once)
         case "inline":
             if workers > 1:
                 raise ConfigurationError(f"workers={workers}: inline runs all clients in this process; use process")
-            return OneByOne(app=app, clients=clients, at_once=at_once)
+            return InlineExecutor(app=app, clients=clients, at_once=at_once)
 
 
 def checked_engine(name: str) -> Engine:

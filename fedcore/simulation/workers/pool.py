@@ -1,4 +1,4 @@
-"""A crew of processes: each has the app loaded, and runs one client after the other.
+"""An executor of processes: each has the app loaded, and runs one client after the other.
 
 What goes between this process and a worker are JSON lines over a socket. Models lie in safetensors files: the global
 one once for all workers, which map it, each new one until it is in the sum. Nothing is pickled.
@@ -20,7 +20,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
-from fedcore.simulation.workers.executor import Asked
+from fedcore.simulation.workers.executor import PlainTask
 from fedcore.simulation.workers.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
 from fedcore.simulation.workers.pool_processes import Processes, error_of
 from fedcore.simulation.workers.scheduling import Costs, Homes, Queue, cut
@@ -40,7 +40,7 @@ def cores() -> int:
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
-class ProcessCrew:
+class ProcessExecutor:
     """Runs the clients of a simulation in `workers` processes; a context manager, at whose end they are gone.
 
     app: in a folder. clients: how many the simulation has. workers: 0 for one a core. The processes share the cores:
@@ -78,7 +78,7 @@ class ProcessCrew:
         """The workers."""
         return self._homes.workers
 
-    def __enter__(self) -> ProcessCrew:
+    def __enter__(self) -> ProcessExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ class ProcessCrew:
                     yield client, LocalResult.in_file(found.examples, found.metrics, folder / found.file.name)
                     found.file.unlink(missing_ok=True)
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order in which they come; raises WorkerDied."""
         if not asked:
             return
@@ -120,19 +120,19 @@ class ProcessCrew:
         """Told to the workers with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
-    def hears(self, warn: Callable[[str], None]) -> None:
+    def on_warning(self, warn: Callable[[str], None]) -> None:
         """Lines of the workers go there."""
         self._processes.warn = warn
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `Crew`: workers have written them with each task."""
+        """As `ClientExecutor`: workers have written them with each task."""
         left = [client for client in clients if (self._folder / "states" / f"{client}.state").exists()]
         for client in left:
             shutil.copyfile(self._folder / "states" / f"{client}.state", folder / f"{client}.state")
         return left
 
     def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `Crew`: workers look for them with each task."""
+        """As `ClientExecutor`: workers look for them with each task."""
         for client, file in states.items():
             shutil.copyfile(file, self._folder / "states" / f"{client}.state")
 
@@ -179,7 +179,7 @@ class ProcessCrew:
     def _training(self, chunk: Sequence[int]) -> Train:
         return Train(clients=list(chunk), counted=[self._counted.get(client, 0) for client in chunk])
 
-    def _question(self, client: int, asked: Asked) -> Question:
+    def _question(self, client: int, asked: PlainTask) -> Question:
         task = asked.task
         assert task.message is not None  # noqa: S101 - of a plain exchange
         assert task.model is not None  # noqa: S101 - likewise

@@ -23,7 +23,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import ClientsAtOnce, ignore_line
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.workers.executor import Asked
+from fedcore.simulation.workers.executor import PlainTask
 from fedcore.simulation.workers.pool_messages import (
     TO_WORKER,
     Answered,
@@ -98,7 +98,7 @@ class Worker:
     def ask(self, questions: Sequence[Question]) -> Iterator[Answered | Raised]:
         """What the clients answer; an exception is the answer of one."""
         self.runners.counted.update({asked.client: asked.counted for asked in questions})
-        asked = {one.client: Asked(task=self._asked(one), content=one.content, out=one.out) for one in questions}
+        asked = {one.client: PlainTask(task=self._asked(one), content=one.content, out=one.out) for one in questions}
         started = time.monotonic()
         for client, answer in self.at_once.answer(asked):
             self.runners.done(client)

@@ -1,4 +1,4 @@
-"""A crew that says how far it is: a round of thousands takes minutes, and ends in one line."""
+"""An executor that says how far it is: a round of thousands takes minutes, and ends in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self, TypeAlias, TypeVar
 
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
-from fedcore.simulation.workers.executor import Asked, Crew
+from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 
@@ -20,23 +20,23 @@ Told: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
-class WatchedCrew:
-    """A `Crew` that tells of each result. It is no event: nothing of it is kept, and no tracker hears it."""
+class ProgressExecutor:
+    """A `ClientExecutor` that tells of each result. It is no event: nothing of it is kept, and no tracker hears it."""
 
-    crew: Crew
+    executor: ClientExecutor
     tell: Told
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """As `Crew`."""
+        """As `ClientExecutor`."""
         return self._counted(
-            f"round {task.server_round} {task.message_type}", len(clients), self.crew.run(task, model, clients)
+            f"round {task.server_round} {task.message_type}", len(clients), self.executor.run(task, model, clients)
         )
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
-        """As `Crew`."""
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        """As `ClientExecutor`."""
         one = next((one.task for one in asked.values()), None)
         work = f"round {one.server_round} {one.message_type}" if one is not None else ""
-        return self._counted(work, len(asked), self.crew.answer(asked))
+        return self._counted(work, len(asked), self.executor.answer(asked))
 
     def _counted(self, work: str, expected: int, results: Iterator[T]) -> Iterator[T]:
         self.tell(work, 0, expected)
@@ -45,25 +45,25 @@ class WatchedCrew:
             yield result
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """As `Crew`."""
-        self.crew.count(server_round, clients)
+        """As `ClientExecutor`."""
+        self.executor.count(server_round, clients)
 
-    def hears(self, warn: Callable[[str], None]) -> None:
-        """As `Crew`."""
-        self.crew.hears(warn)
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        """As `ClientExecutor`."""
+        self.executor.on_warning(warn)
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `Crew`."""
-        return self.crew.leave(folder, clients)
+        """As `ClientExecutor`."""
+        return self.executor.leave(folder, clients)
 
     def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `Crew`."""
-        self.crew.take_up(states)
+        """As `ClientExecutor`."""
+        self.executor.take_up(states)
 
     @property
     def processes(self) -> int:
-        """As `Crew`."""
-        return self.crew.processes
+        """As `ClientExecutor`."""
+        return self.executor.processes
 
     def __enter__(self) -> Self:
         return self
@@ -72,5 +72,5 @@ class WatchedCrew:
         self.close()
 
     def close(self) -> None:
-        """As `Crew`."""
-        self.crew.close()
+        """As `ClientExecutor`."""
+        self.executor.close()

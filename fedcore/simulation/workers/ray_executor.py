@@ -1,4 +1,4 @@
-"""A crew of Ray tasks, on one machine or a cluster: what runs where is Ray's business alone.
+"""An executor of Ray tasks, on one machine or a cluster: what runs where is Ray's business alone.
 
 Ray maps what lies in its object store into the processes of a machine, and spills it to disk where memory is short: the
 model of an exchange, and what each client keeps. fedcore has to be installed on every machine; the app goes along.
@@ -21,7 +21,7 @@ from fedcore.flower.apps.tensor_app import LocalResult, write_state
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
 from fedcore.simulation.workers import ray_task
-from fedcore.simulation.workers.executor import Asked, OneByOne
+from fedcore.simulation.workers.executor import InlineExecutor, PlainTask
 from fedcore.simulation.workers.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised
 from fedcore.simulation.workers.pool_processes import error_of
 from fedcore.simulation.workers.scheduling import Costs
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(slots=True, kw_only=True)
-class RayCrew:
+class RayExecutor:
     """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
 
     It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
@@ -68,7 +68,7 @@ class RayCrew:
                 f"{self.workers} workers are for a Ray that fedcore starts; the one that is joined here decides itself "
                 "how many tasks run at once. Leave --workers out"
             )
-        with OneByOne(app=self.app, clients=self.clients) as here:
+        with InlineExecutor(app=self.app, clients=self.clients) as here:
             if here.runner(1).stays_in_process:
                 raise ConfigurationError(
                     "the app keeps its clients' optimizers in the process that trains them (optimizer_state="
@@ -84,7 +84,7 @@ class RayCrew:
         """None: they are Ray's, wherever they are."""
         return 0
 
-    def __enter__(self) -> RayCrew:
+    def __enter__(self) -> RayExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,7 +112,7 @@ class RayCrew:
                 ),
             )
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order in which they come; raises WorkerDied."""
         if not asked:
             return
@@ -140,7 +140,7 @@ class RayCrew:
         """Told with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
-    def hears(self, warn: Callable[[str], None]) -> None:
+    def on_warning(self, warn: Callable[[str], None]) -> None:
         """There is nothing to tell."""
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:

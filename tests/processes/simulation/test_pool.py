@@ -22,8 +22,8 @@ from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.workers.executor import Crew, OneByOne
-from fedcore.simulation.workers.pool import ProcessCrew
+from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
+from fedcore.simulation.workers.pool import ProcessExecutor
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent
@@ -41,7 +41,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def simulated(
-    crew: Crew, folder: Path, aggregation: str, events: list[RunEvent] | None = None, **config: Any
+    executor: ClientExecutor, folder: Path, aggregation: str, events: list[RunEvent] | None = None, **config: Any
 ) -> ModelState:
     app = FlowerApp.load(folder)
     random.seed(7)  # Flower draws the order of the nodes, and so that of the sum
@@ -51,7 +51,7 @@ def simulated(
         clients=CLIENTS,
         run_config=override(app.run_config, chosen, "test"),
         settings=JobSettings(aggregation=aggregation),  # type: ignore[arg-type]
-        crew=crew,
+        executor=executor,
         emit=(lambda event: None) if events is None else events.append,
     )
     state = simulation.run().state
@@ -59,7 +59,7 @@ def simulated(
     return state
 
 
-def of(kind: Callable[..., Crew], folder: Path, **options: Any) -> Crew:
+def of(kind: Callable[..., ClientExecutor], folder: Path, **options: Any) -> ClientExecutor:
     return kind(app=FlowerApp.load(folder), clients=CLIENTS, **options)
 
 
@@ -69,24 +69,24 @@ def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 @pytest.mark.parametrize("folder", [TINY, COUNTING], ids=["tiny", "counting"])
 def test_a_plain_run_gives_the_same_bits_as_in_one_process(folder: Path):
-    with of(OneByOne, folder) as crew:
-        expected = simulated(crew, folder, "plain")
-    with of(ProcessCrew, folder, workers=3) as crew:
-        assert same_bits(simulated(crew, folder, "plain"), expected)
+    with of(InlineExecutor, folder) as executor:
+        expected = simulated(executor, folder, "plain")
+    with of(ProcessExecutor, folder, workers=3) as executor:
+        assert same_bits(simulated(executor, folder, "plain"), expected)
 
 
 def test_a_secure_run_gives_the_same_sums_but_for_rounding():
-    with of(OneByOne, COUNTING) as crew:
-        expected = simulated(crew, COUNTING, "secure")
-    with of(ProcessCrew, COUNTING, workers=2) as crew:
-        found = simulated(crew, COUNTING, "secure")
+    with of(InlineExecutor, COUNTING) as executor:
+        expected = simulated(executor, COUNTING, "secure")
+    with of(ProcessExecutor, COUNTING, workers=2) as executor:
+        found = simulated(executor, COUNTING, "secure")
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
 
 
 def test_every_worker_has_clients_whose_contexts_follow_them(capfd: pytest.CaptureFixture[str]):
-    with of(ProcessCrew, COUNTING, workers=3) as crew:
+    with of(ProcessExecutor, COUNTING, workers=3) as executor:
         events: list[RunEvent] = []
-        simulated(crew, COUNTING, "secure", events, num_server_rounds=6)
+        simulated(executor, COUNTING, "secure", events, num_server_rounds=6)
     printed = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("process ")]
     assert len(printed) == 6 * CLIENTS
     assert len({words[1] for words in printed}) == 3
@@ -97,18 +97,18 @@ def test_every_worker_has_clients_whose_contexts_follow_them(capfd: pytest.Captu
 
 def test_what_an_app_raises_names_its_client_and_shows_its_lines(capfd: pytest.CaptureFixture[str]):
     with (
-        of(ProcessCrew, TINY, workers=2) as crew,
+        of(ProcessExecutor, TINY, workers=2) as executor,
         pytest.raises(AppError, match=r"client 4 .*ValueError"),
     ):
-        simulated(crew, TINY, "secure", faulty_partition=3, fault="raise")
+        simulated(executor, TINY, "secure", faulty_partition=3, fault="raise")
     assert "in misbehave" in capfd.readouterr().err
 
 
 def test_in_plain_mode_an_exception_is_the_reply_of_one_client(capfd: pytest.CaptureFixture[str]):
     events: list[list[Any]] = [[], []]
-    for kind, found in zip((OneByOne, ProcessCrew), events, strict=True):
-        with of(kind, TINY) as crew:
-            simulated(crew, TINY, "plain", found, faulty_partition=3, fault="raise", num_server_rounds=1)
+    for kind, found in zip((InlineExecutor, ProcessExecutor), events, strict=True):
+        with of(kind, TINY) as executor:
+            simulated(executor, TINY, "plain", found, faulty_partition=3, fault="raise", num_server_rounds=1)
     reasons = [[event.reason for event in found if event.kind == "dropped"] for found in events]
     assert reasons[0] == reasons[1]
     assert reasons[0][0] == "ValueError: patient 17 is in this message"
@@ -117,8 +117,8 @@ def test_in_plain_mode_an_exception_is_the_reply_of_one_client(capfd: pytest.Cap
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_is_an_error_with_its_client(workers: int):
-    with of(ProcessCrew, TINY, workers=workers) as crew, pytest.raises((WorkerDied, RunFailed)) as raised:
-        simulated(crew, TINY, "secure", faulty_partition=6, fault="kill")
+    with of(ProcessExecutor, TINY, workers=workers) as executor, pytest.raises((WorkerDied, RunFailed)) as raised:
+        simulated(executor, TINY, "secure", faulty_partition=6, fault="kill")
     assert re.search("SIGKILL.*client 7", str(raised.value))
 
 
@@ -131,10 +131,10 @@ def test_an_app_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path):
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "counting_app").symlink_to(COUNTING / "counting_app")
     with (
-        ProcessCrew(app=FlowerApp.load(tmp_path), clients=3, workers=2) as crew,
+        ProcessExecutor(app=FlowerApp.load(tmp_path), clients=3, workers=2) as executor,
         pytest.raises(AppError, match="OSError"),
     ):
-        simulated(crew, COUNTING, "secure")
+        simulated(executor, COUNTING, "secure")
 
 
 @pytest.fixture
@@ -147,9 +147,9 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_nothing_is_left_of_a_pool(temporary: Path):
     others = psutil.Process().children()
-    with of(ProcessCrew, COUNTING, workers=2) as crew:
+    with of(ProcessExecutor, COUNTING, workers=2) as executor:
         [folder] = temporary.iterdir()
-        simulated(crew, COUNTING, "secure", num_server_rounds=1)
+        simulated(executor, COUNTING, "secure", num_server_rounds=1)
         [leader] = [child for child in psutil.Process().children() if child not in others]
         assert len(processes_of(leader.pid)) == 3
         assert [path.name for path in folder.iterdir()] == ["states"]
@@ -162,10 +162,10 @@ def test_a_pool_ends_with_its_simulation_even_in_the_middle_of_a_task(tmp_path: 
     code = (
         "import sys; from pathlib import Path\n"
         "sys.path[:0] = sys.argv[1:3]\n"
-        "from tests.processes.simulation.test_pool import ProcessCrew, TINY, of, simulated\n"
-        "with of(ProcessCrew, TINY, workers=2) as crew:\n"
-        "    print(crew._processes._process.pid, flush=True)\n"
-        "    simulated(crew, TINY, 'secure', gate=sys.argv[3])\n"
+        "from tests.processes.simulation.test_pool import ProcessExecutor, TINY, of, simulated\n"
+        "with of(ProcessExecutor, TINY, workers=2) as executor:\n"
+        "    print(executor._processes._process.pid, flush=True)\n"
+        "    simulated(executor, TINY, 'secure', gate=sys.argv[3])\n"
     )
     root = Path(__file__).parents[3]
     arguments = [sys.executable, "-c", code, str(root), str(root / "tests"), str(tmp_path / "gate")]

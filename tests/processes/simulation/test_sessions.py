@@ -19,9 +19,9 @@ from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import verifies
 from fedcore.simulation import Simulation
-from fedcore.simulation.sessions.processes import SessionProcesses, SessionsThere
-from fedcore.simulation.sessions.sessions import Members, SessionsHere
-from fedcore.simulation.workers.executor import OneByOne
+from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
+from fedcore.simulation.sessions.sessions import InlineSessions, Members
+from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)  # processes may need long to import NumPy
 CLIENTS = 12
 
 
-class Spread(OneByOne):
+class Spread(InlineExecutor):
     """Clients' apps run in this process, their sessions in two others."""
 
     @property
@@ -49,16 +49,16 @@ class SameDrops:
         return ()
 
 
-def run(crew: type[OneByOne], events: list[RunEvent], **settings: Any) -> ModelState:
+def run(executor: type[InlineExecutor], events: list[RunEvent], **settings: Any) -> ModelState:
     app = FlowerApp.load(TINY)
     random.seed(7)  # Flower draws who is asked
-    with crew(app=app, clients=CLIENTS) as at_work:
+    with executor(app=app, clients=CLIENTS) as at_work:
         simulation = Simulation(
             app=app,
             clients=CLIENTS,
             run_config=override(app.run_config, {"num-server-rounds": 2}, "test"),
             settings=JobSettings.from_mapping({**app.settings.to_mapping(), **settings}),
-            crew=at_work,
+            executor=at_work,
             fates=SameDrops(),
             emit=events.append,
         )
@@ -82,7 +82,7 @@ def told(events: list[RunEvent]) -> list[tuple[Any, ...]]:
 def test_the_rounds_are_those_of_one_process(settings: dict[str, Any]):
     expected_events: list[RunEvent] = []
     events: list[RunEvent] = []
-    expected = run(OneByOne, expected_events, **settings)
+    expected = run(InlineExecutor, expected_events, **settings)
     found = run(Spread, events, **settings)
     assert told(events) == told(expected_events)
     assert len(told(events)) >= 4  # two rounds, each a training and an evaluation
@@ -118,15 +118,15 @@ def members(min_cohort: int) -> Members:
 
 def test_what_a_session_refuses_comes_as_it_is_and_the_next_round_works():
     with pytest.raises(ProtocolViolation) as here:
-        SessionsHere(members(min_cohort=9), verifies)
+        InlineSessions(members(min_cohort=9), verifies)
     with SessionProcesses(2) as processes:
         with pytest.raises(ProtocolViolation) as there:
-            SessionsThere(members(min_cohort=9), processes)
+            ProcessSessions(members(min_cohort=9), processes)
         assert (str(there.value), vars(there.value).keys()) == (
             str(here.value),
             vars(here.value).keys() | {"__notes__"},
         )
         assert there.value.check == here.value.check
-        assert "session_shard.py" in there.value.__notes__[0]
-        found = SessionsThere(members(min_cohort=2), processes).advertise([1, 3, 4])
+        assert "shard.py" in there.value.__notes__[0]
+        found = ProcessSessions(members(min_cohort=2), processes).advertise([1, 3, 4])
         assert sorted(one.client_id for one in found) == [1, 3, 4]

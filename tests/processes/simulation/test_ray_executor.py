@@ -10,8 +10,8 @@ import pytest
 from support.tiny import TINY
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.simulation.workers.executor import Crew, OneByOne
-from fedcore.simulation.workers.ray_executor import RayCrew
+from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
+from fedcore.simulation.workers.ray_executor import RayExecutor
 from fedcore.wire.events import RunEvent
 from tests.processes.simulation.test_pool import CLIENTS, COUNTING, of, same_bits, simulated
 
@@ -24,28 +24,28 @@ pytestmark = [
 
 
 @pytest.fixture
-def ray() -> Iterator[Crew]:
-    with of(RayCrew, COUNTING, workers=2) as crew:
-        yield crew
+def ray() -> Iterator[ClientExecutor]:
+    with of(RayExecutor, COUNTING, workers=2) as executor:
+        yield executor
 
 
-def test_runs_on_ray(ray: Crew, monkeypatch: pytest.MonkeyPatch):
+def test_runs_on_ray(ray: ClientExecutor, monkeypatch: pytest.MonkeyPatch):
     """One Ray for all: it takes long to start."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with of(OneByOne, COUNTING) as crew:
-        expected = simulated(crew, COUNTING, "plain")
+    with of(InlineExecutor, COUNTING) as executor:
+        expected = simulated(executor, COUNTING, "plain")
     assert same_bits(simulated(ray, COUNTING, "plain"), expected)
-    with of(RayCrew, COUNTING) as again:  # joins the Ray that is there, and leaves it running
+    with of(RayExecutor, COUNTING) as again:  # joins the Ray that is there, and leaves it running
         events: list[RunEvent] = []
         found = simulated(again, COUNTING, "secure", events)
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
     done = [event for event in events if event.kind == "exchange-done"]
     assert [len(event.survivors) for event in done] == [CLIENTS] * 4
-    with of(RayCrew, TINY) as failing, pytest.raises(AppError, match=r"client 4 .*ValueError"):
+    with of(RayExecutor, TINY) as failing, pytest.raises(AppError, match=r"client 4 .*ValueError"):
         simulated(failing, TINY, "secure", faulty_partition=3, fault="raise")
 
 
 def test_workers_are_refused_for_a_ray_that_is_joined(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ConfigurationError, match="--workers"):
-        of(RayCrew, COUNTING, workers=3)
+        of(RayExecutor, COUNTING, workers=3)
