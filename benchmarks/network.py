@@ -30,7 +30,7 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_env
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
 from fedcore.comparison.federation import follow
 from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, run_command
-from fedcore.comparison.measure.clock import Exchanged, federated_seconds, ring_seconds
+from fedcore.comparison.measure.clock import TimedExchange, federated_seconds, ring_seconds
 from fedcore.comparison.measure.traffic import TcpBytes
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
@@ -215,9 +215,9 @@ def _clock(network: Network, record: RunRecord) -> float:
     return seconds[-1] - once
 
 
-def _exchanged(exchange: ExchangeDone) -> Exchanged:
+def _exchanged(exchange: ExchangeDone) -> TimedExchange:
     up, down = (dict(enumerate(values.values())) for values in (exchange.bytes_up, exchange.bytes_down))
-    return Exchanged(server_round=1, up=up, down=down)
+    return TimedExchange(server_round=1, up=up, down=down)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------

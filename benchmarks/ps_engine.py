@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.ps_ray import RAY_ENVIRONMENT, Rate, push_pull_on_ray
-from fedcore.comparison.parameter_server.messages import Pair, Request, be_local, new_header
+from fedcore.comparison.parameter_server.messages import Pair, PushPullRequest, be_local, new_header
 from fedcore.comparison.parameter_server.server import Arrived, LeadingShard, ShardProcess, WorkerThread
-from fedcore.comparison.parameter_server.shard import KeyRanges, Shard
+from fedcore.comparison.parameter_server.shard import KeyRanges, ModelShard
 from fedcore.comparison.parameter_server.update_order import Push, UpdateOrder
 from fedcore.comparison.parameter_server.worker import ServerLink
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
@@ -141,12 +141,12 @@ def push_pull(report: ReportSink, folder: Path, worker: int, size: int, pairs: i
     ranges = KeyRanges.of(_model(size), shards=1)
     link = ServerLink([Pair.join(folder / str(worker), "the server", seconds=_SILENCE)], ranges)
     link.gradient.fill_(1.0)
-    link.send(Request(None, 0.0))
+    link.send(PushPullRequest(None, 0.0))
     link.receive()
     start = time.monotonic()
     for number in range(1, pairs + 1):
         last = number == pairs
-        link.send(Request(Push(examples=1, total=1, loss=0.0, last=last), 0.0))
+        link.send(PushPullRequest(Push(examples=1, total=1, loss=0.0, last=last), 0.0))
         if last:
             link.released()
         else:
@@ -167,7 +167,7 @@ def serve_ours(report: ReportSink, folder: Path, size: int, count: int, pairs: i
     be_local()
     model = _model(size)
     ranges = KeyRanges.of(model, shards=1)
-    shard = Shard(model, lambda module: torch.optim.SGD(module.parameters(), lr=LR), ranges, 0)
+    shard = ModelShard(model, lambda module: torch.optim.SGD(module.parameters(), lr=LR), ranges, 0)
     inbox: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     threads = [WorkerThread(worker, folder / str(worker), _SILENCE, size, inbox) for worker in range(count)]
     process = ShardProcess(shard, threads, lambda number: folder / "model.npy")

@@ -35,7 +35,7 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, 
 from fedcore.comparison.carry_out import carry_out_run
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.modes.parameter_server import ParameterServer
-from fedcore.comparison.results import Point, RunResult, Staleness, number_of
+from fedcore.comparison.results import CurvePoint, RunResult, Staleness, number_of
 from fedcore.comparison.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
@@ -108,14 +108,14 @@ def rates_of(word: str, step: float) -> tuple[float, float]:
     return _rate(simulated, simulated=True), _rate(slept, simulated=False)
 
 
-def _rate(curve: Sequence[Point], *, simulated: bool) -> float:
+def _rate(curve: Sequence[CurvePoint], *, simulated: bool) -> float:
     first, last = curve[SLEEP_FROM], curve[SLEEP_TO]
     batch = 16
     seconds = _time(last) - _time(first) if simulated else last.seconds - first.seconds
     return (_samples(last) - _samples(first)) / batch / seconds
 
 
-def _samples(point: Point) -> int:
+def _samples(point: CurvePoint) -> int:
     assert point.samples is not None
     return point.samples
 
@@ -149,7 +149,7 @@ def _train(
 # --- what a run shows -------------------------------------------------------------------------------------------------
 
 
-def to_target(curve: Sequence[Point], target: float) -> tuple[float, float]:
+def to_target(curve: Sequence[CurvePoint], target: float) -> tuple[float, float]:
     """Simulated seconds and samples until the accuracy first reaches `target`, interpolated; infinity where it never
     does."""
     for before, after in pairwise(curve):
@@ -161,7 +161,7 @@ def to_target(curve: Sequence[Point], target: float) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def _time(point: Point) -> float:
+def _time(point: CurvePoint) -> float:
     if point.simulated_seconds is None:
         raise RunFailed("the run had no simulated clock")
     return point.simulated_seconds

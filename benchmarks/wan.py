@@ -25,7 +25,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
 from fedcore.comparison.carry_out import RunStart, carry_out
 from fedcore.comparison.measure.clock import (
-    Exchanged,
+    TimedExchange,
     allreduce_seconds,
     averaging_seconds,
     centralized_seconds,
@@ -37,7 +37,7 @@ from fedcore.comparison.plan import CompareJob, plan
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import MUTED, Drawing, Hover, label_lines, looks, percent_axis
 from fedcore.comparison.report.summary import percent
-from fedcore.comparison.results import Point, RunResult, number_of
+from fedcore.comparison.results import CurvePoint, RunResult, number_of
 from fedcore.comparison.run import PlannedRun
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import RunFailed
@@ -57,11 +57,11 @@ NO_RIVALS = ("centralized", "local")
 TARGETS = (0.9, 0.98)
 """Shares of the best last accuracy of the rivals."""
 
-Curves = Mapping[str, tuple[Point, ...]]
+Curves = Mapping[str, tuple[CurvePoint, ...]]
 """Label of a mode -> its curve on one network."""
 
 
-def _accuracy(point: Point) -> float:
+def _accuracy(point: CurvePoint) -> float:
     """0 where it was not measured."""
     return number_of(point.metrics, "accuracy") or 0.0
 
@@ -140,7 +140,9 @@ def study(
     )
 
 
-def retime(run: PlannedRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network) -> tuple[Point, ...]:
+def retime(
+    run: PlannedRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network
+) -> tuple[CurvePoint, ...]:
     """The curve of a run on another network, from the bytes that its workers moved, on average over the workers."""
     start, *points = result.curve
     rounds = len(points)
@@ -161,7 +163,7 @@ def retime(run: PlannedRun, result: RunResult, schedule: Schedule, cost: Cost, n
         case _:
             sites = range(run.sites)
             exchanges = [
-                Exchanged(
+                TimedExchange(
                     server_round=point.round,
                     up=dict.fromkeys(sites, point.bytes_up - before.bytes_up),
                     down=dict.fromkeys(sites, point.bytes_down - before.bytes_down),

@@ -19,7 +19,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
 from client_app.records.transcript import Transcript
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
@@ -50,7 +50,7 @@ class Client:
 
     kit: ClientKit
     app_sha256: str
-    agreed: Agreed
+    agreed: AppAgreement
     transport: Transport
     work: LocalWork
     ledger: Ledger

@@ -37,7 +37,7 @@ from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, R
 from fedcore.federation.admission.drawn import answer_draw, check_drawn
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.releases import agree
-from fedcore.federation.admission.spending import Spending
+from fedcore.federation.admission.spending import PrivacySpending
 from fedcore.federation.admission.tasks import (
     check_encoding,
     check_frequency,
@@ -159,7 +159,7 @@ class _Exchange:
         encoding = check_encoding(self.task, model)
         await in_thread(follow_scales, self.task, encoding, self.client.ledger)
         client = self.client
-        spending = Spending(
+        spending = PrivacySpending(
             task=self.task,
             encoding=encoding,
             settings=self.settings,
@@ -228,7 +228,7 @@ class _Exchange:
         if self.limit is not None and (end := self.limit.when()) is not None:
             self.limit.reschedule(end + seconds)
 
-    async def _contribute(self, session: ClientSession, spending: Spending, model: ModelState | None) -> Words:
+    async def _contribute(self, session: ClientSession, spending: PrivacySpending, model: ModelState | None) -> Words:
         """The words to upload, when that is due, with R0 and R1 beside; ends at once when the exchange does."""
         made, keyed = asyncio.Event(), asyncio.Event()
         pad = self.client.kit.policy.pad_seconds
@@ -346,7 +346,7 @@ class _Exchange:
         if news := await self.client.transcript.follow(self.task, fetch):
             self._say("transcript", news, started)
 
-    async def _exchange_keys(self, session: ClientSession, spending: Spending) -> None:
+    async def _exchange_keys(self, session: ClientSession, spending: PrivacySpending) -> None:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
         cohort = self.task.cohort

@@ -19,7 +19,7 @@ from client_app.operator.resolve_run import find_run
 from client_app.records.transcript import TRANSCRIPT_FILE, Entry
 from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import read_facts, sha256_file
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
@@ -28,7 +28,7 @@ Fetch = Callable[[str, str, Path], None]
 """The path of a file of the run, its SHA-256, where it goes."""
 
 
-def fetch_results(listed: RunFilesOut, home: Home, fetch: Fetch) -> dict[str, Any]:
+def fetch_results(listed: RunFilesOut, home: OutputPaths, fetch: Fetch) -> dict[str, Any]:
     """Fetch the files of a run; what the summary says of them. Raises FedcoreError."""
     results: Any = {}
     for file in listed.files:
@@ -128,7 +128,7 @@ def _gather(client: OperatorClient, found: RunOut, folder: Path) -> None:
     (folder / "events.jsonl").write_text(events, encoding="utf-8")
     if found.model is not None:
         client.fetch_model(found.run, found.model, folder / MODEL_FILE)
-    home = Home(folder / MODEL_FILE, folder / "results.json", folder / "files")
+    home = OutputPaths(folder / MODEL_FILE, folder / "results.json", folder / "files")
     fetch_results(client.files(found.run), home, partial(client.fetch_file, found.run))
     lines = [entry.model_dump_json(exclude_none=True) + "\n" for entry in _records(client, found.run)]
     if lines:

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedcore.federation.authority import Authority
-    from fedcore.federation.requests import Request
+    from fedcore.federation.requests import JoinRequest
     from fedcore.wire.operator import RosterOut
 
 
@@ -133,10 +133,10 @@ def approve(
     """
     from fedcore.federation.authority import Authority
     from fedcore.federation.files import replace_file
-    from fedcore.federation.requests import ADMISSION_SUFFIX, Request
+    from fedcore.federation.requests import ADMISSION_SUFFIX, JoinRequest
 
     authority = Authority.load(federation)
-    asked = [Request.load(path) for path in requests]
+    asked = [JoinRequest.load(path) for path in requests]
     for request in asked:
         authority.known(request)
         _confirm(request, fingerprint or [])
@@ -281,7 +281,7 @@ def renew(
     )
 
 
-def _confirm(request: Request, told: list[str]) -> None:
+def _confirm(request: JoinRequest, told: list[str]) -> None:
     """KitError, or the end of the command, unless the key is the one that its owner told of."""
     from fedcore.federation.fingerprint import check_fingerprint, fingerprint
 

@@ -18,7 +18,7 @@ from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.download import fetch_results
 from fedcore.cli.card import card_beside
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
-from fedcore.monitoring.output_paths import Home, saved_lines, server_line
+from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Tracking
@@ -102,7 +102,9 @@ def come_home(
             summary["model"] = str(out)
             tracking.keep(out)
             summary["card"] = str(card_beside(out, record, final.settings))
-        summary |= fetch_results(client.files(final.run), Home.beside(out), partial(client.fetch_file, final.run))
+        summary |= fetch_results(
+            client.files(final.run), OutputPaths.beside(out), partial(client.fetch_file, final.run)
+        )
     if final.status is not RunStatus.FINISHED:
         if screen.as_json:
             _write(summary)

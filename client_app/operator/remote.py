@@ -17,7 +17,7 @@ from client_app.operator.resolve_run import find_run
 from client_app.operator.run_command import make_submission
 from client_app.operator.stats import Asked, ask_federation
 from fedcore.data.statistics import Statistics
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import open_initial, sha256_file
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import MOST_LISTED, RunInfo, ServerOut
@@ -72,7 +72,7 @@ class Remote:
         with self._client() as client:
             return client.show(find_run(client, word))
 
-    def fetch(self, run: RunOut, home: Home) -> dict[str, Any]:
+    def fetch(self, run: RunOut, home: OutputPaths) -> dict[str, Any]:
         """Fetch a run's model, results and files to their places; the results."""
         with self._client() as client:
             if run.model is not None:

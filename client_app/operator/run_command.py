@@ -96,9 +96,9 @@ def _check_source(
 
 def check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to now, and not after hours of training."""
-    from fedcore.monitoring.output_paths import Home
+    from fedcore.monitoring.output_paths import OutputPaths
 
-    Home.beside(out).check_free(force=force)
+    OutputPaths.beside(out).check_free(force=force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from client_app.records.ledger_entries import (
 from client_app.records.spending import Spending, spent_by_run
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.owner import Released, ids_from_text
+from fedcore.federation.admission.owner import AgreedSum, ids_from_text
 from fedcore.system.terminal import escape
 
 WORK: Final = "work"
@@ -77,7 +77,7 @@ class AuditedExchange:
             case Entered():
                 self.at = entry.at or self.at
                 self.outcome = "readable" if self.aggregation == "plain" else "entered"
-            case Released():
+            case AgreedSum():
                 self.outcome, self.others = "released", len(ids_from_text(entry.survivors)) - 1
             case Refused():
                 self.outcome = "released" if self.outcome == "released" else "refused"

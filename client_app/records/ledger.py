@@ -37,10 +37,10 @@ from client_app.records.ledger_entries import (
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.agreed import Agreed
-from fedcore.federation.admission.owner import Released
-from fedcore.federation.transcript import Attempt
-from fedcore.run.groups import Drawn
+from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.owner import AgreedSum
+from fedcore.federation.transcript import NoisedSum
+from fedcore.run.groups import GroupAssignmentRecord
 from fedcore.system.files import Lock
 from fedcore.wire.control import Task
 
@@ -69,12 +69,12 @@ class Ledger:
         self._highest: dict[str, int] = {}
         self._entered: Counter[str] = Counter()
         self._times: deque[float] = deque()
-        self._released: dict[tuple[str, str], list[Released]] = {}
+        self._released: dict[tuple[str, str], list[AgreedSum]] = {}
         self._scales: dict[tuple[str, str], ScaleMemory] = {}
-        self._drawn: dict[str, Drawn] = {}
+        self._drawn: dict[str, GroupAssignmentRecord] = {}
         self._draws: Counter[tuple[str, str]] = Counter()
         self._unmasked: set[ExchangeId] = set()
-        self._attempts: dict[ExchangeId, Attempt] = {}
+        self._attempts: dict[ExchangeId, NoisedSum] = {}
         self._open: ExchangeId | None = None
         self._last: ExchangeId | None = None
         try:
@@ -96,11 +96,11 @@ class Ledger:
         return self._last
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[NoisedSum, ...]:
         """The noised sums that this client's update went to, without those that are returned."""
         return tuple(self._attempts.values())
 
-    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
         """What all these sums may reveal about this client."""
         left_out = {(attempt.run, attempt.exchange) for attempt in without}
         releases = Counter(attempt.release for key, attempt in self._attempts.items() if key not in left_out)
@@ -119,7 +119,7 @@ class Ledger:
             self._times.popleft()
         return len(self._times)
 
-    def released(self, purpose: str, model: str) -> tuple[Released, ...]:
+    def released(self, purpose: str, model: str) -> tuple[AgreedSum, ...]:
         """The sums of one purpose and model that this client agreed to."""
         return tuple(self._released.get((purpose, model), ()))
 
@@ -135,7 +135,7 @@ class Ledger:
         """Note what the server asks for: the fields of `Asked`."""
         self._append(Asked(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
 
-    def work(self, task: Task, agreed: Agreed) -> None:
+    def work(self, task: Task, agreed: AppAgreement) -> None:
         """Note that the server asks for work for a later sum."""
         self._append(
             Worked(
@@ -162,7 +162,7 @@ class Ledger:
             raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
         self._append(Entered(run=run, exchange=exchange, at=self._now()))
 
-    def release(self, released: Released) -> None:
+    def release(self, released: AgreedSum) -> None:
         """Note that this client is about to agree to a sum: others may unmask it as soon as its signature leaves."""
         self._append(released)
 
@@ -179,7 +179,7 @@ class Ledger:
         """Note that an update of `size` bytes is about to leave this machine."""
         self._append(Sent(run=run, exchange=exchange, form=form, size=size))
 
-    def drawn(self, run: str) -> Drawn | None:
+    def drawn(self, run: str) -> GroupAssignmentRecord | None:
         """The last draw of a run that this client answered."""
         return self._drawn.get(run)
 
@@ -187,15 +187,15 @@ class Ledger:
         """How many draws for one purpose and model this client answered."""
         return self._draws[purpose, model]
 
-    def draw(self, drawn: Drawn) -> None:
+    def draw(self, drawn: GroupAssignmentRecord) -> None:
         """Note that an answer to a draw is about to leave this machine."""
         self._append(Drew(run=drawn.run, exchange=drawn.exchange, drawn=drawn))
 
-    def spend(self, attempt: Attempt) -> None:
+    def spend(self, attempt: NoisedSum) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
         self._append(Spent(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
 
-    def give_back(self, attempt: Attempt) -> None:
+    def give_back(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
         self._append(Returned(run=attempt.run, exchange=attempt.exchange))
 
@@ -231,7 +231,7 @@ class Ledger:
                 self._open = self._last = exchange_id
                 self._entered[entry.run] += 1
                 self._times.append(at)
-            case Released():
+            case AgreedSum():
                 self._released.setdefault((entry.purpose, entry.model), []).append(entry)
             case Scaled(layout=layout, scales=scales, falls=falls):
                 memory = ScaleMemory(exchange=entry.exchange, scales=scales, falls=falls)
@@ -249,7 +249,7 @@ class Ledger:
                 self._open = None
 
 
-def note_asked(task: Task, agreed: Agreed, ledger: Ledger) -> None:
+def note_asked(task: Task, agreed: AppAgreement, ledger: Ledger) -> None:
     """Write down what the server asks for, for the owner."""
     ledger.ask(
         task.run,

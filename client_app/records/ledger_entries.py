@@ -13,9 +13,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Discriminator, TypeAdapter
 
 from client_app.records.journal import read_lines
-from fedcore.federation.admission.owner import LedgerEntry, Released
-from fedcore.federation.transcript import Attempt
-from fedcore.run.groups import Drawn
+from fedcore.federation.admission.owner import AgreedSum, LedgerEntry
+from fedcore.federation.transcript import NoisedSum
+from fedcore.run.groups import GroupAssignmentRecord
 
 LEDGER_FILE: Final = "ledger.jsonl"
 
@@ -77,7 +77,7 @@ class Spent(LedgerEntry):
     """A noised update was about to leave this machine. attempt: what its sum reveals, and who was to make it up."""
 
     event: Literal["spent"] = "spent"
-    attempt: Attempt
+    attempt: NoisedSum
 
 
 class Returned(LedgerEntry):
@@ -90,7 +90,7 @@ class Drew(LedgerEntry):
     """An answer to the draw of groups was about to leave this machine."""
 
     event: Literal["drew"] = "drew"
-    drawn: Drawn
+    drawn: GroupAssignmentRecord
 
 
 class Scaled(LedgerEntry):
@@ -121,7 +121,7 @@ class Left(LedgerEntry):
 
 
 Entry: TypeAlias = Annotated[
-    Asked | Worked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Drew | Left,
+    Asked | Worked | Entered | Refused | Sent | Spent | Returned | AgreedSum | Scaled | Unmasked | Drew | Left,
     Discriminator("event"),
 ]
 _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from client_app.records.ledger_entries import Entry, Returned, Sent, Spent
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
-from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.owner import AgreedSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _left(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set
             case Returned():
                 noised.pop(key, None)
                 returned.add(key)
-            case Sent() | Released():  # ledgers of earlier versions have no line of what was sent
+            case Sent() | AgreedSum():  # ledgers of earlier versions have no line of what was sent
                 began.add(key)
     return noised, began - noised.keys() - returned
 

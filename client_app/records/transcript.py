@@ -27,9 +27,9 @@ from fedcore.federation.transcript import (
     TRANSCRIPT_FORK,
     TRANSCRIPT_GAP,
     Chain,
+    ChainLink,
     ExchangeRecord,
     Keys,
-    Link,
     SignedRecord,
     TranscriptOut,
     keys_of,
@@ -151,7 +151,7 @@ class Transcript:
             )
         return page
 
-    def _check_signed(self, links: list[Link]) -> None:
+    def _check_signed(self, links: list[ChainLink]) -> None:
         """Everything that this client ever signed is in the chain."""
         found = {link.hash for link in links}
         for complete, unfinished in self._signed.items():
@@ -184,7 +184,7 @@ class Transcript:
     def _link(self, entry: Entry) -> None:
         if entry.linked is None:
             raise ConfigurationError("a record that has its place is there as a whole")
-        self.chain.add(Link.of(entry.hash, entry.linked.record.announced(), entry.linked))
+        self.chain.add(ChainLink.of(entry.hash, entry.linked.record.announced(), entry.linked))
         self._signed = {
             complete: unfinished
             for complete, unfinished in self._signed.items()

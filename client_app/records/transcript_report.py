@@ -22,7 +22,7 @@ from fedcore.codec.privacy import Release
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
-from fedcore.federation.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
+from fedcore.federation.transcript import TRANSCRIPT_FORK, Chain, ChainLink, SignedRecord, keys_of, record_hash
 from fedcore.system.terminal import escape
 from fedcore.wire.control import Task
 
@@ -172,7 +172,7 @@ def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) 
             _extend(chain, rosters, [entry.linked], findings, delta)
 
 
-def _place(link: Link, findings: Findings) -> None:
+def _place(link: ChainLink, findings: Findings) -> None:
     """A record has its place: whatever the client signed before has to have one, too.
 
     But for another group of the draw that this one is of: they come in any order.

@@ -66,7 +66,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class CardSection:
     """rows: what and its value. text: paragraphs below."""
 
     title: str
@@ -79,7 +79,7 @@ class Card:
     """A card, in whatever form."""
 
     title: str
-    sections: tuple[Section, ...]
+    sections: tuple[CardSection, ...]
     front: Mapping[str, Any] = field(default_factory=dict)
 
     def markdown(self) -> str:
@@ -150,12 +150,12 @@ def _read_fairness(path: Path) -> list[Mapping[str, Any]]:
         raise ConfigurationError(f"--compare: {path} is no report.json of fedcore compare: {error}") from None
 
 
-def _model(sources: Sources) -> Section:
+def _model(sources: Sources) -> CardSection:
     state, facts = ModelState.open(sources.model), sources.facts
     rows = [("file", sources.model.name), ("sha256", sha256_file(sources.model))]
     rows += [("tensors", str(len(state))), ("values", f"{sum(spec.size for spec in state.layout.specs):,}")]
     if facts is None:
-        return Section("The model", tuple(rows), ("The file does not say what made it.",))
+        return CardSection("The model", tuple(rows), ("The file does not say what made it.",))
     kinds = {
         "final": "the last model of a run that finished",
         "checkpoint": "a checkpoint: its run goes on, or came to no end",
@@ -165,15 +165,15 @@ def _model(sources: Sources) -> Section:
     rows += [("what it is", kinds.get(facts.kind, facts.kind)), ("made", facts.time)]
     rows += [("app", f"{facts.app or UNKNOWN}, sha256 {facts.app_sha256}")]
     rows += [("federation", facts.federation or "none: a simulation, or a site's own"), ("run", facts.run or "none")]
-    return Section("The model", tuple(rows), (f"This card was written by fedcore {fedcore_version()}.",))
+    return CardSection("The model", tuple(rows), (f"This card was written by fedcore {fedcore_version()}.",))
 
 
-def _training(sources: Sources) -> Section:
+def _training(sources: Sources) -> CardSection:
     record, facts = sources.record, sources.facts
     rows = [("rounds", str(facts.rounds) if facts is not None else UNKNOWN)]
     if record is None:
         rows += [(what, UNKNOWN) for what in ("sites", "examples", "aggregation", "dropouts")]
-        return Section("Training", tuple(rows), ("There was no record of the run to read more from (--record).",))
+        return CardSection("Training", tuple(rows), ("There was no record of the run to read more from (--record).",))
     trained = [exchange for exchange in record.exchanges if exchange.trains]
     sites = sorted({name for exchange in trained for name in exchange.survivors})
     examples = "not told: with differential privacy the number is private"
@@ -189,29 +189,29 @@ def _training(sources: Sources) -> Section:
     rows += [("time", f"{record.seconds():.0f} s in exchanges")]
     rows += [("traffic of a site", f"{up / 1e6:.2f} MB up, {down / 1e6:.2f} MB down")]
     rows += [("how it ended", record.status + (f": {record.reason}" if record.reason else ""))]
-    return Section("Training", tuple(rows))
+    return CardSection("Training", tuple(rows))
 
 
-def _privacy(sources: Sources) -> Section:
+def _privacy(sources: Sources) -> CardSection:
     facts = sources.facts
     if facts is None or (facts.kind == "own" and facts.epsilon is None):
-        return Section("Privacy", (("differential privacy", UNKNOWN),))
+        return CardSection("Privacy", (("differential privacy", UNKNOWN),))
     if facts.epsilon is None:
         said = "No differential privacy: what the model tells of single sites or records is not bounded."
-        return Section("Privacy", (("differential privacy", "none"),), (said,))
+        return CardSection("Privacy", (("differential privacy", "none"),), (said,))
     delta = f"{facts.delta:g}" if facts.delta is not None else UNKNOWN
     said = (
         f"A promise to each site (epsilon {facts.epsilon:.3f}, delta {delta}): with its data or without them, every "
         "outcome of the run is at most e^epsilon times as likely, but for a probability of delta. It holds for the "
         "whole run up to this model, whatever is done with it, and for no other run of the same sites."
     )
-    return Section("Privacy", (("epsilon", f"{facts.epsilon:.3f}"), ("delta", delta)), (said,))
+    return CardSection("Privacy", (("epsilon", f"{facts.epsilon:.3f}"), ("delta", delta)), (said,))
 
 
-def _results(record: RunRecord | None) -> Section:
+def _results(record: RunRecord | None) -> CardSection:
     evaluations = [one for one in record.exchanges if one.evaluates] if record is not None else []
     if not evaluations:
-        return Section("Results", (("metrics", UNKNOWN),))
+        return CardSection("Results", (("metrics", UNKNOWN),))
     rows = [_metrics_row("last evaluation", evaluations[-1])]
     for word, what, sign in (("acc", "largest", 1), ("loss", "smallest", -1)):
         numbers = [(name, one) for one in evaluations for name, value in one.metrics.items() if _is_number(value)]
@@ -220,7 +220,7 @@ def _results(record: RunRecord | None) -> Section:
             best = -max(values)[1]
             rows.append(_metrics_row(f"{what} {key}", next(one for one in evaluations if one.server_round == best)))
     text = "Metrics are means over the sites' own test data, weighted by what each reported."
-    return Section("Results", tuple(rows), (text,))
+    return CardSection("Results", tuple(rows), (text,))
 
 
 def _is_number(value: Any) -> bool:
@@ -236,11 +236,11 @@ def _metrics_row(what: str, exchange: ExchangeDone) -> tuple[str, str]:
     return what, f"round {exchange.server_round}: {metrics_text(exchange.metrics) or 'none'}"
 
 
-def _fairness(sources: Sources) -> Section | None:
+def _fairness(sources: Sources) -> CardSection | None:
     if not sources.fairness:
         return None
     rows = tuple((str(one["name"]), f"{one['status']}: {one['detail']}") for one in sources.fairness)
-    return Section("Fairness of the comparison", rows, ("Whether what the model was compared with is comparable.",))
+    return CardSection("Fairness of the comparison", rows, ("Whether what the model was compared with is comparable.",))
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value != defaults.get(key)}
 
 
-def _settings(sources: Sources) -> Section:
+def _settings(sources: Sources) -> CardSection:
     config = sources.facts.run_config if sources.facts is not None else {}
     rows = [(key, str(value)) for key, value in config.items()] or [("run config", UNKNOWN)]
     if sources.settings is None:
@@ -257,13 +257,13 @@ def _settings(sources: Sources) -> Section:
     else:
         changed = changed_settings(sources.settings).items()
         rows += [(f"setting {key}", str(value)) for key, value in changed] or [("settings", "all as by default")]
-    return Section("Run config and settings", tuple(rows))
+    return CardSection("Run config and settings", tuple(rows))
 
 
-def _verify(sources: Sources) -> Section:
+def _verify(sources: Sources) -> CardSection:
     facts, record = sources.facts, sources.record
     if facts is None or not facts.run:
-        return Section("How to verify", (), ("No federation's transcript is known to have this model.",))
+        return CardSection("How to verify", (), ("No federation's transcript is known to have this model.",))
     hashed = "The app's hash covers all its files."
     if record is not None and record.aggregation == "plain":
         text = (
@@ -271,16 +271,16 @@ def _verify(sources: Sources) -> Section:
             "transcript of its federation, and no site signed them. Its operator has the record of the run with "
             f"`fedcore runs export {facts.run}`. {hashed}"
         )
-        return Section("How to verify", (), (text,))
+        return CardSection("How to verify", (), (text,))
     text = (
         f"The transcript of federation {facts.federation or UNKNOWN} has a record of every secure exchange of run "
         f"{facts.run}, signed by the sites that took part. A site checks its own part with `fedcore transcript`; the "
         f"operator keeps all of it with `fedcore runs export {facts.run}`. {hashed}"
     )
-    return Section("How to verify", (), (text,))
+    return CardSection("How to verify", (), (text,))
 
 
-_LIMITS = Section(
+_LIMITS = CardSection(
     "Limits",
     (),
     (

@@ -14,7 +14,7 @@ from fedcore.api.simulating import IN_TURN
 from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node_config import share_of_client
@@ -140,7 +140,7 @@ def _checked(
         owners = policy_of(policy, clients) or owners
     workable = _needs(settings, clients, owners, findings)
     note = findings.warn if policy is None else findings.error
-    for refusal in refused_choices(config, settings, Agreed.to(app), owners, members=clients):
+    for refusal in refused_choices(config, settings, AppAgreement.to(app), owners, members=clients):
         note("the clients' policies", str(refusal))
     loads = _loads(app, clients, findings)
     if not loads or workable is None or not dry_round:
@@ -193,7 +193,7 @@ def _dry_round(
     findings: Findings,
 ) -> dict[str, Any]:
     """One round with one epoch; what came to be known."""
-    from fedcore.api.dry_round import DryRound, Enough
+    from fedcore.api.dry_round import DryRound, EnoughNodes
     from fedcore.flower.output import quiet_flower
 
     quiet_flower()
@@ -214,7 +214,7 @@ def _dry_round(
             emit=emit,
             findings=findings,
         )
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(EnoughNodes):
             dry.run()
         dry.run_config = config
         dry.check_budget()

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from fedcore.api.arguments import Progress, chosen_config, shown
-from fedcore.api.result import KeptFolder
+from fedcore.api.result import OutputFolder
 from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
 from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
 from fedcore.state import ModelState
@@ -70,7 +70,7 @@ def compare(
     from fedcore.comparison.plan import ALL_MODES, plan
     from fedcore.comparison.report import write_report
 
-    left = KeptFolder() if out is None else None
+    left = OutputFolder() if out is None else None
     folder = left.path / "comparison" if left is not None else Path(out or "").expanduser().absolute()
     asked = modes if isinstance(modes, str) else ",".join(modes)
     job = _job(
@@ -99,7 +99,7 @@ class ComparisonResult:
     report: Comparison
     folder: Path
     runs: tuple[Path, ...] = ()
-    left: KeptFolder | None = None
+    left: OutputFolder | None = None
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -208,7 +208,7 @@ def _job(
     folder: Path,
     data_dir: str | Path | None,
 ) -> CompareJob:
-    from fedcore.comparison.judging import Wanted
+    from fedcore.comparison.judging import MetricChoice
     from fedcore.comparison.modes import every_mode, parse_modes
     from fedcore.comparison.plan import ALL_MODES, SEED, CompareJob, parse_seeds
     from fedcore.flower.memory_app import folder_of
@@ -228,7 +228,7 @@ def _job(
         run_config={key: value for key, value in chosen.items() if value != loaded.run_config[key]},
         sweep={key: _values(value) for key, value in (settings or {}).items()},
         data_dir=Path(data_dir).expanduser().absolute() if data_dir is not None else None,
-        metric=Wanted.parse(metric) if metric else None,
+        metric=MetricChoice.parse(metric) if metric else None,
     )
 
 

@@ -16,7 +16,7 @@ from fedcore.api.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.admission.tasks import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
@@ -31,7 +31,7 @@ WORKER = 1
 """The client that works."""
 
 
-class Enough(BaseException):
+class EnoughNodes(BaseException):
     """Ends the ServerApp once a round is over, whatever it catches."""
 
 
@@ -52,7 +52,7 @@ class DryRound(Simulation):
 
     def __post_init__(self) -> None:
         super(DryRound, self).__post_init__()
-        self._owners.agreed = Agreed(run_config=self.run_config, settings=self.settings)
+        self._owners.agreed = AppAgreement(run_config=self.run_config, settings=self.settings)
 
     def refuse(self, error: AppError) -> None:
         """Note that code of the app wants more than the mean, and let it have that alone."""
@@ -65,7 +65,7 @@ class DryRound(Simulation):
             return []
         self._asked_for[kind] += 1
         if self._asked_for[kind] > 1 and not is_query(kind):
-            raise Enough
+            raise EnoughNodes
         self._sums.count += 1
         request = self._with_enough_nodes(request)
         groups = self.settings.groups if is_training(kind) else 1
@@ -79,7 +79,7 @@ class DryRound(Simulation):
             ((_, result),) = self._executor.run(task, request.model, [WORKER])
         if result is None:
             if is_query(kind):
-                raise Enough
+                raise EnoughNodes
             return [_nothing(request)] * groups
         self.reported[kind] = dict(result.metrics)
         return [self._reply(request, task, encoding, result)] * groups

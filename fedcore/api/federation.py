@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, settings_mapping, shown
 from fedcore.api.remote import RemoteOperator, remote_operator
-from fedcore.api.result import KeptFolder, Run
+from fedcore.api.result import OutputFolder, Run
 from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial, read_facts
 from fedcore.system.files import private_folder
@@ -153,7 +153,7 @@ class Federation:
         if found.model is None:
             raise ConfigurationError(f"run {found.run} ({found.status}) has no model")
         with private_folder() as folder:
-            home = Home.beside(folder / "model.safetensors")
+            home = OutputPaths.beside(folder / "model.safetensors")
             operator.fetch(found, home)
             return ModelState.open(home.model)  # stays mapped when the file has gone
 
@@ -227,9 +227,9 @@ class Federation:
             return operator.follow(run, take, lambda why: show(Warned(line=why))), record
 
     def _result(self, operator: RemoteOperator, found: RunOut, record: RunRecord) -> Run:
-        left = KeptFolder()
+        left = OutputFolder()
         with left, private_folder() as folder:
-            home = replace(Home.beside(folder / "model.safetensors"), files=left.path)
+            home = replace(OutputPaths.beside(folder / "model.safetensors"), files=left.path)
             results = operator.fetch(found, home)
             model = ModelState.open(home.model) if found.model is not None else None
             facts = read_facts(home.model) if found.model is not None else None
@@ -253,7 +253,7 @@ class _Local:
     def __init__(self, app: FlowerApp, clients: int, *, plain: bool, data_dir: Path | None) -> None:
         self.app, self.clients = app, clients
         self._plain, self._data_dir = plain, data_dir
-        self._folder: KeptFolder | None = None
+        self._folder: OutputFolder | None = None
         self._group: ProcessGroup | None = None
         self._sha256 = AppBundle.from_folder(app.folder).sha256
 
@@ -275,7 +275,7 @@ class _Local:
 
         if self._group is not None:
             raise UsageError("this federation runs already; make another one")
-        self._folder = KeptFolder()
+        self._folder = OutputFolder()
         with self._folder:
             local = LocalFederation.create(
                 self._folder.path / "kits", clients=self.clients, allow_plain=self._plain, name="local"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import RunInfo, ServerOut
 
@@ -35,7 +35,7 @@ class RemoteOperator(Protocol):
 
     def show(self, word: str) -> RunOut: ...
 
-    def fetch(self, run: RunOut, home: Home) -> dict[str, Any]: ...
+    def fetch(self, run: RunOut, home: OutputPaths) -> dict[str, Any]: ...
 
     def statistics(
         self,

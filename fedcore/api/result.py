@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODEL_FILE: Final = "model.safetensors"
 
 
-class KeptFolder:
+class OutputFolder:
     """A folder for temporary files that is removed with this object, or with the process.
 
     Use as a context manager while it is filled: an error removes it at once.
@@ -67,7 +67,7 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     facts: ModelFacts | None = None
-    left: KeptFolder | None = None
+    left: OutputFolder | None = None
 
     @property
     def history(self) -> pandas.DataFrame:

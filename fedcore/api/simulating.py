@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, shown
-from fedcore.api.result import KeptFolder, Run
+from fedcore.api.result import OutputFolder, Run
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial
 from fedcore.wire.control import Scalar
@@ -88,7 +88,7 @@ def simulate(
         IN_TURN,
         opened(app, run_config or {}) as found,
         data_folder(data_dir),
-        KeptFolder() as left,
+        OutputFolder() as left,
         ExitStack() as stack,
     ):
         quiet_flower()

@@ -13,7 +13,7 @@ import typer
 from fedcore.api.card import Card, Sources, make_card
 from fedcore.api.remote import remote_operator
 from fedcore.errors import ConfigurationError, EnvironmentFailure
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import read_facts
 from fedcore.system.files import check_replaceable, write_file
@@ -37,7 +37,7 @@ def write_or_print(card: Card, out: Path | None, *, force: bool, as_json: bool) 
 
 def card_beside(model: Path, record: RunRecord, settings: Mapping[str, Any]) -> Path:
     """Write the card of a model that a run has just left to MODEL.card.md; raises OSError."""
-    out = Home.beside(model).card
+    out = OutputPaths.beside(model).card
     sources = Sources(model=model, facts=read_facts(model), record=record, settings=settings)
     write_file(out, make_card(sources).markdown())
     return out

@@ -81,7 +81,7 @@ def compare(
 
     from fedcore.cli.compare_console import metrics_text, modes_table, overlay, show, watch
     from fedcore.comparison import plan
-    from fedcore.comparison.judging import Wanted
+    from fedcore.comparison.judging import MetricChoice
     from fedcore.comparison.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.trackers import parse_tracks
@@ -112,7 +112,7 @@ def compare(
         sweep=plan.parse_sweep(set_ or []),
         kill=plan.parse_kill(kill) if kill else None,
         data_dir=data_dir.absolute() if data_dir else None,
-        metric=Wanted.parse(metric) if metric else None,
+        metric=MetricChoice.parse(metric) if metric else None,
     )
     if list_metrics:
         console.print(metrics_text(job), highlight=False, soft_wrap=True)

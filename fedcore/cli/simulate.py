@@ -26,12 +26,12 @@ from fedcore.cli.main import (
     print_json,
     user_output_to_stderr,
 )
-from fedcore.cli.simulation_options import Outputs, Wanted
+from fedcore.cli.simulation_options import Outputs, SimulationOptions
 from fedcore.errors import BudgetSpent
 
 if TYPE_CHECKING:
-    from fedcore.cli.sweep import Point
-    from fedcore.comparison.results import Point as CurvePoint
+    from fedcore.cli.sweep import SweepPoint
+    from fedcore.comparison.results import CurvePoint
     from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.monitoring.progress import ProgressView
     from fedcore.monitoring.run_record import RunRecord
@@ -134,7 +134,7 @@ State = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 # Carries out one run.
-Once: TypeAlias = "Callable[[Wanted, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
+Once: TypeAlias = "Callable[[SimulationOptions, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
 
 
 def simulate(
@@ -179,14 +179,16 @@ def simulate(
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
     if aggregation:
         set_ = [*(set_ or []), f'aggregation="{aggregation}"']
-    wanted = Wanted.of(app, clients, run_config, set_, per_round, target)
+    wanted = SimulationOptions.of(app, clients, run_config, set_, per_round, target)
     with user_output_to_stderr():
         wanted.check_target()
     outputs = Outputs(out=out, best=best, report=report, force=force)
     trains = checked_engine(engine)
     initial = None if initial_model is None else open_initial(initial_model)
 
-    def once(wanted: Wanted, outputs: Outputs, seed: int, state: Path | None) -> tuple[RunRecord, dict[str, Any]]:
+    def once(
+        wanted: SimulationOptions, outputs: Outputs, seed: int, state: Path | None
+    ) -> tuple[RunRecord, dict[str, Any]]:
         parts = {
             "drop": drop,
             "seed": seed,
@@ -227,7 +229,7 @@ def _interruptible(state: Path | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> list[Point]:
+def _points(wanted: SimulationOptions, seeds: str, vary: list[str] | None, seed: int) -> list[SweepPoint]:
     from fedcore.cli.sweep import points_of
 
     settings = wanted.settings.to_mapping()
@@ -235,7 +237,13 @@ def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> li
 
 
 def _several(
-    wanted: Wanted, outputs: Outputs, state: Path | None, points: list[Point], once: Once, *, as_json: bool
+    wanted: SimulationOptions,
+    outputs: Outputs,
+    state: Path | None,
+    points: list[SweepPoint],
+    once: Once,
+    *,
+    as_json: bool,
 ) -> bool:
     """One run for each point, and the table of all, or of those before one that failed.
 
@@ -287,7 +295,11 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def carried_out(
-    wanted: Wanted, outputs: Outputs, track: list[str] | None, executor: ClientExecutor, parts: Mapping[str, Any]
+    wanted: SimulationOptions,
+    outputs: Outputs,
+    track: list[str] | None,
+    executor: ClientExecutor,
+    parts: Mapping[str, Any],
 ) -> tuple[RunRecord, dict[str, Any]]:
     """Simulate, showing how it goes on, and keep what is wanted of it: its record, and the summary for a program.
 
@@ -323,7 +335,7 @@ def carried_out(
 
 @contextlib.contextmanager
 def _followed(
-    wanted: Wanted, record: RunRecord, track: list[str] | None
+    wanted: SimulationOptions, record: RunRecord, track: list[str] | None
 ) -> Iterator[tuple[ProgressView, Tracking, EventSink]]:
     """Show how a run goes on, for the record and the trackers too: the view, the trackers, and who takes the events."""
     from rich.console import Console
@@ -366,7 +378,11 @@ def _run(simulation: Simulation, outputs: Outputs, left: Path) -> ServerAppOutco
 
 
 def _summary(
-    wanted: Wanted, outputs: Outputs, simulation: Simulation, record: RunRecord, curve: Sequence[CurvePoint] | None
+    wanted: SimulationOptions,
+    outputs: Outputs,
+    simulation: Simulation,
+    record: RunRecord,
+    curve: Sequence[CurvePoint] | None,
 ) -> dict[str, Any]:
     """What a program wants to know of a run, as plain JSON. curve: that of its report, None without one."""
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
@@ -380,7 +396,7 @@ def _summary(
     return summary
 
 
-def _tracked(wanted: Wanted) -> Any:
+def _tracked(wanted: SimulationOptions) -> Any:
     from fedcore.flower.app import AppBundle
     from fedcore.monitoring.trackers import TrackedRun
 

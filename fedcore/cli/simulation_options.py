@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedcore.cli.sweep import Point
-    from fedcore.comparison.results import Point as CurvePoint
+    from fedcore.cli.sweep import SweepPoint
+    from fedcore.comparison.results import CurvePoint
     from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.run_record import RunRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SimulationOptions:
     """What is to be simulated: an app, how many clients it has, and the configuration with all that was given.
 
     target: how good a model is wanted; when there first is one is told in the end, and changes nothing before.
@@ -43,7 +43,7 @@ class Wanted:
         settings: list[str] | None,
         per_round: int | None,
         target: str = "",
-    ) -> Wanted:
+    ) -> SimulationOptions:
         """Read the app and the options over its own values; raises ConfigurationError."""
         from fedcore.comparison.target import Target
         from fedcore.flower.app import FlowerApp
@@ -83,7 +83,7 @@ class Wanted:
                 f"there is {', '.join(sorted(name for name in reports if not name.startswith(PREFIX)))}"
             )
 
-    def at(self, point: Point) -> Wanted:
+    def at(self, point: SweepPoint) -> SimulationOptions:
         """The same with the values of one of several runs, and its seed where the app has one."""
         from fedcore.cli.sweep import SEED
         from fedcore.run.settings import JobSettings
@@ -111,22 +111,22 @@ class Outputs:
 
     def check(self, settings: JobSettings) -> None:
         """Refuse what can come to nothing before the run; raises ConfigurationError."""
-        from fedcore.monitoring.output_paths import Home
+        from fedcore.monitoring.output_paths import OutputPaths
 
         if self.report is not None:
             from fedcore.comparison.simulated import check_report_place
 
             check_report_place(self.report, force=self.force)
         if self.out is not None:
-            Home.beside(self.out).check_free(force=self.force)
+            OutputPaths.beside(self.out).check_free(force=self.force)
         if self.best is not None:
             if not settings.best_model:
                 raise ConfigurationError(
                     "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
                 )
-            Home.beside(self.best).check_free(force=self.force, option="--best")
+            OutputPaths.beside(self.best).check_free(force=self.force, option="--best")
 
-    def at(self, point: Point) -> Outputs:
+    def at(self, point: SweepPoint) -> Outputs:
         """The same for one of several runs: each in a folder of its own."""
         return replace(
             self,
@@ -137,12 +137,12 @@ class Outputs:
 
     def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
         """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
-        from fedcore.monitoring.output_paths import Home
+        from fedcore.monitoring.output_paths import OutputPaths
 
-        return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
+        return {} if self.out is None else OutputPaths.beside(self.out).write(simulation.results, left)
 
     def reported(
-        self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord
+        self, wanted: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord
     ) -> Sequence[CurvePoint] | None:
         """Write the report where it is wanted; the curve in it, None without a report."""
         if self.report is None:

@@ -19,7 +19,7 @@ SEED = "seed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One of several runs. seed: of the simulation, and of the app where its run config has a seed."""
 
     seed: int
@@ -40,7 +40,7 @@ class Point:
 
 def points_of(
     seeds: str, vary: Sequence[str], *, seed: int, run_config: Mapping[str, Scalar], settings: Mapping[str, Scalar]
-) -> list[Point]:
+) -> list[SweepPoint]:
     """All combinations of the values with all seeds, the seeds of one combination after one another.
 
     Raises ConfigurationError for what cannot be read, and for a key that neither the run config nor [tool.fedcore] has.
@@ -55,7 +55,7 @@ def points_of(
             raise UnknownKey(key, {*run_config, *settings}, "--vary")
     numbers = parse_seeds(seeds, run_config.get(SEED, seed)) or (seed,)
     return [
-        Point(seed=number, values=dict(zip(values, chosen, strict=True)))
+        SweepPoint(seed=number, values=dict(zip(values, chosen, strict=True)))
         for chosen in itertools.product(*values.values())
         for number in numbers
     ]

@@ -27,7 +27,7 @@ from fedcore.errors import RunFailed
 from fedcore.federation import Policy
 from fedcore.flower.apps.progress_protocol import PACE, Told, ToldTest, ToldTraining, heard
 from fedcore.flower.apps.progress_protocol import VARIABLE as TELLING
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.control import Scalar
@@ -50,11 +50,11 @@ _IDLE_SECONDS: Final = 0.5
 _WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
-Taken: TypeAlias = Mapping[str, Mapping[int, int]]
+TrainedExamples: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class FederatedOutcome:
     """A run that is over.
 
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
@@ -68,14 +68,14 @@ class Followed:
     losses: tuple[LostWorker, ...]
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
-    taken: Taken = field(default_factory=dict)
+    taken: TrainedExamples = field(default_factory=dict)
     tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Federation:
+class ReusableFederation:
     """A server and clients that are started when they are first needed, and stay for the next run.
 
     They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
@@ -102,7 +102,7 @@ class Federation:
         """Whether there is a federation for the next run; else that starts one."""
         return self._running is not None
 
-    def carry_out(self, run: PlannedRun, emit: EventSink) -> Followed:
+    def carry_out(self, run: PlannedRun, emit: EventSink) -> FederatedOutcome:
         """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
 
         A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
@@ -165,13 +165,13 @@ class _Running:
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")
 
-    def follow(self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
+    def follow(self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink) -> FederatedOutcome:
         """Submit a run and follow it."""
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
-        killing = Killing(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
-        given = Given(held=self.held)
-        versions = Versions(self.local.folder / "server" / "data", run.folder)
+        killing = ClientKiller(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
+        given = SentModels(held=self.held)
+        versions = ModelVersions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
         before = {name: path.stat().st_size for name, path in logs.items()}
 
@@ -187,7 +187,7 @@ class _Running:
         finally:
             self.group.stop(_RUN)
         told = {name: told_since(path, before[name]) for name, path in logs.items()}
-        return Followed(
+        return FederatedOutcome(
             record=record,
             losses=killing.losses(record),
             models=tuple(given.models),
@@ -201,7 +201,7 @@ class _Running:
 
 def _results(model: Path) -> dict[str, Any]:
     """What a run left beside its model; {} where it left none."""
-    path = Home.beside(model).results
+    path = OutputPaths.beside(model).results
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
@@ -244,7 +244,7 @@ def _is_buffered(run: PlannedRun) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Killing:
+class ClientKiller:
     """Kills a client when it is time, and notes how long the others took to go on without it.
 
     buffered: whether a cohort that it is not in says nothing, since each is of those that are ready.
@@ -295,7 +295,7 @@ class Killing:
 
 
 @dataclass(slots=True)
-class Versions:
+class ModelVersions:
     """Catches the models of a buffered run, which the server keeps for as long as clients train from them.
 
     data: the server's folder. out: where they are kept. found: by number.
@@ -319,7 +319,7 @@ class Versions:
 
 
 @dataclass(slots=True, kw_only=True)
-class Given:
+class SentModels:
     """Which model the clients were given in each exchange, and who had to fetch it.
 
     A client keeps the last model, and does not fetch again what it evaluated in the exchange before.

@@ -26,14 +26,14 @@ class JudgedBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MetricChoice:
     """The metric that `--metric` asks for. better: None where it was left open."""
 
     name: str
     better: Better | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Wanted:
+    def parse(cls, text: str) -> MetricChoice:
         """Read `c_index`, `rmse:min` or `auc:max`; raises ConfigurationError."""
         name, colon, better = text.rpartition(":") if ":" in text else (text, "", "")
         if not name or (colon and better not in ("max", "min")):
@@ -52,7 +52,7 @@ def known_by_name(names: Iterable[str]) -> dict[str, Better | None]:
     return {**known, **{name: None for name in found if name not in known}}
 
 
-def choose(wanted: Wanted | None, known: Known) -> JudgedBy | None:
+def choose(wanted: MetricChoice | None, known: Known) -> JudgedBy | None:
     """The metric to judge by: the one that was asked for, else the first with a known direction; None if there is none.
 
     Raises ConfigurationError, with what there is, for a name that does not exist or a direction that nobody knows.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.comparison.judging import Wanted
+from fedcore.comparison.judging import MetricChoice
 from fedcore.comparison.modes import MODES, ChosenMode
 from fedcore.comparison.modes.federated import TOGETHER
 from fedcore.comparison.run import Kill, PlannedRun
@@ -56,7 +56,7 @@ class CompareJob:
     sweep: Sweep = field(default_factory=dict)
     kill: Kill | None = None
     data_dir: Path | None = None
-    metric: Wanted | None = None
+    metric: MetricChoice | None = None
 
     def config(self) -> dict[str, Scalar]:
         """The run config before seeds, sweep and modes."""

@@ -34,7 +34,7 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One model on the way, evaluated on the test parts of all sites together; in mode `local` the mean of one a site.
 
     round: 0 for the initial model. samples: examples that all workers together trained on up to here, as they were
@@ -144,7 +144,7 @@ class RunResult:
     initial_sha256: str = ""
     model_sha256: str = ""
     precision: str = ""
-    curve: tuple[Point, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     sites: tuple[SiteResult, ...] = ()
     staleness: Staleness | None = None
     losses: tuple[LostWorker, ...] = ()

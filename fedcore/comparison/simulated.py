@@ -17,7 +17,7 @@ from fedcore.comparison.modes import MODES
 from fedcore.comparison.modes.federated import curve_of, evaluations_of
 from fedcore.comparison.own_figures import OwnFigures
 from fedcore.comparison.report import Comparison, ModeTitle, machine
-from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.comparison.target import Target
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
@@ -69,7 +69,7 @@ def comparison_of(
     )
 
 
-def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[Point, ...]:
+def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
     """A point for each model that a run trained, and one for the first where the app evaluated it.
 
     results: as for `comparison_of`, whose curve this is.

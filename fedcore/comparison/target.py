@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from fedcore.comparison.judging import Better, known_by_name
 from fedcore.comparison.own_figures import CLIENTS
-from fedcore.comparison.results import Point, number_of
+from fedcore.comparison.results import CurvePoint, number_of
 from fedcore.errors import ConfigurationError
 from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent
 
@@ -73,7 +73,7 @@ class Target:
         """Whether a model with this value is good enough."""
         return value >= self.value if self.better == "max" else value <= self.value
 
-    def reached(self, curve: Iterable[Point]) -> Reached | None:
+    def reached(self, curve: Iterable[CurvePoint]) -> Reached | None:
         """The first of these models, in the order of their rounds, that is good enough; None where none is."""
         for point in curve:
             value = number_of(point.metrics, self.metric)
@@ -86,7 +86,7 @@ class Target:
                 )
         return None
 
-    def told(self, curve: Sequence[Point]) -> dict[str, Any]:
+    def told(self, curve: Sequence[CurvePoint]) -> dict[str, Any]:
         """The target and what came of it, as plain JSON.
 
         reached: as `Reached`, None where no model did. best: the best value of any model, None where no evaluation

@@ -40,7 +40,7 @@ from fedcore.federation.kits.kits import (
     ROSTERS_FILE,
     kit_folder,
 )
-from fedcore.federation.requests import Admission, Request
+from fedcore.federation.requests import Admission, JoinRequest
 from fedcore.federation.roster import Member, Roster
 from fedcore.system.files import Lock
 
@@ -82,7 +82,7 @@ class Authority:
         """The newest roster."""
         return self.rosters[-1]
 
-    def known(self, request: Request) -> Member | None:
+    def known(self, request: JoinRequest) -> Member | None:
         """The member that asks, None where a new one does; KitError for a request that cannot be granted.
 
         One that is a member with this very key already is no error, so that its admission can be written again.
@@ -102,7 +102,7 @@ class Authority:
             raise KitError(f"{request.name} is no member whose key could be replaced")
         return member
 
-    def approve(self, requests: Sequence[Request]) -> Authority:
+    def approve(self, requests: Sequence[JoinRequest]) -> Authority:
         """Sign the roster that grants these requests, and keep it; new members get the next ids, in this order.
 
         With nothing to change all stays as it is.

@@ -22,18 +22,18 @@ from fedcore.federation.kits.kits import AUTHORITY_FILE, CA_FILE, CLIENT_FILE, P
 from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.kits.provision import FEWEST_CLIENTS
 from fedcore.federation.policy import Policy
-from fedcore.federation.requests import REQUEST_SUFFIX, Admission, Request
+from fedcore.federation.requests import REQUEST_SUFFIX, Admission, JoinRequest
 
 Randomness = Callable[[int], bytes]
 
 
-def ask(folder: Path, name: str, *, randomness: Randomness = os.urandom) -> tuple[Path, Request]:
+def ask(folder: Path, name: str, *, randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
     """Make a client's folder with a new identity key, and the request to be admitted; returns the request's file.
 
     Raises KitError for a name that cannot be one and for a folder with something in it.
     """
     with new_folder(folder) as staging:
-        request = Request.make(name, make_identity(staging, randomness))
+        request = JoinRequest.make(name, make_identity(staging, randomness))
         replace_file(staging / f"{name}{REQUEST_SUFFIX}", request.to_json())
     return folder.absolute() / f"{name}{REQUEST_SUFFIX}", request
 
@@ -74,13 +74,13 @@ def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> Cl
     return ClientKit.load(folder)
 
 
-def rotate(folder: Path, *, randomness: Randomness = os.urandom) -> tuple[Path, Request]:
+def rotate(folder: Path, *, randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
     """Make the key that is to replace the one of a kit, and the request for it, signed by both.
 
     The kit goes on with the key that it has until a roster names the new one. Asked again, it is the same new key.
     """
     kit = ClientKit.load(folder)
-    request = Request.make(kit.name, make_next(kit.folder, randomness), kit.identity)
+    request = JoinRequest.make(kit.name, make_next(kit.folder, randomness), kit.identity)
     path = kit.folder / f"{kit.name}{REQUEST_SUFFIX}"
     replace_file(path, request.to_json())
     return path, request

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class JoinRequest:
     """A client asks to be a member under `name` with this raw Ed25519 key (32 bytes).
 
     replaces: the key that the client has now and wants to replace; empty where it is new. proof: signature of the new
@@ -81,7 +81,7 @@ class Request:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return _text(TypeAdapter(Request), self)
+        return _text(TypeAdapter(JoinRequest), self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

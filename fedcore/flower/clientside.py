@@ -43,7 +43,7 @@ from fedcore.run.plain import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire.control import MessageHead, MetricValue, ReplyError, Scalar, Task
 from fedcore.wire.record_file import (
-    HeldRecords,
+    MemoryRecords,
     Place,
     StoredArrays,
     StoredValues,
@@ -66,7 +66,7 @@ class Answer:
     examples: int | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: ReplyError | None = None
-    held: HeldRecords | None = None
+    held: MemoryRecords | None = None
 
     @classmethod
     def telling(cls, values: Mapping[str, Any], weight_key: str) -> Answer:

@@ -10,7 +10,7 @@ _JUDGED_BY: Final = 5
 _FEWEST: Final = 2
 
 
-class TimeLeft:
+class Eta:
     """Hears when rounds begin; times are seconds since the run began, as its events have them.
 
     A round lasts from its first exchange to that of the next one, so that what lies between them counts as well.

@@ -17,7 +17,7 @@ from fedcore.wire.operator import RESULTS_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class OutputPaths:
     """The places of a run's results. model: a file, `model.safetensors`, say."""
 
     model: Path

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from fedcore.monitoring.eta import TimeLeft, in_words
+from fedcore.monitoring.eta import Eta, in_words
 from fedcore.monitoring.site_table import MOST_ROWS, SiteTable, in_sum
 from fedcore.system.terminal import escape
 from fedcore.wire.control import is_query
@@ -80,7 +80,7 @@ class ProgressView:
         self._live: Live | None = None
         self._spinner = Spinner("dots")
         self._place, self._doing = "", "waiting"
-        self._left = TimeLeft()
+        self._left = Eta()
         self._sites = SiteTable()
         self._wants_live = live and console.is_terminal and not console.is_dumb_terminal
         self._clients = -1

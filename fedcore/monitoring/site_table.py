@@ -14,7 +14,7 @@ from rich.text import Text
 from fedcore.monitoring.formatting import size
 from fedcore.system.terminal import escape
 from fedcore.wire.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
-from fedcore.wire.operator import ClientState, RunClientOut
+from fedcore.wire.operator import ClientRunState, RunClientOut
 
 MOST_ROWS: Final = 16
 _NARROW: Final = 64
@@ -70,7 +70,7 @@ class SiteTable:
         with self._lock:
             for client in clients:
                 known = self.sites.setdefault(client.name, Site())
-                if known.state != "blamed" and not (client.state is ClientState.WAITING and known.state == "done"):
+                if known.state != "blamed" and not (client.state is ClientRunState.WAITING and known.state == "done"):
                     known.state, known.why = client.state.value, client.why
 
     def render(self, *, rows: int, width: int) -> Table | None:

@@ -20,7 +20,7 @@ from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, RoundParameters
 from fedcore.state import ModelState
-from fedcore.wire.control import Buffer, Cut, Group, MetricValue, ModelRef, Place, Scalar, Task, Version
+from fedcore.wire.control import Buffer, DrawTicket, Group, GroupSpec, MetricValue, ModelRef, Scalar, Task, Version
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
@@ -100,9 +100,9 @@ def make_task(
     whole: bool = False,
     previous: str = "",
     buffer: Buffer | None = None,
-    cut: Cut | None = None,
+    cut: GroupSpec | None = None,
     group: Group | None = None,
-    places: Sequence[Place] | None = None,
+    places: Sequence[DrawTicket] | None = None,
 ) -> Task:
     """The announcement of one exchange to its cohort.
 
@@ -178,7 +178,7 @@ def _asked(request: ExchangeRequest, settings: JobSettings) -> dict[str, Any]:
     }
 
 
-def make_draw(task: Task, cut: Cut, *, needed: int) -> Task:
+def make_draw(task: Task, cut: GroupSpec, *, needed: int) -> Task:
     """The announcement of a draw for the exchange that `task` announces; needed: how many answers it needs."""
     return task.model_copy(update={"cut": cut, "quorum": needed, "encoding": None, "protection": None})
 

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.secagg import Randomness, Signer, Verify, default_quorum, verifies
 from fedcore.secagg.crypto.domain import pack
-from fedcore.wire.control import Cut, Group, Place, PlaceIn, Sha256, Task
+from fedcore.wire.control import DrawTicket, DrawTicketIn, Group, GroupSpec, Sha256, Task
 
 WRONG_GROUP: Final = "wrong-group"
 TOO_MANY_DRAWS: Final = "too-many-draws"
@@ -46,7 +46,7 @@ RING_TAG: Final = "fedcore/draw/v1/ring"
 PLACES_TAG: Final = "fedcore/draw/v1/places"
 
 
-class Drawn(BaseModel):
+class GroupAssignmentRecord(BaseModel):
     """What a client remembers of a draw that it answered.
 
     digest: of the draw's task, hex. purpose, model: as the task has them. asked: how many clients were. nonce: its own,
@@ -61,11 +61,11 @@ class Drawn(BaseModel):
     purpose: str
     model: str
     asked: int
-    cut: Cut
+    cut: GroupSpec
     nonce: Sha256
 
     @classmethod
-    def of(cls, task: Task, place: PlaceIn) -> Drawn:
+    def of(cls, task: Task, place: DrawTicketIn) -> GroupAssignmentRecord:
         """What is kept of a draw's task and the answer to it."""
         assert task.cut is not None  # noqa: S101 - the caller knows that it is a draw
         return cls(
@@ -81,12 +81,12 @@ class Drawn(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GroupMembership:
     """A group of a draw. places: all answers to it; members: who is in the group."""
 
     group: Group
-    cut: Cut
-    places: Sequence[Place]
+    cut: GroupSpec
+    places: Sequence[DrawTicket]
     members: Sequence[int]
 
 
@@ -107,14 +107,14 @@ def statement(federation: str, draw: bytes, nonce: bytes) -> bytes:
     return pack(PLACE_TAG, federation, draw, nonce)
 
 
-def make_place(federation: str, draw: bytes, identity: Signer, *, randomness: Randomness = os.urandom) -> PlaceIn:
+def make_ticket(federation: str, draw: bytes, identity: Signer, *, randomness: Randomness = os.urandom) -> DrawTicketIn:
     """A client's answer to a draw."""
     nonce = randomness(NONCE_BYTES)
-    return PlaceIn(nonce=nonce, signature=identity.sign(statement(federation, draw, nonce)))
+    return DrawTicketIn(nonce=nonce, signature=identity.sign(statement(federation, draw, nonce)))
 
 
 def check_place(
-    federation: str, draw: bytes, place: Place, keys: Mapping[int, bytes], verify: Verify = verifies
+    federation: str, draw: bytes, place: DrawTicket, keys: Mapping[int, bytes], verify: Verify = verifies
 ) -> None:
     """Raise ProtocolViolation("wrong-group") unless the client signed this answer to this draw.
 
@@ -125,13 +125,13 @@ def check_place(
         raise _wrong(f"the answer of client {place.client_id} is not signed for this draw", "unsigned")
 
 
-def places_digest(places: Sequence[Place]) -> str:
+def places_digest(places: Sequence[DrawTicket]) -> str:
     """SHA-256 over all answers to a draw, hex; `places` in the order of their clients."""
     fields = [part for place in places for part in (place.client_id, place.nonce, place.signature)]
     return hashlib.sha256(pack(PLACES_TAG, *fields)).hexdigest()
 
 
-def cut_ring(draw: bytes, places: Collection[Place], cut: Cut) -> list[list[int]]:
+def cut_ring(draw: bytes, places: Collection[DrawTicket], cut: GroupSpec) -> list[list[int]]:
     """The groups, each in ascending order of its clients: the answers in the order of their places, cut into parts.
 
     As many as `cut.groups`, or fewer, so that each has `cut.least` members; the first ones have one more where the
@@ -166,7 +166,7 @@ def needed_places(cohort: int) -> int:
     return default_quorum(cohort)
 
 
-def groups_of(draw: Task, places: Sequence[Place]) -> list[Part]:
+def groups_of(draw: Task, places: Sequence[DrawTicket]) -> list[GroupMembership]:
     """The groups that follow from the answers to a draw, each with its members. Raises RoundFailed."""
     assert draw.cut is not None  # noqa: S101 - the caller knows that it is a draw
     ordered = sorted(places, key=lambda place: place.client_id)
@@ -174,14 +174,16 @@ def groups_of(draw: Task, places: Sequence[Place]) -> list[Part]:
     parts = cut_ring(digest, ordered, draw.cut)
     of_draw = Group(draw=digest.hex(), exchange=draw.exchange, places=told, number=1, of=len(parts))
     return [
-        Part(group=of_draw.model_copy(update={"number": number}), cut=draw.cut, places=ordered, members=members)
+        GroupMembership(
+            group=of_draw.model_copy(update={"number": number}), cut=draw.cut, places=ordered, members=members
+        )
         for number, members in enumerate(parts, start=1)
     ]
 
 
 def check_group(
     task: Task,
-    drawn: Drawn | None,
+    drawn: GroupAssignmentRecord | None,
     *,
     federation: str,
     client_id: int,
@@ -221,7 +223,7 @@ def check_group(
     _check_part(task, group, cut_ring(draw, places, drawn.cut), drawn.cut)
 
 
-def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: Cut) -> None:
+def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: GroupSpec) -> None:
     if group.of != len(parts) or group.number > len(parts):
         raise _wrong(f"the task is of group {group.number} of {group.of}, the answers make {len(parts)}", "numbers")
     if strangers := sorted(set(task.cohort) - set(parts[group.number - 1])):
@@ -230,7 +232,7 @@ def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: C
         raise _wrong(f"{len(task.cohort)} members of the group are asked, at least {cut.least} have to be", "too-small")
 
 
-def _on_ring(draw: bytes, place: Place) -> bytes:
+def _on_ring(draw: bytes, place: DrawTicket) -> bytes:
     return hashlib.sha256(pack(RING_TAG, draw, place.client_id, place.nonce)).digest()
 
 

@@ -15,7 +15,7 @@ from fedcore.run.groups import needed_places
 from fedcore.run.quorum import corrupt_for
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import default_quorum
-from fedcore.wire.control import Cut, is_query, is_training
+from fedcore.wire.control import GroupSpec, is_query, is_training
 
 
 def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
@@ -41,10 +41,10 @@ def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
     return max(2, fewest_clients(settings, members, min_cohort), settings.quorum)
 
 
-def cut_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[Cut, int]:
+def cut_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[GroupSpec, int]:
     """What the draw for a cohort of so many asks for, and how many of them have to answer."""
     least = least_group(settings, members, min_cohort)
-    return Cut(groups=settings.groups, least=least), max(needed_places(cohort), settings.least_groups * least)
+    return GroupSpec(groups=settings.groups, least=least), max(needed_places(cohort), settings.least_groups * least)
 
 
 def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:

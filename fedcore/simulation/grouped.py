@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import KeptResults
 from fedcore.run.exchange import ExchangeRequest, make_draw
-from fedcore.run.groups import Part, too_few_groups
+from fedcore.run.groups import GroupMembership, too_few_groups
 from fedcore.run.requirements import cut_for
 from fedcore.run.retries import Attempts
 from fedcore.simulation.owners import client_name
@@ -39,7 +39,7 @@ def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: KeptResults
     return found
 
 
-def _of_group(sums: SecureSums, request: ExchangeRequest, kept: KeptResults, part: Part) -> Summed:
+def _of_group(sums: SecureSums, request: ExchangeRequest, kept: KeptResults, part: GroupMembership) -> Summed:
     """Attempts at the sum of one group; raises RunFailed."""
     attempts, started = Attempts(settings=sums.settings, has_room=sums.has_room), sums.clock()
     for number in itertools.count(1):

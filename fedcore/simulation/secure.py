@@ -19,7 +19,7 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeRequest, make_task, round_parameters
-from fedcore.run.groups import Part
+from fedcore.run.groups import GroupMembership
 from fedcore.run.plain import mean_metrics
 from fedcore.run.quorum import failures_for
 from fedcore.run.retries import final_reason
@@ -55,7 +55,7 @@ class Attempt:
     trained: set[int]
     enough: int = 0
     floor: Floor | None = None
-    part: Part | None = None
+    part: GroupMembership | None = None
     survivors: Sequence[int] = ()
 
     def results(
@@ -110,7 +110,7 @@ class SecureSums:
         attempt: int,
         whole: bool,
         floor: Floor | None = None,
-        part: Part | None = None,
+        part: GroupMembership | None = None,
     ) -> Task:
         """What an attempt asks of its clients; with no encoding that of a draw."""
         return make_task(

@@ -265,21 +265,21 @@ class Buffer(Message):
     starts: list[Version] = Field(min_length=1, max_length=MAX_COHORT)
 
 
-class Cut(Message):
+class GroupSpec(Message):
     """What a draw asks for (`fedcore.run.groups`): into how many groups its cohort is cut, and how small one may be."""
 
     groups: int = Field(ge=2, le=MAX_COHORT)
     least: int = Field(ge=1, le=MAX_COHORT)
 
 
-class PlaceIn(Message):
+class DrawTicketIn(Message):
     """A client's answer to a draw: fresh randomness, which is its place on the ring, signed."""
 
     nonce: Key32
     signature: Signature64
 
 
-class Place(PlaceIn):
+class DrawTicket(DrawTicketIn):
     """An answer to a draw with the client that signed it."""
 
     client_id: ClientId
@@ -343,9 +343,9 @@ class Task(Message):
         None, description="this is work for a later sum, and no exchange: what the model is"
     )
     buffer: Buffer | None = Field(None, description="secure: updates that were made before, and what they began from")
-    cut: Cut | None = Field(None, description="a draw: which places are asked for, and no work")
+    cut: GroupSpec | None = Field(None, description="a draw: which places are asked for, and no work")
     group: Group | None = Field(None, description="secure: the group of a draw that the cohort is")
-    places: list[Place] | None = Field(
+    places: list[DrawTicket] | None = Field(
         None, max_length=MAX_COHORT, description="all answers to the draw, from which the groups follow"
     )
     seconds: float = Field(gt=0, description="time that is left for the local work")

@@ -82,7 +82,7 @@ class RunsOut(Message):
     more: bool
 
 
-class ClientState(StrEnum):
+class ClientRunState(StrEnum):
     """Where a client stands in a run, as far as the server can see.
 
     `training` is local work that the server has not seen the end of; `done` means that the client's update is here.
@@ -101,7 +101,7 @@ class RunClientOut(Message):
 
     id: int
     name: str
-    state: ClientState
+    state: ClientRunState
     why: str = ""
 
 

@@ -69,7 +69,7 @@ class StoredValues:
 StoredRecord: TypeAlias = StoredArrays | StoredValues
 
 
-class HeldRecords:
+class MemoryRecords:
     """What would be a record file, in memory: a reply that is read where it was made.
 
     state: its tensors, and their metadata; empty until it is written to.
@@ -92,7 +92,7 @@ class HeldRecords:
         _write(path, self.state.layout, self.state.metadata, self.state.write_to)
 
 
-Place: TypeAlias = Path | HeldRecords
+Place: TypeAlias = Path | MemoryRecords
 """Where records are written to, and read from."""
 
 
@@ -230,7 +230,7 @@ def read_records(place: Place) -> tuple[StoredRecord, ...]:
         if len(text) > MOST_HEADER_BYTES:
             raise _unsound(place.name, "its header is too long")
         document = json.loads(text)
-        return _Reader(place.name, state).records(document)
+        return _RecordReader(place.name, state).records(document)
     except EncodingError as error:
         raise _unsound(place.name, str(error)) from None
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -258,7 +258,7 @@ def config_values(records: Sequence[StoredRecord]) -> dict[str, dict[str, Value]
 
 
 @dataclass(slots=True)
-class _Reader:
+class _RecordReader:
     """Checks that what the JSON of a file says and the tensors that are there are the same.
 
     _taken: how many of the bytes belong to the values so far; each belongs to one, so they take no more than the file.

@@ -80,7 +80,7 @@ class NonceCache:
             raise UsageError("a nonce cache needs room for at least one nonce a key")
         self._per_key = per_key
         self._not_before = not_before
-        self._keys: dict[str, _Seen] = {}
+        self._keys: dict[str, _NonceWindow] = {}
         self._lock = threading.Lock()
 
     def add(self, key_id: str, nonce: str, *, created: int, oldest: int) -> None:
@@ -89,7 +89,7 @@ class NonceCache:
         oldest: the earliest creation time that is still accepted, in seconds since 1970.
         """
         with self._lock:
-            seen = self._keys.setdefault(key_id, _Seen(floor=self._not_before))
+            seen = self._keys.setdefault(key_id, _NonceWindow(floor=self._not_before))
             seen.forget_before(oldest)
             if created < seen.floor:
                 raise Unauthorized("the signature is older than the requests that are remembered", check="older")
@@ -103,7 +103,7 @@ class NonceCache:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
+class _NonceWindow:
     """The nonces of one key, as a set and as a heap by creation time."""
 
     floor: int

@@ -20,7 +20,7 @@ Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
 dropped, blamed."""
 
 
-class Shown(Message):
+class ViewerMessage(Message):
     """Base of what a browser is told."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
@@ -39,7 +39,7 @@ class SessionIn(Message):
     token: str = Field(min_length=1, max_length=512, repr=False)
 
 
-class SessionOut(Shown):
+class SessionOut(ViewerMessage):
     """GET /v1/session: who asks. expires: None for a request with the operator's token itself."""
 
     role: Role
@@ -59,7 +59,7 @@ class LinkIn(Message):
     days: int = Field(ge=1, le=365)
 
 
-class LinkInfo(Shown):
+class LinkInfo(ViewerMessage):
     """A read-only link, without its token."""
 
     id: str
@@ -75,13 +75,13 @@ class LinkOut(LinkInfo):
     url: str = Field(repr=False)
 
 
-class LinksOut(Shown):
+class LinksOut(ViewerMessage):
     """GET /v1/links: the links that are good, the newest first."""
 
     links: list[LinkInfo]
 
 
-class RoundOut(Shown):
+class RoundOut(ViewerMessage):
     """One round: its training and its evaluation, together.
 
     seconds: of both. train, evaluate: their metrics. server: what the ServerApp's own evaluation gave. up, down: bytes
@@ -102,7 +102,7 @@ class RoundOut(Shown):
     dropped: int
 
 
-class RoundsOut(Shown):
+class RoundsOut(ViewerMessage):
     """GET /v1/runs/{run}/rounds. planned: rounds, where the app says so. seq: number of the last event in it."""
 
     rounds: list[RoundOut]
@@ -111,14 +111,14 @@ class RoundsOut(Shown):
     seq: int
 
 
-class ClientMarks(Shown):
+class ClientMarks(ViewerMessage):
     """One client's line of marks, one character for each exchange, as `Mark` says."""
 
     name: str
     marks: str
 
 
-class MarksOut(Shown):
+class MarksOut(ViewerMessage):
     """GET /v1/runs/{run}/marks: the last exchanges, the oldest first, and where each client stood in them."""
 
     exchanges: list[int]
@@ -126,7 +126,7 @@ class MarksOut(Shown):
     clients: list[ClientMarks]
 
 
-class SawOut(Shown):
+class ServerViewOut(ViewerMessage):
     """GET /v1/runs/{run}/saw: the beginnings of what the server saw in the newest exchange that made a model.
 
     client: whose update came first. bits: of each number of `words`, its masked update as it came, and of `sum`, all of
@@ -141,7 +141,7 @@ class SawOut(Shown):
     mean: list[float | None]
 
 
-class CrowdOut(Shown):
+class CrowdOut(ViewerMessage):
     """In GET /v1/live, of a federation with many members: how many there are, and how many of them are connected."""
 
     online: int

@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.errors import CohortTooSmall
 from fedcore.run.groups import check_place
-from fedcore.wire.control import ManifestIn, Place, PlaceIn, ProblemKind
+from fedcore.wire.control import DrawTicket, DrawTicketIn, ManifestIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.outcome import ExchangeEnd
@@ -32,7 +32,7 @@ class DrawExchange(Exchange):
         self._federation = federation
         self._roster = roster
         self._digest = context.task.digest()
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, DrawTicket] = {}
 
     def seconds_for(self, stage: str) -> float:
         """A draw takes a client no time."""
@@ -41,16 +41,16 @@ class DrawExchange(Exchange):
     def begin(self, stage: str) -> None:
         """There is nothing to prepare."""
 
-    async def take_place(self, client: int, body: PlaceIn, digest: bytes) -> None:
+    async def take_place(self, client: int, body: DrawTicketIn, digest: bytes) -> None:
         """A client's answer, for good; raises ProtocolViolation where it is not signed for this draw."""
         await self.take(client, "place", digest, body, lambda: self._note(client, body))
 
     def replay(self, client: int, step: str, body: bytes) -> None:
         """The answer that was kept."""
-        self._note(client, PlaceIn.model_validate_json(body))
+        self._note(client, DrawTicketIn.model_validate_json(body))
 
-    def _note(self, client: int, body: PlaceIn) -> None:
-        place = Place(client_id=client, nonce=body.nonce, signature=body.signature)
+    def _note(self, client: int, body: DrawTicketIn) -> None:
+        place = DrawTicket(client_id=client, nonce=body.nonce, signature=body.signature)
         check_place(self._federation, self._digest, place, self._roster)
         self._places[client] = place
 

@@ -31,7 +31,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire.control import MetricValue, Place, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.control import DrawTicket, MetricValue, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeResult, ExchangeUsage
 from server_app.storage.objects import Objects
@@ -182,7 +182,7 @@ class ExchangeEnd:
     failure: Failure | None = None
     total: KeptSum | None = None
     replies: tuple[KeptReply, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[DrawTicket, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As an object for a column of the database. A loss may be NaN, which JSON does not know: a text there."""

@@ -32,7 +32,7 @@ from fedcore.wire.secagg import (
     SurvivorsOut,
     UnmaskIn,
 )
-from fedcore.wire.watch import SawOut
+from fedcore.wire.watch import ServerViewOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
@@ -240,7 +240,7 @@ class SecureExchange(Exchange):
             return
         client, update = self._sum.first
         bits, words = fields(update, self.encoding.field_bits)
-        saw = SawOut(
+        saw = ServerViewOut(
             exchange=self.task.exchange,
             client=self.services.names[client],
             bits=bits,

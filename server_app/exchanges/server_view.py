@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.state import ModelState
-from fedcore.wire.watch import SawOut
+from fedcore.wire.watch import ServerViewOut
 
 SHOWN: Final = 32
 """Numbers of each vector."""
@@ -29,13 +29,13 @@ class LastSeen:
     """Holds it for one exchange at a time."""
 
     _run: str = ""
-    _saw: SawOut | None = None
+    _saw: ServerViewOut | None = None
 
-    def note(self, run: str, saw: SawOut) -> None:
+    def note(self, run: str, saw: ServerViewOut) -> None:
         """An exchange has given a sum."""
         self._run, self._saw = run, saw
 
-    def of(self, run: str) -> SawOut | None:
+    def of(self, run: str) -> ServerViewOut | None:
         """What was seen of the newest exchange; None where that was not one of `run`."""
         return self._saw if run == self._run else None
 

@@ -18,12 +18,12 @@ from fedcore.wire.control import (
     WORK_OVER,
     AppOut,
     ClientId,
+    DrawTicketIn,
     HeartbeatIn,
     JoinIn,
     JoinOut,
     ManifestIn,
     PartsOut,
-    PlaceIn,
     ProblemKind,
     RostersOut,
     Task,
@@ -278,7 +278,7 @@ async def model(
 
 
 @router.put(f"{EXCHANGE}/place", status_code=204, responses=_PUT)
-async def put_place(body: PlaceIn, exchange: Draw, client: Client) -> None:
+async def put_place(body: DrawTicketIn, exchange: Draw, client: Client) -> None:
     """The answer to a draw: the client's place among all, signed (`fedcore.run.groups`)."""
     await exchange.take_place(client.client_id, body, client.content_sha256)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from fedcore.wire.control import ProblemKind
-from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, SawOut
+from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, ServerViewOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyQueue, RunId
@@ -34,6 +34,6 @@ async def marks(run: RunId, queue: AnyQueue, last: Annotated[int, Query(ge=1, le
 
 
 @router.get("/saw")
-async def saw(run: RunId, queue: AnyQueue) -> SawOut:
+async def saw(run: RunId, queue: AnyQueue) -> ServerViewOut:
     """The beginnings of a masked update, of the masked sum, and of the mean, of the newest exchange."""
     return await queue.saw(run)

@@ -13,7 +13,7 @@ from fedcore.system.left_files import remove_left
 from fedcore.wire.control import ModelRef, ProblemKind
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
-from fedcore.wire.watch import MarksOut, SawOut
+from fedcore.wire.watch import MarksOut, ServerViewOut
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.active_exchanges import Shown
@@ -195,7 +195,7 @@ class RunQueue:
         now, number = marks_now(shown, self._services.names)
         return view.marks.shown(last, [member.name for member in self._services.roster.members], now, number)
 
-    async def saw(self, run: str) -> SawOut:
+    async def saw(self, run: str) -> ServerViewOut:
         """What the server saw of the newest exchange; Rejection where it was none of this run."""
         await self._row(run)
         found = self._services.saw.of(run)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedcore.run.groups import groups_in
-from fedcore.wire.operator import ClientState, RunClientOut, RunClientsOut
+from fedcore.wire.operator import ClientRunState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.stages import Standing
 from server_app.services import Services
@@ -39,9 +39,11 @@ def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exc
     )
 
 
-def _standing(services: Services, client: int, app_sha256: str, exchange: Exchange | None) -> tuple[ClientState, str]:
+def _standing(
+    services: Services, client: int, app_sha256: str, exchange: Exchange | None
+) -> tuple[ClientRunState, str]:
     if client in services.work.busy:
-        return ClientState.TRAINING, "for a later sum"
+        return ClientRunState.TRAINING, "for a later sum"
     if exchange is None or client not in exchange.clients:
         return _idle(services, client, app_sha256, asked=exchange is None or exchange.stages.over)
     gone = exchange.clients.reasons.get(client, "")
@@ -49,19 +51,19 @@ def _standing(services: Services, client: int, app_sha256: str, exchange: Exchan
         state, why = _idle(services, client, app_sha256, asked=True)
         return state, why or (f"dropped in exchange {exchange.task.exchange}: {gone}" if gone else "")
     if exchange.clients.standing(client) in _HERE:
-        return ClientState.DONE, gone
+        return ClientRunState.DONE, gone
     if gone:
-        return ClientState.DROPPED, gone
-    return (ClientState.UPLOADING if exchange.uploads.held(client) else ClientState.TRAINING), ""
+        return ClientRunState.DROPPED, gone
+    return (ClientRunState.UPLOADING if exchange.uploads.held(client) else ClientRunState.TRAINING), ""
 
 
-def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> tuple[ClientState, str]:
+def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> tuple[ClientRunState, str]:
     """A client that works on nothing of this run. asked: whether it may be asked next, as far as that goes."""
     presence = services.presence
     if presence.silent_for(client) > ONLINE_SECONDS:
-        return ClientState.AWAY, "is not connected"
+        return ClientRunState.AWAY, "is not connected"
     if presence.installed.get(client) != app_sha256:
-        return ClientState.WAITING, "another app is installed there than the one of this run"
+        return ClientRunState.WAITING, "another app is installed there than the one of this run"
     if presence.waits(client):
-        return ClientState.WAITING, "may not train now, by its owner's rules"
-    return ClientState.WAITING, "" if asked else "is not asked in this exchange"
+        return ClientRunState.WAITING, "may not train now, by its owner's rules"
+    return ClientRunState.WAITING, "" if asked else "is not asked in this exchange"

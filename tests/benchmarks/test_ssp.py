@@ -5,11 +5,11 @@ import math
 import pytest
 
 from benchmarks.ssp import report, to_target
-from fedcore.comparison.results import Point, RunResult, Staleness
+from fedcore.comparison.results import CurvePoint, RunResult, Staleness
 
 
 def point(number, accuracy):
-    return Point(
+    return CurvePoint(
         round=number,
         samples=100 * number,
         seconds=0.5 * number,

@@ -10,7 +10,7 @@ from support.tiny import TINY
 from benchmarks.wan import Study, retime
 from fedcore.comparison.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
 from fedcore.comparison.modes import parse_modes
-from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.comparison.run import PlannedRun
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
@@ -21,10 +21,10 @@ NETWORK = Network(name="", bandwidth=8.0, latency=0.5, server=16.0)
 SCHEDULE = Schedule(counts=(4, 4), batch_size=2, epochs=1)
 
 
-def curve(*accuracies: float, up: float = 100.0, seconds: float = 1.0) -> tuple[Point, ...]:
+def curve(*accuracies: float, up: float = 100.0, seconds: float = 1.0) -> tuple[CurvePoint, ...]:
     """A point a round; 7 bytes came before the first one."""
     return tuple(
-        Point(
+        CurvePoint(
             round=number,
             samples=8 * number,
             seconds=0.0,

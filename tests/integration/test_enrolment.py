@@ -14,7 +14,7 @@ from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits.policy_text import policy_text
-from fedcore.federation.requests import Request
+from fedcore.federation.requests import JoinRequest
 
 NEW = ["north", "south"]
 
@@ -25,12 +25,12 @@ def enrol(federation: Deployment) -> None:
     for name, kit in kits.items():
         request, _ = ask(kit, name)
         (kit / "policy.toml").write_text(policy_text(Policy.own(4)), encoding="utf-8")
-        authority = Authority.load(federation.federation.folder).approve([Request.load(request)])
+        authority = Authority.load(federation.federation.folder).approve([JoinRequest.load(request)])
         admission = kit / "admission.json"
         admission.write_text(authority.admission(max(authority.roster.keys)).to_json(), encoding="utf-8")
         accept(kit, admission, fingerprint(authority.public_key))
     request, _ = rotate(federation.kit("client-2"))
-    Authority.load(federation.federation.folder).approve([Request.load(request)]).revoke(["client-3"])
+    Authority.load(federation.federation.folder).approve([JoinRequest.load(request)]).revoke(["client-3"])
 
 
 def test_two_join_one_is_revoked_and_one_key_is_replaced_while_a_run_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.forked import ForkedGroup
 
 from fedcore.comparison.carry_out import carry_out_run
-from fedcore.comparison.federation import Federation
+from fedcore.comparison.federation import ReusableFederation
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.run import Kill, PlannedRun
 from fedcore.flower.app import FlowerApp
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """
     out = tmp_path_factory.mktemp("federated")
     found: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch, Federation(out / "federations") as federation:
+    with pytest.MonkeyPatch.context() as patch, ReusableFederation(out / "federations") as federation:
         patch.setattr("fedcore.comparison.federation.ProcessGroup", ForkedGroup)
         for name, run in {
             "first": made(out / "first", seed=1),

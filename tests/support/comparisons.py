@@ -8,7 +8,7 @@ from typing import Any
 from fedcore.comparison.judging import JudgedBy
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.report import Comparison, ModeTitle, SiteSplit
-from fedcore.comparison.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
+from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult, Staleness, number_of
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.wire.events import PrivacyTerms
 
@@ -122,9 +122,9 @@ def _pointed(run: RunResult) -> RunResult:
     return made_up_run(run.mode, seed=run.seed, point={"outer-lr": 0.7})
 
 
-def _point(n: int, rate: float, size: int, pace: float, seed: int) -> Point:
+def _point(n: int, rate: float, size: int, pace: float, seed: int) -> CurvePoint:
     accuracy = 0.97 - 0.87 * math.exp(-rate * n * 1.4) + (0.003 * ((seed * 7 + n * 3) % 5 - 2) if n else 0)
-    return Point(
+    return CurvePoint(
         round=n,
         samples=1437 * n,
         seconds=pace * n * (1 + 0.05 * seed),

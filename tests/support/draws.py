@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedcore.run.exchange import make_draw
-from fedcore.run.groups import Drawn, groups_of, make_place
-from fedcore.wire.control import Cut, Place, Task
+from fedcore.run.groups import GroupAssignmentRecord, groups_of, make_ticket
+from fedcore.wire.control import DrawTicket, GroupSpec, Task
 
 from .records import FEDERATION, Notary, make_task
 
@@ -17,24 +17,24 @@ def draw_task(notary: Notary, *, groups: int = 2, least: int = 2, exchange: int 
     """The announcement of a draw among all members."""
     cohort = sorted(notary.keys)
     return make_draw(
-        make_task(exchange, **{"cohort": cohort, **changes}), Cut(groups=groups, least=least), needed=len(cohort)
+        make_task(exchange, **{"cohort": cohort, **changes}), GroupSpec(groups=groups, least=least), needed=len(cohort)
     )
 
 
-def answers(notary: Notary, draw: Task, clients: Iterable[int]) -> list[Place]:
+def answers(notary: Notary, draw: Task, clients: Iterable[int]) -> list[DrawTicket]:
     """What these clients answer, each with a nonce of its own that is the same in every test."""
 
-    def answer(client: int) -> Place:
+    def answer(client: int) -> DrawTicket:
         def nonce(size: int) -> bytes:
             return hashlib.sha256(b"nonce of %d" % client).digest()[:size]
 
-        place = make_place(FEDERATION, draw.digest(), notary.keys[client], randomness=nonce)
-        return Place(client_id=client, nonce=place.nonce, signature=place.signature)
+        place = make_ticket(FEDERATION, draw.digest(), notary.keys[client], randomness=nonce)
+        return DrawTicket(client_id=client, nonce=place.nonce, signature=place.signature)
 
     return [answer(client) for client in sorted(clients)]
 
 
-def group_tasks(draw: Task, places: Sequence[Place]) -> list[Task]:
+def group_tasks(draw: Task, places: Sequence[DrawTicket]) -> list[Task]:
     """The tasks of all groups that follow from the answers."""
     return [
         make_task(
@@ -50,7 +50,7 @@ def group_tasks(draw: Task, places: Sequence[Place]) -> list[Task]:
     ]
 
 
-def remembered(draw: Task, places: Sequence[Place], client: int) -> Drawn:
+def remembered(draw: Task, places: Sequence[DrawTicket], client: int) -> GroupAssignmentRecord:
     """What a client keeps of the draw that it answered."""
     (own,) = (place for place in places if place.client_id == client)
-    return Drawn.of(draw, own)
+    return GroupAssignmentRecord.of(draw, own)

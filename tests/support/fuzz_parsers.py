@@ -28,7 +28,7 @@ from fedcore.federation import ClientKit, OperatorKit, ServerKit
 from fedcore.federation.authority import Authority
 from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.policy import Policy
-from fedcore.federation.requests import Admission, Request
+from fedcore.federation.requests import Admission, JoinRequest
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.federation.transcript.chain import Chain, keys_of
 from fedcore.flower.app import AppBundle
@@ -275,7 +275,7 @@ def _signed(corpus: Corpus, scratch: Path) -> list[Parser]:
     kit = ServerKit.load(corpus.folder.server)
     roster = kit.rosters[-1]
     client = ClientKit.load(corpus.folder.clients[0])
-    request = Request.make("client-9", client.identity)
+    request = JoinRequest.make("client-9", client.identity)
     path = scratch / "signed"
 
     def stored(read: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -307,7 +307,7 @@ def _signed(corpus: Corpus, scratch: Path) -> list[Parser]:
             name="rosters.json", seeds=(chain_text((roster, newer)).encode(),),
             feed=stored(lambda file: load_chain(file, kit.authority)), documented=REFUSED, share=0.5,
         ),
-        Parser(name="request", seeds=(request.to_json().encode(),), feed=stored(Request.load), documented=REFUSED),
+        Parser(name="request", seeds=(request.to_json().encode(),), feed=stored(JoinRequest.load), documented=REFUSED),
         Parser(
             name="admission", seeds=(authority.admission(1).to_json().encode(),),
             feed=stored(Admission.load), documented=REFUSED, share=0.5,

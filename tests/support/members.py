@@ -21,17 +21,17 @@ from fedcore.codec import encode, encode_nothing
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.run.exchange import encoding_of, round_parameters
-from fedcore.run.groups import is_draw, make_place
+from fedcore.run.groups import is_draw, make_ticket
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.chunks import PART_BYTES, update_digest
 from fedcore.wire.control import (
     ComplaintIn,
+    DrawTicketIn,
     JoinIn,
     ManifestIn,
     Message,
-    PlaceIn,
     ProblemDocument,
     Task,
     WithdrawalReason,
@@ -92,7 +92,7 @@ class Member:
         self.task: Task | None = None
         self.session: ClientSession | None = None
         self.sent: dict[str, bytes] = {}
-        self.place: PlaceIn | None = None
+        self.place: DrawTicketIn | None = None
         self.work: Task | None = None
         self.base = folder
         self._folder = folder
@@ -218,7 +218,7 @@ class Member:
         """Enter and answer a draw."""
         task = await self.enter()
         assert is_draw(task), "another exchange is open"
-        self.place = make_place(self.kit.federation, task.digest(), self.kit.identity)
+        self.place = make_ticket(self.kit.federation, task.digest(), self.kit.identity)
         await self.put("place", self.place)
 
     async def advertise(self) -> None:

@@ -10,11 +10,11 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
-from fedcore.monitoring.eta import TimeLeft, in_words
+from fedcore.monitoring.eta import Eta, in_words
 from fedcore.monitoring.progress import ProgressView
 from fedcore.monitoring.site_table import SiteTable
 from fedcore.wire.events import RunEvent
-from fedcore.wire.operator import ClientState, RunClientOut
+from fedcore.wire.operator import ClientRunState, RunClientOut
 
 
 def event(kind: str, **data: Any) -> RunEvent:
@@ -33,7 +33,7 @@ def done(number: int, **bytes_moved: Any) -> RunEvent:
 
 class TestTimeLeft:
     def test_nothing_before_two_rounds_are_done(self) -> None:
-        left = TimeLeft()
+        left = Eta()
         left.rounds = 10
         for number, seconds in ((0, 0.0), (1, 5.0), (2, 25.0)):
             left.begins(number, seconds)
@@ -42,7 +42,7 @@ class TestTimeLeft:
         assert left.left(35.0) == pytest.approx(7 * 15 + 15)
 
     def test_what_has_passed_of_the_round_counts_and_never_below_the_rest(self) -> None:
-        left = TimeLeft()
+        left = Eta()
         left.rounds = 4
         for number in (1, 2, 3):
             left.begins(number, 10.0 * number)
@@ -50,21 +50,21 @@ class TestTimeLeft:
         assert left.left(500.0) == pytest.approx(10), "a round that takes longer than usual takes nothing off the next"
 
     def test_one_slow_round_does_not_decide(self) -> None:
-        left = TimeLeft()
+        left = Eta()
         left.rounds = 6
         for number, seconds in enumerate((0.0, 600.0, 610.0, 620.0, 630.0), start=1):
             left.begins(number, seconds)
         assert left.left(630.0) == pytest.approx(20)
 
     def test_several_exchanges_of_a_round_and_a_clock_that_went_back(self) -> None:
-        left = TimeLeft()
+        left = Eta()
         left.rounds = 5
         for number, seconds in ((1, 10.0), (1, 14.0), (2, 20.0), (3, 3.0), (4, 13.0)):
             left.begins(number, seconds)
         assert left.left(13.0) == pytest.approx(20)
 
     def test_without_a_plan(self) -> None:
-        left = TimeLeft()
+        left = Eta()
         for number in (1, 2, 3, 4):
             left.begins(number, 10.0 * number)
         assert left.left(40.0) is None
@@ -113,14 +113,14 @@ class TestSites:
     def test_what_the_server_says_is_more(self) -> None:
         table = SiteTable()
         table.follow(started(1))
-        table.hear([RunClientOut(id=1, name="a", state=ClientState.UPLOADING, why="3 of 8 parts are here")])
+        table.hear([RunClientOut(id=1, name="a", state=ClientRunState.UPLOADING, why="3 of 8 parts are here")])
         assert "3 of 8 parts are here" in drawn(table)
 
     def test_who_was_blamed_stays_so(self) -> None:
         table = SiteTable()
         table.follow(event("blamed", exchange=1, client="a", stage="share", reason="bad"))
         table.follow(started(2))
-        table.hear([RunClientOut(id=1, name="a", state=ClientState.WAITING)])
+        table.hear([RunClientOut(id=1, name="a", state=ClientRunState.WAITING)])
         assert table.sites["a"].state == "blamed"
 
     def test_of_many_those_that_need_a_look_come_first(self) -> None:

@@ -39,7 +39,7 @@ _EPOCHS: Final = frozenset({"epochs", "num_epochs", "n_epochs", "max_epochs", "e
 
 
 @dataclass(slots=True)
-class _Plan:
+class _AdoptionPlan:
     """What goes into the files, and what a person is told."""
 
     script: Script
@@ -74,7 +74,7 @@ def adopt(folder: Path, path: Path) -> dict[str, Any]:
     name = project_name(folder)
     check_free(folder)
     script = Script.read(path)
-    plan = _Plan(script, package_name(name))
+    plan = _AdoptionPlan(script, package_name(name))
     _plan_model(plan)
     _plan_optimizer(plan)
     _plan_loss(plan)
@@ -100,7 +100,7 @@ def adopt(folder: Path, path: Path) -> dict[str, Any]:
     }
 
 
-def _plan_model(plan: _Plan) -> None:
+def _plan_model(plan: _AdoptionPlan) -> None:
     node = plan.script.model()
     if node is None:
         if not plan.script.optimizer() and not plan.script.modules():
@@ -121,7 +121,7 @@ def _plan_model(plan: _Plan) -> None:
     }  # fmt: skip
 
 
-def _plan_optimizer(plan: _Plan) -> None:
+def _plan_optimizer(plan: _AdoptionPlan) -> None:
     call = plan.script.optimizer()
     lr, options = "0.01", ""
     if call is None:
@@ -148,7 +148,7 @@ def _plan_optimizer(plan: _Plan) -> None:
     plan.values |= {"lr": lr, "options": options}
 
 
-def _plan_loss(plan: _Plan) -> None:
+def _plan_loss(plan: _AdoptionPlan) -> None:
     calls = plan.script.calls(*_LOSSES, "BCELoss", "binary_cross_entropy")
     loss, todo = "cross_entropy", ""
     if not calls:
@@ -164,7 +164,7 @@ def _plan_loss(plan: _Plan) -> None:
     plan.values |= {"loss": loss, "figures": _METRICS[loss], "loss_todo": todo}
 
 
-def _plan_data(plan: _Plan) -> None:
+def _plan_data(plan: _AdoptionPlan) -> None:
     train, test = plan.script.loaders()
     parts: dict[str, Expression | None] = {"train": None, "test": None}
     todo: dict[str, str] = {"train": "", "test": ""}
@@ -196,7 +196,7 @@ def _plan_data(plan: _Plan) -> None:
     plan.leave("read a real site's own examples; a simulation divides those of the script", "data.py")
 
 
-def _plan_rest(plan: _Plan) -> None:
+def _plan_rest(plan: _AdoptionPlan) -> None:
     """Epochs, what of the loop is not carried over, and files and packages that have to be there."""
     script = plan.script
     epochs = _epochs(script)
@@ -230,7 +230,7 @@ def _epochs(script: Script) -> tuple[int, int] | None:
     return None
 
 
-def _of(plan: _Plan, node: ast.expr | None) -> Expression | None:
+def _of(plan: _AdoptionPlan, node: ast.expr | None) -> Expression | None:
     return _of_script(plan.script, node) if node is not None else None
 
 

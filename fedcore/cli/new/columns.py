@@ -45,7 +45,7 @@ class InferredTable:
     notes: tuple[str, ...]
 
 
-class _LeftOut(Exception):
+class _ExcludedColumn(Exception):
     """A column that no model should see."""
 
 
@@ -76,7 +76,7 @@ def infer_table(
             column, found = _column(rows[name], (categories or {}).get(name))
             columns.append(column)
             notes += found
-        except _LeftOut as reason:
+        except _ExcludedColumn as reason:
             left_out[name] = str(reason)
             notes.append(f"column {name!r} is left out: {reason}")
     if not columns:
@@ -111,10 +111,10 @@ def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, l
     if given is not None:
         return TableColumn(name=name, kind="category", categories=given), []
     if not len(present):
-        raise _LeftOut("all its values are missing")
+        raise _ExcludedColumn("all its values are missing")
     seen = set(present.str.lower())
     if len(seen) == 1:
-        raise _LeftOut("it has the same value in every row")
+        raise _ExcludedColumn("it has the same value in every row")
     notes = []
     if (share := 1 - len(present) / len(cells)) >= 0.5:
         notes.append(f"column {name!r} is missing in {share:.0%} of the rows")
@@ -130,14 +130,14 @@ def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, l
 
 def _category(name: str, present: Cells, notes: list[str]) -> tuple[TableColumn, list[str]]:
     if present.str.fullmatch(_DATE).mean() > 0.9:
-        raise _LeftOut("it holds dates; give a number that means something, such as an age or days since admission")
+        raise _ExcludedColumn("it holds dates; give a meaningful number, such as an age or days since admission")
     if present.str.fullmatch(_DECIMAL_COMMA).mean() > 0.9:
-        raise _LeftOut("it holds numbers with a decimal comma; write them with a point")
+        raise _ExcludedColumn("it holds numbers with a decimal comma; write them with a point")
     counts = present.value_counts()
     if len(counts) == len(present):
-        raise _LeftOut("it is different in every row, as an identifier or a name is")
+        raise _ExcludedColumn("it is different in every row, as an identifier or a name is")
     if len(counts) > MOST_CATEGORIES:
-        raise _LeftOut(
+        raise _ExcludedColumn(
             f"it has {len(counts)} categories, more than {MOST_CATEGORIES}; join some, or name those that count with "
             f"--categories {name!r}=A|B|C"
         )
@@ -152,7 +152,7 @@ def _refuse_identifier(name: str, values: NDArray[np.float64]) -> None:
     whole = bool((values == np.round(values)).all())
     counts_up = len(distinct) > 1 and bool((np.diff(distinct) == 1).all())
     if whole and len(distinct) == len(values) and (counts_up or _ID_NAME.search(name)):
-        raise _LeftOut("it is different in every row, as an identifier is")
+        raise _ExcludedColumn("it is different in every row, as an identifier is")
 
 
 def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float, float], list[str]]:

@@ -130,7 +130,7 @@ class Script:
 
     def expression(self, node: ast.expr) -> Expression:
         """A part of the script, so that it can stand in a function of its own."""
-        return _Follow(self).follow(node)
+        return _DependencyCollector(self).follow(node)
 
     def parser_default(self, name: str) -> ast.expr | None:
         """What an ArgumentParser says where nobody gives --name."""
@@ -174,7 +174,7 @@ class Script:
         return ""
 
 
-class _Follow(ast.NodeTransformer):
+class _DependencyCollector(ast.NodeTransformer):
     """Rewrites an expression, and gathers what it needs."""
 
     def __init__(self, script: Script) -> None:

@@ -34,7 +34,7 @@ Pace = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
+class TimedExchange:
     """What one training exchange moved. up, down: bytes by site (from 0 on) of the clients that took part.
 
     staleness: of a buffered one, how many models came between each site's start and its sum.
@@ -101,12 +101,12 @@ def local_seconds(schedule: Schedule, rounds: int, cost: Cost, network: Network)
 
 
 def federated_seconds(
-    schedule: Schedule, exchanges: Sequence[Exchanged], cost: Cost, network: Network, *, secure: bool
+    schedule: Schedule, exchanges: Sequence[TimedExchange], cost: Cost, network: Network, *, secure: bool
 ) -> list[float]:
     """Training exchanges, one after another."""
     beside, after = trips_seconds(network, secure=secure)
 
-    def seconds(exchange: Exchanged) -> float:
+    def seconds(exchange: TimedExchange) -> float:
         rate = min(network.bandwidth, network.server / len(exchange.up))
         return after + max(
             client_seconds(
@@ -122,7 +122,9 @@ def federated_seconds(
     return list(accumulate(map(seconds, exchanges)))
 
 
-def buffered_seconds(schedule: Schedule, exchanges: Sequence[Exchanged], cost: Cost, network: Network) -> list[float]:
+def buffered_seconds(
+    schedule: Schedule, exchanges: Sequence[TimedExchange], cost: Cost, network: Network
+) -> list[float]:
     """Buffered exchanges: a site begins from a model as soon as that is there and its last update is in a sum.
 
     Whose updates are in which sum, and what they began from, is what really happened.

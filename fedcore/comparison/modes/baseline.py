@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from fedcore.comparison.modes.base import Mode, Option, Trained
 from fedcore.comparison.own_figures import OwnFigures
-from fedcore.comparison.results import LostWorker, Point
+from fedcore.comparison.results import CurvePoint, LostWorker
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun
 from fedcore.comparison.workers.models import Models, everywhere, save_initial
 from fedcore.comparison.workers.processes import Ended, WorkerReport, Workers
@@ -235,7 +235,7 @@ class RoundLog:
         """What the app's own evaluation found; nothing where there was none."""
         return OwnFigures.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
 
-    def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
+    def curve(self, simulated: Sequence[float]) -> tuple[CurvePoint, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
         samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
         if not self._counted:
@@ -245,7 +245,7 @@ class RoundLog:
         clock = [0.0, *simulated] if simulated else [None] * len(rows)
         own = self.own_figures().rounds
         return tuple(
-            Point(
+            CurvePoint(
                 round=number,
                 samples=seen,
                 seconds=at,

@@ -9,11 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from fedcore.comparison.federation import Federation, Followed, Taken
-from fedcore.comparison.measure.clock import Exchanged, buffered_seconds, federated_seconds
+from fedcore.comparison.federation import FederatedOutcome, ReusableFederation, TrainedExamples
+from fedcore.comparison.measure.clock import TimedExchange, buffered_seconds, federated_seconds
 from fedcore.comparison.modes.base import InReport, Mode, Trained
 from fedcore.comparison.own_figures import OwnFigures
-from fedcore.comparison.results import Metrics, Point, RunResult, as_metrics
+from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.comparison.workers.models import START_SECONDS, everywhere, first_of
 from fedcore.comparison.workers.problem import Problem
@@ -81,10 +81,10 @@ class Federated(Mode):
         """Clients agree once to what the server may read, so that plain runs need a federation of their own."""
         return f"federation-{'plain' if self.plain else 'secure'}"
 
-    def warm_processes(self, folder: Path) -> Federation:
-        return Federation(folder, plain=self.plain)
+    def warm_processes(self, folder: Path) -> ReusableFederation:
+        return ReusableFederation(folder, plain=self.plain)
 
-    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Federation) -> Trained:
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
         followed = warm.carry_out(run, emit)
         about = describe(run, workers)
         result = result_of(run, followed, about)
@@ -92,7 +92,7 @@ class Federated(Mode):
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
-        start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
+        start = CurvePoint(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
         return Trained(
             result=replace(result, curve=(start, *rest), by_server=()),
@@ -101,7 +101,7 @@ class Federated(Mode):
         )
 
 
-def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dict[int, tuple[ToldTest, ...]]:
+def rounds_tested(followed: FederatedOutcome, sites: int, *, but: Container[int]) -> dict[int, tuple[ToldTest, ...]]:
     """Round -> what its model gave on each site; a round that some sites did not evaluate is left out."""
     found: dict[int, list[ToldTest]] = {}
     for rounds in followed.tested.values():
@@ -148,7 +148,7 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
 # --- from the record to the result ----------------------------------------------------------------------------------
 
 
-def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunResult:
+def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -> RunResult:
     """All that is known without an evaluation of ours."""
     record = followed.record
     training = _training(followed, about.model_bytes)
@@ -182,7 +182,7 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
     )
 
 
-def _initial_sha256(run: PlannedRun, followed: Followed, about: Description) -> str:
+def _initial_sha256(run: PlannedRun, followed: FederatedOutcome, about: Description) -> str:
     """Of the first model that the clients had: its file alone, where they were sent it with more beside it."""
     first = next(filter(None, followed.models), "")
     return sha256_file(run.folder / INITIAL_FILE) if first and first == about.sent_sha256 else first
@@ -193,7 +193,7 @@ def evaluations_of(record: RunRecord) -> dict[int, Metrics]:
     return {done.server_round: as_metrics(done.metrics) for done in record.exchanges if done.evaluates}
 
 
-def _training(followed: Followed, size: int) -> list[ExchangeDone]:
+def _training(followed: FederatedOutcome, size: int) -> list[ExchangeDone]:
     """The training exchanges, each with the model that its clients began with, of `size` bytes.
 
     A client that fetched it to evaluate it does not fetch it again. A baseline's evaluation costs no bytes, so that the
@@ -219,7 +219,7 @@ def curve_of(
     samples: Sequence[int | None],
     simulated: Sequence[float],
     own: OwnFigures,
-) -> tuple[Point, ...]:
+) -> tuple[CurvePoint, ...]:
     """A point for each round, and one for the first model where the app evaluated it.
 
     samples, simulated: at the end of each of the training exchanges; the latter empty without such a clock.
@@ -229,9 +229,9 @@ def curve_of(
     down = accumulate(sum(exchange.bytes_down.values()) / sites for exchange in training)
     clock: Sequence[float | None] = simulated or [None] * len(training)
     first = own.rounds.get(0)
-    start = [] if first is None else [Point(round=0, simulated_seconds=0.0 if simulated else None, metrics=first)]
+    start = [] if first is None else [CurvePoint(round=0, simulated_seconds=0.0 if simulated else None, metrics=first)]
     points = [
-        Point(
+        CurvePoint(
             round=exchange.server_round,
             samples=seen,
             seconds=at,
@@ -245,7 +245,7 @@ def curve_of(
     return (*start, *points)
 
 
-def _samples(training: Sequence[ExchangeDone], taken: Taken) -> list[int | None]:
+def _samples(training: Sequence[ExchangeDone], taken: TrainedExamples) -> list[int | None]:
     """Examples that the survivors took up to the end of each exchange; None from where nobody counted them."""
     found: list[int | None] = []
     total: int | None = 0
@@ -262,7 +262,7 @@ def _trained_in(exchange: ExchangeDone, name: str) -> int:
     return exchange.server_round - exchange.staleness.get(name, 0)
 
 
-def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: Taken) -> bool:
+def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: TrainedExamples) -> bool:
     """Whether all clients took the examples that the run config says; own training code need not."""
     return all(
         taken.get(name, {}).get(_trained_in(exchange, name)) == schedule.own_samples(site_of(name))
@@ -290,7 +290,7 @@ def _simulated(
     if run.network is None or run.cost is None or schedule is None:
         return []
     exchanges = [
-        Exchanged(
+        TimedExchange(
             server_round=exchange.server_round,
             up={site_of(name): exchange.bytes_up[name] for name in exchange.survivors},
             down={site_of(name): exchange.bytes_down[name] for name in exchange.survivors},

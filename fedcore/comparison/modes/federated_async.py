@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fedcore.comparison.federation import Federation
+from fedcore.comparison.federation import ReusableFederation
 from fedcore.comparison.measure.clock import paces
 from fedcore.comparison.modes.base import Trained
 from fedcore.comparison.modes.federated import Federated, describe, result_of
-from fedcore.comparison.results import Point, Staleness
+from fedcore.comparison.results import CurvePoint, Staleness
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.comparison.workers.models import everywhere
 from fedcore.comparison.workers.processes import Workers
@@ -54,7 +54,7 @@ class FederatedAsync(Federated):
         """Its clients keep a pace, which is no business of others."""
         return "federation-async"
 
-    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Federation) -> Trained:
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
         run = _with_all_trainings(run)
         about = describe(run, workers)
         if run.network is not None and run.cost is not None and about.schedule is not None:
@@ -66,7 +66,7 @@ class FederatedAsync(Federated):
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
-        start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
+        start = CurvePoint(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
         last = rest[-1].round
         models = {number: path for number, path in followed.versions.items() if 0 < number < last}
         models |= {0: run.folder / INITIAL_FILE, last: run.folder / MODEL_FILE}

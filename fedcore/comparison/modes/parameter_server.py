@@ -26,7 +26,7 @@ from fedcore.comparison.parameter_server.task import (
     shard_name,
 )
 from fedcore.comparison.parameter_server.worker import run_worker
-from fedcore.comparison.results import LostWorker, Point, RunResult, Staleness
+from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, Staleness
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.comparison.workers.models import SILENCE_SECONDS, everywhere, save_initial
 from fedcore.comparison.workers.processes import Ended, WorkerEvent, WorkerReport, Workers
@@ -174,9 +174,9 @@ class Training:
         clock = 0.0 if self.task.simulated else None
         return RoundOver(round=0, samples=0, seconds=0.0, simulated_seconds=clock, loss=0.0)
 
-    def _point(self, report: RoundOver) -> Point:
+    def _point(self, report: RoundOver) -> CurvePoint:
         counts = self._bytes_at(report.round).values() if report.round else [TcpBytes()]
-        return Point(
+        return CurvePoint(
             round=report.round,
             samples=report.samples,
             seconds=report.seconds,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from fedcore.comparison.parameter_server.update_order import Action, Answer, Apply, Push, Snapshot, StepTaken
+from fedcore.comparison.parameter_server.update_order import Action, Apply, Push, SendModel, Snapshot, StepTaken
 from fedcore.system.peers import PeerLost
 
 HEADER_CELLS: Final = 8
@@ -26,7 +26,7 @@ HEADER_BYTES: Final = 8 * HEADER_CELLS
 _SERVER, _WORKER = 0, 1
 
 
-class _Work(Protocol):
+class _PendingTransfer(Protocol):
     def wait(self) -> bool: ...
 
 
@@ -70,7 +70,9 @@ class Pair:
         """Fill header and body with the next message; raises PeerLost."""
         self._transfer(self._group.recv, header, body)
 
-    def _transfer(self, start: Callable[[list[Tensor], int, int], _Work], header: Tensor, body: Tensor | None) -> None:
+    def _transfer(
+        self, start: Callable[[list[Tensor], int, int], _PendingTransfer], header: Tensor, body: Tensor | None
+    ) -> None:
         parts = [header] if body is None else [header, body]
         try:
             for work in [start([part], self._peer, tag) for tag, part in enumerate(parts)]:
@@ -93,7 +95,7 @@ def new_header(*values: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PushPullRequest:
     """From a worker to a shard: a push, and the wish for the next model; the first one has no push.
 
     sent: seconds on the simulated clock, 0 without one.
@@ -109,14 +111,14 @@ class Request:
         return new_header(1, self.sent, push.examples, push.total, push.loss, push.last)
 
     @classmethod
-    def read(cls, header: Tensor) -> Request:
+    def read(cls, header: Tensor) -> PushPullRequest:
         kind, sent, examples, total, loss, last, *_ = header.tolist()
         push = Push(examples=int(examples), total=int(total), loss=loss, last=bool(last)) if kind else None
         return cls(push, sent)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PushPullReply:
     """From a shard to a worker, before the model.
 
     time: when it is there on the simulated clock. round: rounds that are over.
@@ -129,7 +131,7 @@ class Reply:
         return new_header(self.time, self.round)
 
     @classmethod
-    def read(cls, header: Tensor) -> Reply:
+    def read(cls, header: Tensor) -> PushPullReply:
         time, number, *_ = header.tolist()
         return cls(time, int(number))
 
@@ -144,7 +146,7 @@ def write_action(action: Action | None, workers: int) -> Tensor:
         case Apply(members, scale):
             message[0], message[1] = _APPLY, scale
             message[[2 + worker for worker in members]] = 1
-        case Answer(worker):
+        case SendModel(worker):
             message[0], message[1] = _ANSWER, worker
         case StepTaken(worker):
             message[0], message[1] = _STEP_TAKEN, worker
@@ -159,7 +161,7 @@ def read_action(message: Tensor) -> Action | None:
     if kind == _APPLY:
         return Apply(tuple(number for number, mark in enumerate(marks) if mark), value)
     if kind == _ANSWER:
-        return Answer(int(value))
+        return SendModel(int(value))
     if kind == _STEP_TAKEN:
         return StepTaken(int(value))
     return Snapshot(int(value)) if kind == _SNAPSHOT else None

@@ -24,20 +24,20 @@ from torch import Tensor
 from fedcore.comparison.parameter_server.messages import (
     HEADER_BYTES,
     Pair,
-    Reply,
-    Request,
+    PushPullReply,
+    PushPullRequest,
     be_local,
     new_header,
     read_action,
     write_action,
 )
-from fedcore.comparison.parameter_server.shard import KeyRanges, Shard
+from fedcore.comparison.parameter_server.shard import KeyRanges, ModelShard
 from fedcore.comparison.parameter_server.task import Began, RoundOver, ServerEnded, ServerTask, WorkerGone, shard_name
 from fedcore.comparison.parameter_server.update_order import (
     Action,
-    Answer,
     Apply,
     Arrivals,
+    SendModel,
     SimulatedClock,
     Snapshot,
     StepTaken,
@@ -55,14 +55,14 @@ class Arrived(NamedTuple):
     """A worker's message, its gradient lying in `WorkerThread.body`; without a request the worker is lost."""
 
     worker: int
-    request: Request | None
+    request: PushPullRequest | None
     reason: str = ""
 
 
 class _Leaving(NamedTuple):
     """What leaves next: a reply, and the model in `WorkerThread.body` unless the worker is released."""
 
-    reply: Reply
+    reply: PushPullReply
     last: bool
 
 
@@ -89,12 +89,12 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name=f"thread {self.worker}", daemon=True)
         self._thread.start()
 
-    def answer(self, values: Tensor, reply: Reply) -> None:
+    def answer(self, values: Tensor, reply: PushPullReply) -> None:
         """Send the model as it is now, [size]."""
         self.body.copy_(values)
         self._outbox.put(_Leaving(reply, last=False))
 
-    def release(self, reply: Reply) -> None:
+    def release(self, reply: PushPullReply) -> None:
         """Tell the worker that its last gradient was applied."""
         self._outbox.put(_Leaving(reply, last=True))
 
@@ -112,7 +112,7 @@ class WorkerThread:
         header = new_header()
         pair.receive(header)
         while True:
-            self.inbox.put(Arrived(self.worker, Request.read(header)))
+            self.inbox.put(Arrived(self.worker, PushPullRequest.read(header)))
             leaving = self._outbox.get()
             pair.send(leaving.reply.header(), None if leaving.last else self.body)
             if leaving.last:
@@ -132,7 +132,7 @@ def run_shard(report: ReportSink, task: ServerTask, number: int) -> None:
     problem = task.problem()
     engine = task.engine(problem, torch.device("cpu"))
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    shard = Shard(engine.module, problem.recipe().optimizer, ranges, number)
+    shard = ModelShard(engine.module, problem.recipe().optimizer, ranges, number)
     common: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     threads = []
     for worker in range(task.run.sites):
@@ -155,20 +155,20 @@ class ShardProcess:
     file: where to keep the shard's range of the model of a round.
     """
 
-    shard: Shard
+    shard: ModelShard
     threads: list[WorkerThread]
     file: Callable[[int], Path]
     lost: set[int] = field(default_factory=set)
     _released: list[WorkerThread] = field(default_factory=list)
 
-    def carry_out(self, action: Action, reply: Reply) -> None:
+    def carry_out(self, action: Action, reply: PushPullReply) -> None:
         """Do what was decided; `reply` goes to the worker that it answers."""
         match action:
             case Apply(workers, scale):
                 pushes = [self.threads[worker].body for worker in workers if worker not in self.lost]
                 if pushes:
                     self.shard.apply(pushes, scale)
-            case Answer(worker):
+            case SendModel(worker):
                 self.threads[worker].answer(self.shard.values, reply)
             case StepTaken(worker):
                 self.threads[worker].release(reply)
@@ -205,7 +205,7 @@ class LeadingShard:
     report: ReportSink
     bytes: int
     clock: SimulatedClock | None
-    _arrivals: Arrivals[Request] = field(init=False)
+    _arrivals: Arrivals[PushPullRequest] = field(init=False)
     _order: Iterator[int] = field(default_factory=count)
     _began: float = 0.0
 
@@ -226,15 +226,15 @@ class LeadingShard:
             pair.send(write_action(None, len(self.process.threads)))
         self.report(self._ending())
 
-    def _arrival(self, request: Request) -> float:
+    def _arrival(self, request: PushPullRequest) -> float:
         if self.clock is None:
             return float(next(self._order))
         return self.clock.arrival(request.sent, self._size(request))
 
-    def _size(self, request: Request) -> int:
+    def _size(self, request: PushPullRequest) -> int:
         return HEADER_BYTES + (self.bytes if request.push is not None else 0)
 
-    def _handle(self, arrival: float, worker: int, request: Request) -> None:
+    def _handle(self, arrival: float, worker: int, request: PushPullRequest) -> None:
         if self.clock is not None:
             self.clock.handle(arrival, self._size(request))
         if request.push is None:
@@ -255,20 +255,20 @@ class LeadingShard:
                 pair.send(write_action(action, len(self.process.threads)))
             reply = self._reply(action)
             self.process.carry_out(action, reply)
-            if isinstance(action, Answer):
+            if isinstance(action, SendModel):
                 self._arrivals.away.add(action.worker)
             if isinstance(action, Snapshot):
                 self._await_files()
                 self._report_round(action.round)
 
-    def _reply(self, action: Action) -> Reply:
+    def _reply(self, action: Action) -> PushPullReply:
         if not self._began:  # the first answer of all
             self._began = time.monotonic()
             self.report(Began())
-        if self.clock is None or not isinstance(action, Answer | StepTaken):
-            return Reply(0.0, self.order.round)
-        size = HEADER_BYTES + (self.bytes if isinstance(action, Answer) else 0)
-        return Reply(self.clock.answer(size), self.order.round)
+        if self.clock is None or not isinstance(action, SendModel | StepTaken):
+            return PushPullReply(0.0, self.order.round)
+        size = HEADER_BYTES + (self.bytes if isinstance(action, SendModel) else 0)
+        return PushPullReply(self.clock.answer(size), self.order.round)
 
     def _await_files(self) -> None:
         """A round that was reported has its model, whatever ends after that."""
@@ -312,7 +312,7 @@ def run_follower(process: ShardProcess, leader: Pair) -> None:
         if isinstance(action, Apply):
             for worker in action.workers:
                 _await(process, process.threads[worker])
-        process.carry_out(action, Reply(0.0, 0))
+        process.carry_out(action, PushPullReply(0.0, 0))
         if isinstance(action, Snapshot):
             leader.send(new_header())
 

@@ -131,7 +131,7 @@ _ELEMENTWISE: Final = frozenset(
 """Optimizers of torch whose step on a number needs the history of that number alone: a range may be cut anywhere."""
 
 
-class Shard:
+class ModelShard:
     """The values [n] of one range and the app's own optimizer over them.
 
     The app makes its optimizer for the whole model, groups and all; then its parameters are replaced by what of them

@@ -51,7 +51,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendModel:
     """Send a worker the model as it is now."""
 
     worker: int
@@ -71,7 +71,7 @@ class Snapshot:
     round: int
 
 
-Action: TypeAlias = Apply | Answer | StepTaken | Snapshot
+Action: TypeAlias = Apply | SendModel | StepTaken | Snapshot
 
 
 class StalenessExceeded(UsageError):
@@ -151,10 +151,10 @@ class UpdateOrder:
     def _ahead(self, worker: int) -> int:
         return self.clocks[worker] - min(self.clocks.values())
 
-    def _read(self, worker: int) -> Answer:
+    def _read(self, worker: int) -> SendModel:
         self._waiting.remove(worker)
         self._reads[worker] = (self._ahead(worker), self.updates)
-        return Answer(worker)
+        return SendModel(worker)
 
     def _apply(self) -> list[Action]:
         workers = tuple(sorted(self._pushed))
@@ -202,7 +202,7 @@ Message = TypeVar("Message")
 
 
 @dataclass(slots=True)
-class Link:
+class SimulatedLink:
     """One direction of the server's link. rate: bits a second. free: when the last message was through."""
 
     rate: float
@@ -221,12 +221,12 @@ class SimulatedClock:
     network: Network
     shards: int
     now: float = 0.0
-    _inward: Link = field(init=False)
-    _outward: Link = field(init=False)
+    _inward: SimulatedLink = field(init=False)
+    _outward: SimulatedLink = field(init=False)
 
     def __post_init__(self) -> None:
         rate = self.network.server * self.shards
-        self._inward, self._outward = Link(rate), Link(rate)
+        self._inward, self._outward = SimulatedLink(rate), SimulatedLink(rate)
 
     def arrival(self, sent: float, size: int) -> float:
         """When a message of `size` bytes in all would arrive if it were alone."""

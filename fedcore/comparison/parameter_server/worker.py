@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcore.comparison.measure.traffic import TcpBytes
-from fedcore.comparison.parameter_server.messages import Pair, Reply, Request, be_local, new_header
+from fedcore.comparison.parameter_server.messages import Pair, PushPullReply, PushPullRequest, be_local, new_header
 from fedcore.comparison.parameter_server.shard import FlatModel, KeyRanges
 from fedcore.comparison.parameter_server.task import BytesUntil, ServerTask, shard_name
 from fedcore.comparison.parameter_server.update_order import Push
@@ -33,26 +33,26 @@ class ServerLink:
     def __post_init__(self) -> None:
         self.weights, self.gradient = torch.zeros(self.ranges.size), torch.zeros(self.ranges.size)
 
-    def send(self, request: Request) -> None:
+    def send(self, request: PushPullRequest) -> None:
         """Ask for the model, and push the gradient if the request says so; the leading shard is the last to get it."""
         header = request.header()
         for pair, part in reversed(self._parts(self.gradient)):
             pair.send(header, None if request.push is None else part)
 
-    def receive(self) -> Reply:
+    def receive(self) -> PushPullReply:
         """Wait for the model."""
         return self._receive(self._parts(self.weights))
 
-    def released(self) -> Reply:
+    def released(self) -> PushPullReply:
         """Wait until the last push was applied."""
         return self._receive([(pair, None) for pair in self.pairs])
 
-    def _receive(self, parts: list[tuple[Pair, Tensor | None]]) -> Reply:
+    def _receive(self, parts: list[tuple[Pair, Tensor | None]]) -> PushPullReply:
         headers = []
         for pair, part in parts:
             headers.append(new_header())
             pair.receive(headers[-1], part)
-        return Reply.read(headers[0])
+        return PushPullReply.read(headers[0])
 
     def _parts(self, vector: Tensor) -> list[tuple[Pair, Tensor | None]]:
         return [
@@ -71,11 +71,11 @@ def run_worker(report: ReportSink, task: ServerTask, worker: int) -> None:
         Pair.join(task.worker_meeting_point(worker, shard), shard_name(shard), seconds=task.seconds)
         for shard in range(task.shards)
     ]
-    _Worker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
+    _PushPullWorker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
 
 
 @dataclass(slots=True)
-class _Worker:
+class _PushPullWorker:
     task: ServerTask
     problem: Problem
     engine: Engine
@@ -87,7 +87,7 @@ class _Worker:
     def run(self) -> None:
         model = FlatModel(self.engine.module, self.link.ranges)
         self.engine.model.train()
-        self.link.send(Request(None, 0.0))
+        self.link.send(PushPullRequest(None, 0.0))
         steps = self.problem.rounds * self._steps()
         for step, batch in enumerate(self._batches()):
             reply = self.link.receive()
@@ -100,7 +100,7 @@ class _Worker:
             model.read_gradient(self.link.gradient)
             examples = 0 if batch.weights is not None else len(batch)
             push = Push(examples=examples, total=batch.total, loss=loss, last=step + 1 == steps)
-            self.link.send(Request(push, self._finished(reply.time, began, step, examples)))
+            self.link.send(PushPullRequest(push, self._finished(reply.time, began, step, examples)))
         self._count_round(self.link.released())
         self._report_traffic(self.problem.rounds)
 
@@ -135,11 +135,11 @@ class _Worker:
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         return 0.0
 
-    def _count_round(self, reply: Reply) -> None:
+    def _count_round(self, reply: PushPullReply) -> None:
         if reply.round > self._round:
             self._report_traffic(reply.round)
 
-    def _wait_for_end(self, reply: Reply) -> None:
+    def _wait_for_end(self, reply: PushPullReply) -> None:
         """A worker that is to be killed after a round does not get ahead of whoever kills it."""
         while 0 < self.task.run.lost_after(self.number) <= reply.round:
             signal.pause()

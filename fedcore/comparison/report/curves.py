@@ -24,8 +24,8 @@ from fedcore.comparison.report.drawing import (
     percent_axis,
     titled,
 )
-from fedcore.comparison.report.summary import NONE, Format, Metric, Spread, best_points, count, duration, finished
-from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.report.summary import NONE, Format, JudgedMetric, Spread, best_points, count, duration, finished
+from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.monitoring.formatting import size
 
 CURVES, SWEEPS = "curves", "sweeps"
@@ -37,7 +37,7 @@ _BELOW = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MeanCurve:
     """One mode's curve, means over the seeds at each evaluated model. low, high: one standard deviation away."""
 
     x: tuple[float, ...]
@@ -47,26 +47,26 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class CurveAxis:
     """A quantity that the metric is drawn against. place: where a point is, in words."""
 
     name: str
     label: str
     place: str
-    value: Callable[[Point], float | None]
+    value: Callable[[CurvePoint], float | None]
     form: Format
     caption: str = ""
 
 
 AXES = (
-    Against(
+    CurveAxis(
         name="samples",
         label="examples trained on",
         place="after {} examples",
         value=lambda point: point.samples,
         form=count,
     ),
-    Against(
+    CurveAxis(
         name="bytes",
         label="bytes up and down, per worker",
         place="after {}",
@@ -74,7 +74,7 @@ AXES = (
         form=size,
         caption="A mode that sends nothing is a level line at its last value.",
     ),
-    Against(
+    CurveAxis(
         name="seconds",
         label="seconds of training, measured here",
         place="after {}",
@@ -82,7 +82,7 @@ AXES = (
         form=duration,
         caption="On this machine, evaluation and start left out.",
     ),
-    Against(
+    CurveAxis(
         name="simulated-seconds",
         label="simulated seconds",
         place="after {} of the simulated clock",
@@ -90,13 +90,13 @@ AXES = (
         form=duration,
         caption="On the machines and links of the network model, or on simulated devices.",
     ),
-    Against(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
+    CurveAxis(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
 )
 
 
 def curve_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each entry of AXES that has data."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None:
         return []
     styles = looks(comparison.labels)
@@ -119,7 +119,9 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
     return drawings
 
 
-def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], float | None]) -> Line | None:
+def mean_line(
+    runs: Sequence[RunResult], metric: JudgedMetric, x: Callable[[CurvePoint], float | None]
+) -> MeanCurve | None:
     """The mean of the runs' curves, point by point up to the end of the shortest; None if nothing is known.
 
     Where x is not known to the end, the first model's alone would be no curve.
@@ -133,12 +135,12 @@ def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], fl
         if where is not None and value is not None and math.isfinite(value.mean):
             sd = value.sd or 0.0
             found.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
-    return Line(*zip(*found, strict=True)) if found else None
+    return MeanCurve(*zip(*found, strict=True)) if found else None
 
 
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each swept key: the last metric against its values."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None:
         return []
     styles = looks(comparison.labels)
@@ -162,7 +164,7 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
 
 def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
     """What the curves show, as a table: a row for each round, or for each tenth where there are many."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None:
         return None
     lines = {label: mean_line(of, metric, lambda point: point.round) for label, of in best_points(comparison).items()}
@@ -193,7 +195,12 @@ def _height(lines: int) -> float:
 
 
 def _draw_curves(
-    figure: Figure, *, lines: Mapping[str, Line], styles: Mapping[str, Look], metric: Metric, against: Against
+    figure: Figure,
+    *,
+    lines: Mapping[str, MeanCurve],
+    styles: Mapping[str, Look],
+    metric: JudgedMetric,
+    against: CurveAxis,
 ) -> list[Hover]:
     axes = figure.add_subplot()
     figure.subplots_adjust(**_MARGINS)
@@ -217,7 +224,7 @@ def _draw_curves(
     return [hover for label, line in lines.items() for hover in _hovers(axes, label, line, metric, against)]
 
 
-def _hovers(axes: Axes, label: str, line: Line, metric: Metric, against: Against) -> Iterator[Hover]:
+def _hovers(axes: Axes, label: str, line: MeanCurve, metric: JudgedMetric, against: CurveAxis) -> Iterator[Hover]:
     """What each point of a curve is."""
     low, high = axes.get_xlim()
     unit = " %" if metric.percent else ""
@@ -233,7 +240,7 @@ def _hovers(axes: Axes, label: str, line: Line, metric: Metric, against: Against
             yield Hover.at(axes, x, y, text)
 
 
-def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
+def _draw_line(axes: Axes, line: MeanCurve, look: Look, *, positive: bool) -> None:
     rows = list(zip(line.x, line.y, line.low, line.high, strict=True))
     x, y, low, high = zip(*(row for row in rows if row[0] > 0 or not positive), strict=True)
     axes.plot(x, y, **look.line, markevery=[len(x) - 1])
@@ -241,7 +248,7 @@ def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
         axes.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
+def _metric_axis(axes: Axes, metric: JudgedMetric, lines: Mapping[str, MeanCurve]) -> None:
     low, high = metric_limits(lines.values(), metric.sign)
     room = 0.06 * (high - low) or 0.01
     axes.set_ylim(low - room, high + room)
@@ -250,7 +257,7 @@ def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
     axes.set_ylabel(f"{metric.name}, test examples of all sites")
 
 
-def metric_limits(lines: Iterable[Line], sign: int) -> tuple[float, float]:
+def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
     """The whole of all curves, from the first model on, but for how far one that diverges gets below the start."""
     found = list(lines)
     values = [value for line in found for value in (*line.low, *line.high)]
@@ -261,7 +268,7 @@ def metric_limits(lines: Iterable[Line], sign: int) -> tuple[float, float]:
     return low, high
 
 
-def _swept(comparison: Comparison, label: str, key: str, metric: Metric) -> list[tuple[object, Spread]]:
+def _swept(comparison: Comparison, label: str, key: str, metric: JudgedMetric) -> list[tuple[object, Spread]]:
     """The best last metric for each value of the key, in ascending order."""
     groups: dict[object, dict[tuple[object, ...], list[RunResult]]] = {}
     for run in finished(comparison.runs):
@@ -282,7 +289,7 @@ def _draw_sweep(
     *,
     lines: Mapping[str, list[tuple[object, Spread]]],
     styles: Mapping[str, Look],
-    metric: Metric,
+    metric: JudgedMetric,
     key: str,
 ) -> list[Hover]:
     axes = figure.add_subplot()

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison, SiteSplit
 from fedcore.comparison.report.drawing import INK, MUTED, Drawing, Hover, Look, looks, percent_axis, short, titled
-from fedcore.comparison.report.summary import Format, Metric, Spread, best_points, duration, per_worker
+from fedcore.comparison.report.summary import Format, JudgedMetric, Spread, best_points, duration, per_worker
 from fedcore.comparison.results import RunResult
 from fedcore.monitoring.formatting import size
 
@@ -106,7 +106,7 @@ def _bar_hovers(
 
 
 def _sites(comparison: Comparison) -> Drawing | None:
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     found = by_site(comparison, metric) if metric else {}
     if not found or metric is None:
         return None
@@ -121,7 +121,7 @@ def _sites(comparison: Comparison) -> Drawing | None:
     )
 
 
-def by_site(comparison: Comparison, metric: Metric) -> dict[str, dict[str, Spread]]:
+def by_site(comparison: Comparison, metric: JudgedMetric) -> dict[str, dict[str, Spread]]:
     """A metric of the last models, by mode and site; modes for which it is unknown are left out."""
     found: dict[str, dict[str, Spread]] = {}
     for label, runs in best_points(comparison).items():
@@ -133,7 +133,7 @@ def by_site(comparison: Comparison, metric: Metric) -> dict[str, dict[str, Sprea
 
 
 def _draw_sites(
-    figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: Metric
+    figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: JudgedMetric
 ) -> list[Hover]:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
@@ -222,7 +222,7 @@ def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
 def privacy_drawing(comparison: Comparison) -> Drawing | None:
     """The federated modes side by side; None if there is nothing to compare."""
     runs = {label: of for label, of in best_points(comparison).items() if in_report(of[0].kind).protection}
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None or len({run.kind for of in runs.values() for run in of}) < 2:
         return None
     return Drawing(
@@ -242,7 +242,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
 
 
 def _draw_privacy(
-    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: Metric, styles: Mapping[str, Look]
+    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: JudgedMetric, styles: Mapping[str, Look]
 ) -> tuple[Hover, ...]:
     """Every bar has its value beside it."""
     reached = f"last {metric.name}" + (", %" if metric.percent else "")

@@ -44,7 +44,7 @@ class SiteSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class MergedReport:
     """What one of several merged reports said of itself. labels: of its runs in the merged report."""
 
     name: str
@@ -106,7 +106,7 @@ class Comparison:
     network: Network | None = None
     cost: Cost | None = None
     split: tuple[SiteSplit, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[MergedReport, ...] = ()
     target: Target | None = None
 
     @property
@@ -168,7 +168,7 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         own_evaluation=any(one.own_evaluation for one in comparisons.values()),
         split=_splits(comparisons),
         sources=tuple(
-            Source(
+            MergedReport(
                 name=name,
                 network=one.network.name if one.network else "none",
                 metric=f"{one.judged_by.name}:{one.judged_by.better}" if one.judged_by else "",

@@ -14,7 +14,15 @@ from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.own_figures import CLIENTS
 from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.report.summary import Metric, Spread, best_points, duration, mean_sd, per_worker, point_text
+from fedcore.comparison.report.summary import (
+    JudgedMetric,
+    Spread,
+    best_points,
+    duration,
+    mean_sd,
+    per_worker,
+    point_text,
+)
 from fedcore.comparison.results import RunResult
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.progress import epsilon_line
@@ -34,7 +42,7 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
     runs = best_points(comparison)
     if not runs:
         return ("No mode finished.",)
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None:
         return (_nothing_to_judge_by(comparison), *_left_out(runs), *_privacy(runs), *_readable(runs))
     story = Story.of(runs, metric)
@@ -60,13 +68,13 @@ class Story:
     """
 
     runs: Runs
-    metric: Metric
+    metric: JudgedMetric
     together: str
     alone: str = ""
     pooled: str = ""
 
     @classmethod
-    def of(cls, runs: Runs, metric: Metric) -> Story | None:
+    def of(cls, runs: Runs, metric: JudgedMetric) -> Story | None:
         """None where nothing federated has a finite metric."""
         known = _finals(runs, metric)
 
@@ -140,7 +148,7 @@ class Story:
         return f"{mean_sd(by, self.metric.form)} {self.metric.unit}"
 
 
-def _own_evaluation(comparison: Comparison, metric: Metric) -> str:
+def _own_evaluation(comparison: Comparison, metric: JudgedMetric) -> str:
     """Whose evaluation the metric is from, where it is not ours."""
     if metric.name not in {name for run in comparison.runs for name in run.by_server}:
         return OWN_EVALUATION
@@ -150,7 +158,7 @@ def _own_evaluation(comparison: Comparison, metric: Metric) -> str:
     return f"{text}{own}."
 
 
-def _gaps(runs: Runs, metric: Metric, *, own: bool) -> list[str]:
+def _gaps(runs: Runs, metric: JudgedMetric, *, own: bool) -> list[str]:
     """Rounds whose models nobody evaluated, or too few."""
     labels: dict[tuple[int, ...], list[str]] = {}
     for label, of in runs.items():
@@ -178,7 +186,7 @@ def _nothing_to_judge_by(comparison: Comparison) -> str:
     return f"No metric says whether more of it is better; {listed(names)}. Name one: --metric {next(iter(names))}:max"
 
 
-def _best(runs: Runs, metric: Metric) -> str:
+def _best(runs: Runs, metric: JudgedMetric) -> str:
     spreads = _finals(runs, metric)
     if not spreads:
         return f"No mode has a finite {metric.name}."
@@ -195,13 +203,13 @@ def _best(runs: Runs, metric: Metric) -> str:
     return text + (f" Within one standard deviation: {_listed(near)}." if near else "")
 
 
-def _finals(runs: Runs, metric: Metric) -> dict[str, Spread]:
+def _finals(runs: Runs, metric: JudgedMetric) -> dict[str, Spread]:
     """Spreads over the last models, if known and finite."""
     found = {label: metric.final(of) for label, of in runs.items()}
     return {label: spread for label, spread in found.items() if spread is not None and math.isfinite(spread.mean)}
 
 
-def _own_tests(runs: Runs, metric: Metric) -> list[str]:
+def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
     """What sites alone have on their own test examples, beside what a common model has there."""
     own = {label: Spread.of(map(metric.own, of)) for label, of in runs.items()}
     common = "".join(
@@ -217,7 +225,7 @@ def _own_tests(runs: Runs, metric: Metric) -> list[str]:
     ]
 
 
-def _against_pooled(runs: Runs, metric: Metric, told: str) -> list[str]:
+def _against_pooled(runs: Runs, metric: JudgedMetric, told: str) -> list[str]:
     """Secure modes against pooled data, else plain ones. told: of which it was said before."""
     pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
     federated = _protected(runs, "secure") or _protected(runs, "plain")
@@ -233,7 +241,7 @@ def _protected(runs: Runs, protection: str) -> dict[str, str]:
     }
 
 
-def _secrecy(runs: Runs, metric: Metric) -> list[str]:
+def _secrecy(runs: Runs, metric: JudgedMetric) -> list[str]:
     """Each secure mode against the plain one with the same options."""
     plain = {options: label for label, options in _protected(runs, "plain").items()}
     return [
@@ -243,7 +251,7 @@ def _secrecy(runs: Runs, metric: Metric) -> list[str]:
     ]
 
 
-def _cost_of_secrecy(runs: Runs, secure: str, plain: str, metric: Metric) -> str:
+def _cost_of_secrecy(runs: Runs, secure: str, plain: str, metric: JudgedMetric) -> str:
     sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
@@ -284,7 +292,7 @@ def _readable(runs: Runs) -> list[str]:
     return [f"In {_listed(plain)} the server can read every update."] if plain else []
 
 
-def _apart(runs: Runs, label: str, other: str, metric: Metric) -> Spread | None:
+def _apart(runs: Runs, label: str, other: str, metric: JudgedMetric) -> Spread | None:
     """Taken seed by seed, so that what both have in common does not count as spread."""
     theirs = {run.seed: metric.at(run) for run in runs[other]}
     pairs = [(metric.at(run), theirs[run.seed]) for run in runs[label] if run.seed in theirs]
@@ -292,7 +300,7 @@ def _apart(runs: Runs, label: str, other: str, metric: Metric) -> Spread | None:
     return spread if spread is not None and math.isfinite(spread.mean) else None
 
 
-def _difference(runs: Runs, label: str, other: str, metric: Metric) -> str:
+def _difference(runs: Runs, label: str, other: str, metric: JudgedMetric) -> str:
     spread = _apart(runs, label, other, metric)
     if spread is None:
         return f"{label} and {other} cannot be compared."

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
 from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.results import Point, RunResult, SiteResult, Value, number_of
+from fedcore.comparison.results import CurvePoint, RunResult, SiteResult, Value, number_of
 from fedcore.comparison.target import Reached, Target
 
 NONE = "–"
@@ -80,7 +80,7 @@ def mean_sd(spread: Spread | None, form: Format) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class JudgedMetric:
     """What models are judged by. name: as in RunResult and Point. form: as people read it. percent: shares of one.
 
     sign: 1 where more is better, else -1.
@@ -92,13 +92,13 @@ class Metric:
     percent: bool = False
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Metric | None:
+    def of(cls, comparison: Comparison) -> JudgedMetric | None:
         """The one of the comparison; None where there is none to judge by."""
         judged_by = comparison.judged_by
         return cls.named(judged_by.name, comparison, sign=1 if judged_by.better == "max" else -1) if judged_by else None
 
     @classmethod
-    def named(cls, name: str, comparison: Comparison, *, sign: int = 1) -> Metric:
+    def named(cls, name: str, comparison: Comparison, *, sign: int = 1) -> JudgedMetric:
         """Any metric; an accuracy is shown in percent, unless an app reports something else under its name."""
         found = [number_of(point.metrics, name) for run in comparison.runs for point in run.curve]
         shares = "acc" in name.lower() and all(value is None or not value > 1 for value in found)
@@ -114,7 +114,7 @@ class Metric:
         """The head of its column."""
         return f"{self.name} %" if self.percent else self.name
 
-    def at(self, one: RunResult | Point | SiteResult) -> float | None:
+    def at(self, one: RunResult | CurvePoint | SiteResult) -> float | None:
         """The value at a point of a curve, of a run's last model, or at a site."""
         return number_of(one.metrics, self.name)
 
@@ -214,7 +214,7 @@ class Summary:
 
 def summarize(comparison: Comparison) -> tuple[Summary, ...]:
     """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     return tuple(
         _summary(mode.kind, runs, metric, comparison.target)
         for mode in comparison.modes
@@ -224,7 +224,7 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
 
 def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:
     """Finished runs by mode; of a sweep, those of the point with the best mean of the last metric, or the first."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     best = {}
     for label in comparison.labels:
         points = points_of(run for run in finished(comparison.runs) if run.mode == label)
@@ -271,7 +271,7 @@ def point_text(point: Mapping[str, Value]) -> str:
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
-def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None, target: Target | None) -> Summary:
+def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None, target: Target | None) -> Summary:
     done = finished(runs)
     found = [numbers(run) for run in done]
     spreads = {name: Spread.of(one.get(name) for one in found) for one in found for name in one}

@@ -18,7 +18,7 @@ from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import (
     NONE,
     Format,
-    Metric,
+    JudgedMetric,
     Spread,
     Summary,
     best_points,
@@ -69,7 +69,7 @@ def _alone(comparison: Comparison) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ReportColumn:
     """One column of the main table. narrow: also on a terminal of 80 columns."""
 
     title: str
@@ -77,28 +77,28 @@ class Column:
     narrow: bool = True
 
 
-def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Column, ...]:
+def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[ReportColumn, ...]:
     """The columns that have data; the first is the mode."""
     failed = any(one.failed for one in summaries)
-    found = [Column(title="mode", cell=lambda one: one.mode)]
+    found = [ReportColumn(title="mode", cell=lambda one: one.mode)]
     if comparison.sweeps:
-        found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
+        found.append(ReportColumn(title="set", cell=lambda one: point_text(one.point) or NONE))
     found += _metric_columns(comparison)
     found += [
-        Column(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
-        Column(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
-        Column(title="up", cell=lambda one: mean(one.bytes_up, size)),
-        Column(title="down", cell=lambda one: mean(one.bytes_down, size)),
-        Column(
+        ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
+        ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
+        ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size)),
+        ReportColumn(title="down", cell=lambda one: mean(one.bytes_down, size)),
+        ReportColumn(
             title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
         ),
-        Column(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
+        ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
     ]
     if comparison.simulated:
-        found.append(Column(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
+        found.append(ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
     found += _target_columns(comparison)
     if failed or len(comparison.seeds) > 1:
-        found.append(Column(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
+        found.append(ReportColumn(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
     return tuple(found)
 
 
@@ -106,25 +106,25 @@ def _seen_by(one: Summary) -> str:
     return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
 
 
-def _metric_columns(comparison: Comparison) -> list[Column]:
+def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
     """What models are judged by, and beside it the loss."""
-    metric, loss = Metric.of(comparison), loss_name(comparison)
+    metric, loss = JudgedMetric.of(comparison), loss_name(comparison)
     found = []
     if metric is not None:
         name, form = metric.name, metric.form
-        found.append(Column(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
+        found.append(ReportColumn(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
         if _alone(comparison):
             own = "at its own site" + (" %" if metric.percent else "")
-            found.append(Column(title=own, cell=lambda one: mean(one.own, form), narrow=False))
-    found.append(Column(title="seen by", cell=_seen_by))
+            found.append(ReportColumn(title=own, cell=lambda one: mean(one.own, form), narrow=False))
+    found.append(ReportColumn(title="seen by", cell=_seen_by))
     if loss and (metric is None or loss != metric.name):
         found.append(
-            Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
+            ReportColumn(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
         )
     return found
 
 
-def _target_columns(comparison: Comparison) -> list[Column]:
+def _target_columns(comparison: Comparison) -> list[ReportColumn]:
     """When a model first was as good as wanted: its round, and the seconds up to it by the clock that counts."""
     if comparison.target is None:
         return []
@@ -137,8 +137,8 @@ def _target_columns(comparison: Comparison) -> list[Column]:
 
     clock = ("simulated", "virtual_seconds") if comparison.simulated else ("seconds", "seconds")
     return [
-        Column(title=f"round of {comparison.target}", cell=cell("round", count)),
-        Column(title=f"{clock[0]} to it", cell=cell(clock[1], duration), narrow=False),
+        ReportColumn(title=f"round of {comparison.target}", cell=cell("round", count)),
+        ReportColumn(title=f"{clock[0]} to it", cell=cell(clock[1], duration), narrow=False),
     ]
 
 
@@ -162,9 +162,9 @@ def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[s
         return None
     rows = []
     for name in names:
-        form = Metric.named(name, comparison).form
+        form = JudgedMetric.named(name, comparison).form
         cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in found.values())
-        rows.append((Metric.named(name, comparison).column, *cells))
+        rows.append((JudgedMetric.named(name, comparison).column, *cells))
     return ("metric", *found), rows
 
 
@@ -177,7 +177,7 @@ def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str,
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
     """What models are judged by, by mode and site; None without data, or if the table would be too wide."""
-    metric = Metric.of(comparison)
+    metric = JudgedMetric.of(comparison)
     if metric is None:
         return None
     found = by_site(comparison, metric)

@@ -64,7 +64,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ConfigRequest:
     """A value that a message carries, and the run's under the same key, which may be none."""
 
     key: str
@@ -101,7 +101,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
+class AppAgreement:
     """The config and the settings of the installed app."""
 
     run_config: Mapping[str, Scalar]
@@ -112,12 +112,12 @@ class Agreed:
         """What installing `app` agrees to."""
         return cls(run_config=app.run_config, settings=app.settings)
 
-    def said(self, task: Task) -> Iterator[Said]:
+    def said(self, task: Task) -> Iterator[ConfigRequest]:
         """Every value that the task's message carries."""
         for config in task.configs.values():
             for key, value in sorted(config.items()):
                 run = task.run_config.get(key, self.run_config.get(key, _MISSING))
-                yield Said(key=key, asked=value, run=run)
+                yield ConfigRequest(key=key, asked=value, run=run)
 
     def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Change]:
         """Every value of a run that is other than the app's. settings: those for clients."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.owner import History, Owner
-from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
+from fedcore.federation.admission.owner import ExchangeHistory, Owner
+from fedcore.run.groups import (
+    MOST_DRAWS,
+    TOO_MANY_DRAWS,
+    WRONG_GROUP,
+    GroupAssignmentRecord,
+    check_group,
+    is_draw,
+    make_ticket,
+)
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Randomness, Signer, Verify, verifies
-from fedcore.wire.control import PlaceIn, Task
+from fedcore.wire.control import DrawTicketIn, Task
 
 
-def check_drawn(task: Task, settings: JobSettings, owner: Owner, ledger: History, *, verify: Verify = verifies) -> None:
+def check_drawn(
+    task: Task, settings: JobSettings, owner: Owner, ledger: ExchangeHistory, *, verify: Verify = verifies
+) -> None:
     """Refuse a draw too many, and an exchange that is not the group of one; raises ProtocolViolation.
 
     settings: those of the run, which say whether trainings are cut into groups.
@@ -38,15 +48,15 @@ def check_drawn(task: Task, settings: JobSettings, owner: Owner, ledger: History
 
 
 def answer_draw(
-    task: Task, owner: Owner, ledger: History, identity: Signer, randomness: Randomness = os.urandom
-) -> PlaceIn:
+    task: Task, owner: Owner, ledger: ExchangeHistory, identity: Signer, randomness: Randomness = os.urandom
+) -> DrawTicketIn:
     """This client's answer to a draw, noted before it leaves: another one to the same draw is never made."""
-    place = make_place(owner.federation, task.digest(), identity, randomness=randomness)
-    ledger.draw(Drawn.of(task, place))
+    place = make_ticket(owner.federation, task.digest(), identity, randomness=randomness)
+    ledger.draw(GroupAssignmentRecord.of(task, place))
     return place
 
 
-def _check_frequency(task: Task, ledger: History) -> None:
+def _check_frequency(task: Task, ledger: ExchangeHistory) -> None:
     """With every draw that is thrown away the server may choose among one grouping more."""
     idle = ledger.draws(task.purpose, task.asked_of) - len(ledger.released(task.purpose, task.asked_of))
     if idle >= MOST_DRAWS:

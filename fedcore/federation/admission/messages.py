@@ -6,12 +6,12 @@ from pathlib import Path
 
 from fedcore.errors import PeerError, ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.wire.control import Task
 from fedcore.wire.record_file import config_values, read_records
 
 
-def check_message(task: Task, content: Path | None, agreed: Agreed, policy: Policy) -> None:
+def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:
     """Raise ProtocolViolation for a message that is none, or sets what the owner does not allow."""
     if content is None or task.message is None:
         raise ProtocolViolation("message-missing", "a plain exchange sends every client a message")

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.federation import Policy, Roster
-from fedcore.federation.transcript import Attempt
-from fedcore.run.groups import Drawn
+from fedcore.federation.transcript import NoisedSum
+from fedcore.run.groups import GroupAssignmentRecord
 
 
 class Owner(Protocol):
@@ -37,7 +37,7 @@ class LedgerEntry(BaseModel):
     exchange: int
 
 
-class Released(LedgerEntry):
+class AgreedSum(LedgerEntry):
     """This client agreed to a sum over `survivors`.
 
     purpose: the first part of the message type. model: its SHA-256, or "" for none and for a query. survivors: as
@@ -53,7 +53,7 @@ class Released(LedgerEntry):
     bounds: str
 
 
-class History(Protocol):
+class ExchangeHistory(Protocol):
     """What one client remembers of earlier exchanges: the agent's ledger, or the simulator's, which is in memory."""
 
     def entered_in(self, run: str) -> int:
@@ -64,32 +64,32 @@ class History(Protocol):
         """How many exchanges were entered in the last 24 hours."""
         ...
 
-    def released(self, purpose: str, model: str) -> Sequence[Released]:
+    def released(self, purpose: str, model: str) -> Sequence[AgreedSum]:
         """The sums of one purpose and model that this client agreed to."""
         ...
 
-    def release(self, released: Released) -> None:
+    def release(self, released: AgreedSum) -> None:
         """Note that this client is about to agree to a sum."""
         ...
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[NoisedSum, ...]:
         """The noised sums that this client's update went to, without those that are returned."""
         ...
 
-    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
         """What all these sums may reveal about this client."""
         ...
 
-    def spend(self, attempt: Attempt) -> None:
+    def spend(self, attempt: NoisedSum) -> None:
         """Note that a noised update is about to leave this client."""
         ...
 
-    def give_back(self, attempt: Attempt) -> None:
+    def give_back(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
         ...
 
-    def drawn(self, run: str) -> Drawn | None:
+    def drawn(self, run: str) -> GroupAssignmentRecord | None:
         """The last draw of a run that this client answered."""
         ...
 
@@ -97,7 +97,7 @@ class History(Protocol):
         """How many draws for one purpose and model this client answered, in all runs."""
         ...
 
-    def draw(self, drawn: Drawn) -> None:
+    def draw(self, drawn: GroupAssignmentRecord) -> None:
         """Note that this client is about to answer a draw."""
         ...
 

@@ -32,7 +32,7 @@ from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.bounds import scales_and_bounds
-from fedcore.federation.admission.owner import History, Released, ids_from_text, ids_to_text
+from fedcore.federation.admission.owner import AgreedSum, ExchangeHistory, ids_from_text, ids_to_text
 from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
 from fedcore.wire.control import Task, Updates
@@ -44,7 +44,7 @@ MOST_SCALES: Final = MOST_REPEATS + 1
 """Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""
 
 
-def check_releases(task: Task, policy: Policy, ledger: History) -> None:
+def check_releases(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
     """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
     if policy.allow_differencing or task.aggregation == "plain":
         return
@@ -70,7 +70,7 @@ def agree(
     encoding: AnyEncoding,
     survivors: Collection[int],
     policy: Policy,
-    ledger: History,
+    ledger: ExchangeHistory,
     chain: Chain,
     *,
     here: Collection[int] = (),
@@ -80,7 +80,7 @@ def agree(
     chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
     """
     scales, bounds = scales_and_bounds(encoding)
-    asked = Released(
+    asked = AgreedSum(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
@@ -155,7 +155,7 @@ def check_smallest_group(
         )
 
 
-def _check_scales(earlier: Iterable[Released], asked: Released, bounds: Collection[str]) -> None:
+def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collection[str]) -> None:
     """Refuse to round or bound a sum of the same survivors in another way, and scales without an end.
 
     bounds: all names of those that are asked for.

@@ -18,12 +18,12 @@ from fedcore.codec import AnyEncoding, ScaleMemory, release_of
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.admission.drawn import answer_draw, check_drawn
-from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.federation.admission.releases import agree
-from fedcore.federation.admission.spending import Spending
+from fedcore.federation.admission.spending import PrivacySpending
 from fedcore.federation.admission.tasks import (
     check_encoding,
     check_frequency,
@@ -32,12 +32,12 @@ from fedcore.federation.admission.tasks import (
     check_work,
     follow_scales,
 )
-from fedcore.federation.transcript import Attempt, Chain, Link, buffered_of, record_hash
-from fedcore.run.groups import Drawn, Part, groups_of, is_draw
+from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
+from fedcore.run.groups import GroupAssignmentRecord, GroupMembership, groups_of, is_draw
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
-from fedcore.wire.control import Place, Task, Version
+from fedcore.wire.control import DrawTicket, Task, Version
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class MemoryHistory:
     """
 
     entered: int = 0
-    sums: list[Released] = field(default_factory=list)
+    sums: list[AgreedSum] = field(default_factory=list)
     memories: dict[tuple[str, str], ScaleMemory] = field(default_factory=dict)
-    noised: list[Attempt] = field(default_factory=list)
+    noised: list[NoisedSum] = field(default_factory=list)
     kept: Version | None = None
-    places: list[Drawn] = field(default_factory=list)
+    places: list[GroupAssignmentRecord] = field(default_factory=list)
 
     def entered_in(self, run: str) -> int:
         """How many exchanges were entered; there is one run."""
@@ -63,35 +63,35 @@ class MemoryHistory:
         """The same."""
         return self.entered
 
-    def released(self, purpose: str, model: str) -> list[Released]:
+    def released(self, purpose: str, model: str) -> list[AgreedSum]:
         """The sums of one purpose and model that this client agreed to."""
         return [released for released in self.sums if (released.purpose, released.model) == (purpose, model)]
 
-    def release(self, released: Released) -> None:
+    def release(self, released: AgreedSum) -> None:
         """Note that this client agrees to a sum."""
         self.sums.append(released)
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[NoisedSum, ...]:
         """The noised sums that this client's update went to, without those that are returned."""
         return tuple(self.noised)
 
-    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+    def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
         """What all these sums may reveal about this client."""
         accountant = Accountant()
         for release, times in Counter(attempt.release for attempt in self.noised if attempt not in without).items():
             accountant.add(release, times)
         return accountant
 
-    def spend(self, attempt: Attempt) -> None:
+    def spend(self, attempt: NoisedSum) -> None:
         """Note that a noised update leaves this client."""
         self.noised.append(attempt)
 
-    def give_back(self, attempt: Attempt) -> None:
+    def give_back(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
         self.noised.remove(attempt)
 
-    def drawn(self, run: str) -> Drawn | None:
+    def drawn(self, run: str) -> GroupAssignmentRecord | None:
         """The last draw that this client answered."""
         del run
         return self.places[-1] if self.places else None
@@ -100,7 +100,7 @@ class MemoryHistory:
         """How many draws for one purpose and model this client answered."""
         return sum((drawn.purpose, drawn.model) == (purpose, model) for drawn in self.places)
 
-    def draw(self, drawn: Drawn) -> None:
+    def draw(self, drawn: GroupAssignmentRecord) -> None:
         """Note that this client answers a draw."""
         self.places.append(drawn)
 
@@ -138,7 +138,7 @@ class SimulatedOwners:
     roster: Roster
     policy: Policy
     app_sha256: str
-    agreed: Agreed
+    agreed: AppAgreement
     chain: Chain = field(default_factory=Chain)
     _histories: dict[int, MemoryHistory] = field(init=False)
     _admitted: AdmittedExchange | None = field(default=None, init=False)
@@ -184,14 +184,14 @@ class SimulatedOwners:
             admitted.check_sum()
         return admitted
 
-    def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> list[Part]:
+    def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> list[GroupMembership]:
         """The groups that follow from the answers of the draw's cohort; raises RoundFailed."""
         self.admit(task, None)
         places = []
         for client in task.cohort:
             member = SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
             answer = answer_draw(task, member, self._histories[client], identities[client])
-            places.append(Place(client_id=client, nonce=answer.nonce, signature=answer.signature))
+            places.append(DrawTicket(client_id=client, nonce=answer.nonce, signature=answer.signature))
         return groups_of(task, places)
 
     @property
@@ -262,7 +262,7 @@ class AdmittedExchange:
         complete = len(signers) >= self.task.quorum
         group = self.task.group
         self.chain.add(
-            Link(
+            ChainLink(
                 hash=record_hash(outcome, complete=complete),
                 previous=self.task.previous,
                 draw=group.draw if group else "",
@@ -281,9 +281,9 @@ class AdmittedExchange:
             )
         )
 
-    def _spending(self, history: MemoryHistory) -> Spending:
+    def _spending(self, history: MemoryHistory) -> PrivacySpending:
         assert self.encoding is not None  # noqa: S101 - of a secure exchange
-        return Spending(
+        return PrivacySpending(
             task=self.task,
             encoding=self.encoding,
             settings=self.settings,

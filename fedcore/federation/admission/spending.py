@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.federation import Policy
-from fedcore.federation.admission.owner import History
+from fedcore.federation.admission.owner import ExchangeHistory
 from fedcore.federation.admission.tasks import check_privacy
-from fedcore.federation.transcript import Attempt, Chain, never_unmasked
+from fedcore.federation.transcript import Chain, NoisedSum, never_unmasked
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
+class PrivacySpending:
     """The account of one exchange. chain: the transcript that it goes on from, as this client has checked it."""
 
     task: Task
     encoding: AnyEncoding
     settings: JobSettings
     policy: Policy
-    ledger: History
+    ledger: ExchangeHistory
     chain: Chain
 
     def admit(self) -> None:
@@ -49,12 +49,12 @@ class Spending:
     def spend(self) -> None:
         """The update is about to leave."""
         if (release := release_of(self.encoding)) is not None:
-            self.ledger.spend(Attempt.of(self.task, release))
+            self.ledger.spend(NoisedSum.of(self.task, release))
 
-    def _check(self, without: Collection[Attempt]) -> None:
+    def _check(self, without: Collection[NoisedSum]) -> None:
         check_privacy(self.task, self.encoding, self.settings, self.policy, self.ledger.spent(without=without))
 
-    def _is_earlier(self, attempt: Attempt) -> bool:
+    def _is_earlier(self, attempt: NoisedSum) -> bool:
         return attempt.run == self.task.run and attempt.exchange < self.task.exchange
 
     def _return_masked(self, here: Collection[int]) -> None:

@@ -58,8 +58,8 @@ from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding,
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import Agreed
-from fedcore.federation.admission.owner import History, Owner
+from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.owner import ExchangeHistory, Owner
 from fedcore.federation.admission.releases import check_releases
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.run.encoding_plan import codec_settings
@@ -97,7 +97,7 @@ _ROUNDING: Final = 1e-3
 """By how much less noise may be announced than this machine computes; the multiplier has four digits."""
 
 
-def check_frequency(task: Task, policy: Policy, ledger: History) -> None:
+def check_frequency(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
     """Refuse to be asked more often than the owner allows; raises ProtocolViolation."""
     for count, most, what in (
         (ledger.entered_in(task.run), policy.max_exchanges_per_run, "of this run"),
@@ -113,7 +113,7 @@ def check_frequency(task: Task, policy: Policy, ledger: History) -> None:
     check_releases(task, policy, ledger)
 
 
-def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSettings:
+def check_task(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) -> JobSettings:
     """Refuse a task that the owner, the roster or the protocol does not allow; raises ProtocolViolation.
 
     Returns the settings that the exchange is to follow.
@@ -139,7 +139,7 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSe
     return settings
 
 
-def check_work(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> None:
+def check_work(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) -> None:
     """Refuse work for a later sum, as `check_task` refuses an exchange; raises ProtocolViolation."""
     _check_app(task, app_sha256)
     _check_roster(task, kit)
@@ -168,7 +168,7 @@ def check_start(task: Task, client: int, own: Version | None) -> None:
 
 
 def refused_choices(
-    run_config: Mapping[str, Any], settings: JobSettings, agreed: Agreed, policy: Policy, *, members: int
+    run_config: Mapping[str, Any], settings: JobSettings, agreed: AppAgreement, policy: Policy, *, members: int
 ) -> Iterator[ProtocolViolation]:
     """Every refusal of what whoever starts a run decides: its config and settings, and that updates can be read.
 
@@ -220,7 +220,7 @@ def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     return encoding
 
 
-def follow_scales(task: Task, encoding: AnyEncoding, ledger: History) -> None:
+def follow_scales(task: Task, encoding: AnyEncoding, ledger: ExchangeHistory) -> None:
     """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
     if not isinstance(encoding, Encoding) or encoding.layout is None:
         return

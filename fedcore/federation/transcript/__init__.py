@@ -5,8 +5,8 @@ and ctx follows from what the record holds; so whoever has the roster can check 
 task names the head of the chain, the hash of the record before it, so a record also vouches for all that came earlier.
 """
 
-from fedcore.federation.transcript.attempts import Attempt, never_unmasked
-from fedcore.federation.transcript.chain import Chain, Keys, Link, buffered_of, keys_of, next_head
+from fedcore.federation.transcript.attempts import NoisedSum, never_unmasked
+from fedcore.federation.transcript.chain import Chain, ChainLink, Keys, buffered_of, keys_of, next_head
 from fedcore.federation.transcript.records import (
     TRANSCRIPT_FORGED,
     TRANSCRIPT_FORK,
@@ -21,11 +21,11 @@ __all__ = [
     "TRANSCRIPT_FORGED",
     "TRANSCRIPT_FORK",
     "TRANSCRIPT_GAP",
-    "Attempt",
     "Chain",
+    "ChainLink",
     "ExchangeRecord",
     "Keys",
-    "Link",
+    "NoisedSum",
     "SignedRecord",
     "TranscriptOut",
     "buffered_of",

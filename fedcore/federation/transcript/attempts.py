@@ -10,7 +10,7 @@ from fedcore.federation.transcript.chain import Chain
 from fedcore.wire.control import ClientId, Message, Task
 
 
-class Attempt(Message):
+class NoisedSum(Message):
     """One exchange in which a client's noised update left its machine.
 
     previous: the record before it. full_graph: whether everybody holds a share of every secret.
@@ -44,7 +44,7 @@ class Attempt(Message):
         )
 
 
-def never_unmasked(attempt: Attempt, chain: Chain, *, here: Collection[int] = ()) -> bool:
+def never_unmasked(attempt: NoisedSum, chain: Chain, *, here: Collection[int] = ()) -> bool:
     """Whether the chain proves that no server, and no `corrupt` clients with it, ever took the masks off the sum.
 
     here: clients that take part in a later exchange of the same run, on this very chain, as their signed keys show.

@@ -39,7 +39,7 @@ def keys_of(rosters: Iterable[Roster]) -> Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ChainLink:
     """A record's place in the chain, and what was summed.
 
     previous: the head that its exchange was opened at. draw: of which draw it is a group, "" for none.
@@ -66,7 +66,7 @@ class Link:
     buffered: tuple[tuple[int, str, float], ...] = ()
 
     @classmethod
-    def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> Link:
+    def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> ChainLink:
         """The place of a record that has been checked."""
         return cls(
             hash=record_hash,
@@ -105,7 +105,7 @@ class Link:
 
 
 def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, float], ...]:
-    """What `Link.buffered` says of a task's sum."""
+    """What `ChainLink.buffered` says of a task's sum."""
     if task.buffer is None:
         return ()
     return tuple((client, start, factor) for (client, start), factor in task.updates_of(survivors).items())
@@ -116,7 +116,7 @@ class Chain:
     """What is known of a transcript: everything after the record `anchor`, or all of it where that is ""."""
 
     anchor: str = ""
-    links: list[Link] = field(default_factory=list)
+    links: list[ChainLink] = field(default_factory=list)
     _heads: list[str] = field(default_factory=list)
 
     @property
@@ -128,12 +128,12 @@ class Chain:
         """Another chain that goes on from here by itself."""
         return Chain(anchor=self.anchor, links=[*self.links], _heads=[*self._heads])
 
-    def add(self, link: Link) -> None:
+    def add(self, link: ChainLink) -> None:
         """Append a record that has been checked."""
         self._heads.append(next_head(self.head, link.previous, link.hash))
         self.links.append(link)
 
-    def extend(self, signed: SignedRecord, keys: Keys) -> tuple[Link, Task]:
+    def extend(self, signed: SignedRecord, keys: Keys) -> tuple[ChainLink, Task]:
         """Check a record against its signatures and the head, and add it.
 
         Raises ProtocolViolation: "transcript-forged" where signatures do not hold, "transcript-gap" where it follows
@@ -152,7 +152,7 @@ class Chain:
                 TRANSCRIPT_FORGED,
                 f"{name_of(task)} is of the roster {signed.record.roster_sha256[:12]}…, which is not known here",
             )
-        link = Link.of(check_signatures(signed, task, known), task, signed)
+        link = ChainLink.of(check_signatures(signed, task, known), task, signed)
         self.add(link)
         return link, task
 
@@ -175,7 +175,7 @@ class Chain:
             elsewhere |= link.signers
         return {frozenset(array("I", survivors)) for survivors in found}
 
-    def after(self, head: str) -> list[Link] | None:
+    def after(self, head: str) -> list[ChainLink] | None:
         """The records after those that this head stands for; None where the chain does not reach back to it."""
         if head == self.anchor:
             return self.links

@@ -17,7 +17,7 @@ from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder
 from fedcore.wire.control import Task
-from fedcore.wire.record_file import HeldRecords
+from fedcore.wire.record_file import MemoryRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class _AskedHere:
 
     task: Task
     content: Path
-    out: HeldRecords = field(default_factory=HeldRecords)
+    out: MemoryRecords = field(default_factory=MemoryRecords)
 
 
 class ClientExecutor(Protocol):

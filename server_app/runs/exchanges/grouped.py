@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.errors import RoundFailed
 from fedcore.run.exchange import make_draw
-from fedcore.run.groups import Part, groups_of, is_draw, too_few_groups
+from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
 from fedcore.run.plain import mean_metrics
 from fedcore.run.requirements import cut_for
 from fedcore.run.retries import Attempts
@@ -125,7 +125,7 @@ class GroupedExchanges:
 
     # --- the groups -----------------------------------------------------------------------------
 
-    async def _group(self, asked: SecureRequest, part: Part, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
+    async def _group(self, asked: SecureRequest, part: GroupMembership, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
         """Attempts at the sum of one group, until one succeeds or no other can help."""
         run, attempts, reason = self._run, self._sums.attempts(), ""
         for attempt in itertools.count(1):

@@ -11,7 +11,7 @@ from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import RoundFailed
 from fedcore.federation import Roster
 from fedcore.run.exchange import ExchangeRequest, make_task
-from fedcore.run.groups import Part
+from fedcore.run.groups import GroupMembership
 from fedcore.run.quorum import failures_for
 from fedcore.run.retries import Attempts
 from fedcore.state import Layout
@@ -62,7 +62,7 @@ def announce(
     previous: str,
     encoding: AnyEncoding | None,
     whole: bool = False,
-    part: Part | None = None,
+    part: GroupMembership | None = None,
     buffer: Buffer | None = None,
 ) -> Task:
     """The task of the run's next exchange, as in `make_task`; with no encoding that of a draw. part: of a draw."""
@@ -131,7 +131,7 @@ class SecureExchanges:
         attempts: Attempts,
         attempt: int,
         row: ExchangeRow | None,
-        part: Part | None = None,
+        part: GroupMembership | None = None,
         chosen: Chosen | None = None,
     ) -> tuple[Task, ExchangeEnd]:
         """A new attempt, or where there is a row for it, what came or comes of that one. chosen: of a buffered run.
@@ -166,7 +166,7 @@ class SecureExchanges:
         return await self._run.services.store.last_record(led=[(run, number) for number in self.led])
 
     async def _cohort(
-        self, request: ExchangeRequest, attempts: Attempts, attempt: int, part: Part | None
+        self, request: ExchangeRequest, attempts: Attempts, attempt: int, part: GroupMembership | None
     ) -> Sequence[int]:
         clients = self._run.clients
         if part is None:
@@ -214,7 +214,7 @@ class SecureExchanges:
         attempt: int,
         previous: str,
         whole: bool,
-        part: Part | None,
+        part: GroupMembership | None,
         buffer: Buffer | None,
     ) -> Task:
         """Announce an attempt; raises BudgetSpent."""

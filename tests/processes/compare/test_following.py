@@ -7,7 +7,7 @@ import pytest
 from support.events import event
 from support.raising import raises
 
-from fedcore.comparison.federation import Given, Killing
+from fedcore.comparison.federation import ClientKiller, SentModels
 from fedcore.comparison.local_federation import ProcessGroup
 from fedcore.comparison.run import Kill
 from fedcore.errors import EnvironmentFailure
@@ -37,21 +37,21 @@ def ended(status: str, reason: str = "") -> RunRecord:
 
 def test_a_model_is_fetched_once() -> None:
     held: dict[str, str] = {}
-    given = Given(held=held)
+    given = SentModels(held=held)
     for server_round, model in ((1, "a"), (1, "b"), (2, "b"), (2, "c")):
         given.see(exchange(server_round, model))
         given.see(done(server_round))
     assert given.models == ["a", "b", "b", "c"]
     assert [len(names) for names in given.fetched] == [2, 2, 0, 2]
     # The next run of the same federation.
-    again = Given(held=held)
+    again = SentModels(held=held)
     again.see(exchange(1, "c"))
     again.see(done(1))
     assert again.fetched == [frozenset()]
 
 
 def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
-    given = Given(held={})
+    given = SentModels(held={})
     given.see(exchange(1, "a", ["client-1"]))
     given.see(exchange(1, "a"))
     given.see(done(1))
@@ -68,10 +68,10 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
         yield made
 
 
-def killing(group: ProcessGroup, *, buffered: bool = False) -> Killing:
+def killing(group: ProcessGroup, *, buffered: bool = False) -> ClientKiller:
     ticks = iter(range(100))
     kill, clock = Kill(site=1, round=2), lambda: float(next(ticks))
-    return Killing(group=group, kill=kill, sites=2, buffered=buffered, clock=clock)
+    return ClientKiller(group=group, kill=kill, sites=2, buffered=buffered, clock=clock)
 
 
 def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGroup) -> None:
@@ -111,7 +111,7 @@ def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGr
 
 
 def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ProcessGroup) -> None:
-    watch = Killing(group=group, kill=None, sites=2)
+    watch = ClientKiller(group=group, kill=None, sites=2)
     watch.see(done(2))
     assert watch.losses(ended("finished")) == ()
     assert group.living == CLIENTS

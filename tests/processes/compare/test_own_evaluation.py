@@ -11,7 +11,7 @@ from support.reporting_app import JUDGING, reporting_app
 
 from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
 from fedcore.comparison.carry_out import RunStart
-from fedcore.comparison.judging import JudgedBy, Wanted
+from fedcore.comparison.judging import JudgedBy, MetricChoice
 from fedcore.wire.events import EventSink, ignore
 
 # The fork server may need long to import torch.
@@ -29,7 +29,7 @@ def test_every_mode_is_judged_by_what_the_server_app_evaluates(tmp_path: Path) -
         modes=parse_modes("federated,centralized"),
         sites=2,
         out=tmp_path / "out",
-        metric=Wanted(name="accuracy"),
+        metric=MetricChoice(name="accuracy"),
     )
     comparison = carry_out(job, unwatched)
     assert [run.reason for run in comparison.runs] == ["", ""]

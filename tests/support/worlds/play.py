@@ -27,7 +27,7 @@ from client_app.records.ledger import Ledger
 from client_app.records.transcript import Transcript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.agreed import Agreed
+from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings
@@ -41,7 +41,7 @@ from support.worlds.memory_transport import MemoryTransport, Request
 from support.worlds.server import Adversary, Release
 
 SECONDS = 500.0
-AGREED = Agreed(run_config={"lr": 1.0}, settings=JobSettings())
+AGREED = AppAgreement(run_config={"lr": 1.0}, settings=JobSettings())
 """What the app says that every owner installed."""
 _AT_ONCE = Pauses(first=0.0, longest=0.0, refusal=0.0, farewell=SECONDS)
 

@@ -14,8 +14,8 @@ from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError
-from fedcore.federation.admission.owner import Released
-from fedcore.federation.transcript import Attempt
+from fedcore.federation.admission.owner import AgreedSum
+from fedcore.federation.transcript import NoisedSum
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 
@@ -37,10 +37,10 @@ def busy(kit: Path) -> Path:
         asked(ledger, "first", 1)
         ledger.enter("first", 1)
         who = {"cohort": [1, 2, 3, 4], "quorum": 3, "corrupt": 0, "threshold": 3, "full_graph": True}
-        attempt = Attempt.model_validate({"run": "first", "exchange": 1, "release": RELEASE, "previous": "", **who})
+        attempt = NoisedSum.model_validate({"run": "first", "exchange": 1, "release": RELEASE, "previous": "", **who})
         ledger.spend(attempt)
         sum_of = {"purpose": "train", "model": "11", "survivors": "1-2,4", "bounds": "22"}
-        ledger.release(Released(run="first", exchange=1, scales=(1.0,), **sum_of))
+        ledger.release(AgreedSum(run="first", exchange=1, scales=(1.0,), **sum_of))
         ledger.unmask("first", 1)
         ledger.leave("first", 1)
         for exchange in (1, 2):
@@ -99,7 +99,7 @@ def test_an_exchange_that_was_repeated(kit: Path) -> None:
             asked(ledger, "run", exchange, attempt=attempt)
             ledger.enter("run", exchange)
             sum_of = {"purpose": "train", "model": "11", "survivors": "1-4", "bounds": "22"}
-            ledger.release(Released(run="run", exchange=exchange, scales=(2.0**exchange,), **sum_of))
+            ledger.release(AgreedSum(run="run", exchange=exchange, scales=(2.0**exchange,), **sum_of))
     console = Console(width=160, file=StringIO())
     print_audit(audit(kit), console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from client_app.exchange.exchange import take_part
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec import CodecSettings, PrivateEncoding, first_encoding, private_encoding
 from fedcore.codec.privacy import Accountant
-from fedcore.federation.transcript import Attempt
+from fedcore.federation.transcript import NoisedSum
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.control import Task, WithdrawalReason
@@ -178,7 +178,7 @@ async def test_the_budget_holds_for_all_runs_together(
 ) -> None:
     encoding = noised(script)
     client = demanding(cost(encoding) * 1.01)
-    client.ledger.spend(Attempt.of(make_task(run="an earlier run", exchange=7), encoding.release))
+    client.ledger.spend(NoisedSum.of(make_task(run="an earlier run", exchange=7), encoding.release))
     script.task = make_task(encoding=encoding, settings=SETTINGS)
     await offer(script, client)
     assert refusal(script) == ("privacy-budget", WithdrawalReason.POLICY)
@@ -275,7 +275,7 @@ class TestReturns:
     ) -> None:
         """Of seven, three colluding ones may have helped to unmask the attempt; three in the retry prove nothing."""
         strangers = make_task(exchange=1, cohort=[1, 4, 5, 6, 7, 8, 9], quorum=5)
-        attempt = Attempt.of(strangers, encoding.release)
+        attempt = NoisedSum.of(strangers, encoding.release)
         poor.ledger.spend(attempt)
         again(2)
         await offer(script, poor)
@@ -292,7 +292,7 @@ class TestReturns:
         encoding: PrivateEncoding,
     ) -> None:
         """Who takes part in this run may still be asked for signatures in the other."""
-        poor.ledger.spend(Attempt.of(make_task(run="another"), encoding.release))
+        poor.ledger.spend(NoisedSum.of(make_task(run="another"), encoding.release))
         again(2)
         await offer(script, poor)
         assert refusal(script) == ("privacy-budget", WithdrawalReason.POLICY)
@@ -308,7 +308,7 @@ class TestReturns:
     ) -> None:
         """Those who are there may still sign the other run's exchange; those who signed this one may not."""
         rich = demanding(cost(encoding, encoding, encoding) * 1.01)
-        rich.ledger.spend(Attempt.of(make_task(run="another"), encoding.release))
+        rich.ledger.spend(NoisedSum.of(make_task(run="another"), encoding.release))
         again(2)
         await offer(script, rich)
         assert [attempt.run for attempt in rich.ledger.attempts] == ["another", script.task.run]

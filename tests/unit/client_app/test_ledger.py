@@ -12,8 +12,8 @@ from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
-from fedcore.federation.admission.owner import Released, ids_from_text, ids_to_text
-from fedcore.federation.transcript import Attempt
+from fedcore.federation.admission.owner import AgreedSum, ids_from_text, ids_to_text
+from fedcore.federation.transcript import NoisedSum
 from tests.support.raising import raises
 
 
@@ -60,8 +60,8 @@ def test_leaving_closes_the_exchange_and_keeps_its_number(tmp_path: Path) -> Non
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 
 
-def attempt(run: str, exchange: int) -> Attempt:
-    return Attempt(
+def attempt(run: str, exchange: int) -> NoisedSum:
+    return NoisedSum(
         run=run,
         exchange=exchange,
         release=RELEASE,
@@ -175,7 +175,7 @@ def test_exchanges_are_counted_by_run_and_by_day(tmp_path: Path) -> None:
 
 def test_what_was_released_is_known_after_a_restart(tmp_path: Path) -> None:
     sum_of = {"purpose": "train", "model": "aa", "survivors": "1-3,5"}
-    released = Released(run="r", exchange=1, scales=(0.5, 2.0**-9), bounds="bb", **sum_of)
+    released = AgreedSum(run="r", exchange=1, scales=(0.5, 2.0**-9), bounds="bb", **sum_of)
     with Ledger(tmp_path) as ledger:
         ledger.release(released)
     with Ledger(tmp_path) as ledger:

@@ -27,8 +27,8 @@ from client_app.records.ledger_entries import LEDGER_FILE, Asked, Refused, read_
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
-from fedcore.federation.admission.agreed import Agreed
-from fedcore.federation.admission.owner import Released, ids_to_text
+from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.owner import AgreedSum, ids_to_text
 from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.federation.admission.tasks import check_frequency, check_task
 from fedcore.federation.transcript import Chain, keys_of
@@ -44,16 +44,16 @@ Script = Any  # support.scripted.Scripted
 APP = "ab" * 32
 CONFIG = {"num-server-rounds": 3, "lr": 0.1, "optimizer": "sgd"}
 SETTINGS = JobSettings(w_max=100)
-AGREED = Agreed(run_config=CONFIG, settings=SETTINGS)
+AGREED = AppAgreement(run_config=CONFIG, settings=SETTINGS)
 FOUR_SUMS = [(1, 2, 3, 6), (4, 5, 6), (2, 3, 7, 8), (4, 5, 7, 8)]
 
 
-def check(task: Task, kit: ClientKit, agreed: Agreed = AGREED, **policy: Any) -> None:
+def check(task: Task, kit: ClientKit, agreed: AppAgreement = AGREED, **policy: Any) -> None:
     """As the agent does, with the policy of a kit from `provision`, changed."""
     check_task(task, replace(kit, policy=replace(Policy.default(4), **policy)), APP, agreed)
 
 
-def refusal(task: Task, kit: ClientKit, agreed: Agreed = AGREED, **policy: Any) -> ProtocolViolation:
+def refusal(task: Task, kit: ClientKit, agreed: AppAgreement = AGREED, **policy: Any) -> ProtocolViolation:
     with pytest.raises(ProtocolViolation) as refused:
         check(task, kit, agreed, **policy)
     withdrawal = withdrawal_for(refused.value)
@@ -444,7 +444,7 @@ class TestReleases:
     ) -> None:
         model, others = script.task.model.sha256, ids_to_text({1, 2, 3})
         sum_of = {"purpose": "train", "model": model, "survivors": others}
-        earlier = Released(run="r", exchange=1, scales=(), bounds="", **sum_of)
+        earlier = AgreedSum(run="r", exchange=1, scales=(), bounds="", **sum_of)
         client.ledger.release(earlier)
         strict = allow(client, min_cohort=3, min_threshold=3, allow_differencing=False)
         async with script.serving():

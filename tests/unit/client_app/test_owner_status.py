@@ -21,9 +21,9 @@ from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.cli.main import app
 from fedcore.codec.privacy import Accountant, Release
-from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.federation.transcript import Attempt
+from fedcore.federation.transcript import NoisedSum
 
 Script = Any  # support.scripted.Scripted
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
@@ -42,11 +42,11 @@ def state(kit: Path) -> Path:
         ledger.ask("first", 1, aggregation="secure", **ASKED)
         ledger.enter("first", 1)
         who = {"cohort": [1, 2, 3, 4], "quorum": 3, "corrupt": 0, "threshold": 3, "full_graph": True}
-        attempt = Attempt.model_validate({"run": "first", "exchange": 1, "release": RELEASE, "previous": "", **who})
+        attempt = NoisedSum.model_validate({"run": "first", "exchange": 1, "release": RELEASE, "previous": "", **who})
         ledger.spend(attempt)
         ledger.send("first", 1, "masked", 4_000)
         sum_of = {"purpose": "train", "model": "11", "survivors": "1-2,4", "bounds": "22"}
-        ledger.release(Released(run="first", exchange=1, scales=(1.0,), **sum_of))
+        ledger.release(AgreedSum(run="first", exchange=1, scales=(1.0,), **sum_of))
         ledger.leave("first", 1, up=5_000, down=900_000)
         ledger.ask("<b>nosy", 1, aggregation="secure", **ASKED)
         ledger.enter("<b>nosy", 1)

@@ -7,11 +7,11 @@ from support.raising import raises
 
 from fedcore.comparison.app_facts import AppFacts
 from fedcore.comparison.carry_out import build_comparison, check_metric, finished, in_groups, seconds_left
-from fedcore.comparison.judging import JudgedBy, Wanted
+from fedcore.comparison.judging import JudgedBy, MetricChoice
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.plan import CompareJob, plan
 from fedcore.comparison.report import SiteSplit
-from fedcore.comparison.results import Point, RunResult
+from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.comparison.run import PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -79,23 +79,23 @@ def test_a_comparison_says_what_held_for_all_runs() -> None:
 
 
 def test_the_metric_of_an_app_of_its_own_is_looked_for_in_its_first_run() -> None:
-    asked = replace(job("federated"), metric=Wanted(name="c_index"))
+    asked = replace(job("federated"), metric=MetricChoice(name="c_index"))
     run, *_ = plan(asked)
     facts = AppFacts(refusal="own loop")
-    evaluated = replace(result(run), curve=(Point(round=1, metrics={"eval_acc": 0.5, "pair": (1.0, 2.0)}),))
+    evaluated = replace(result(run), curve=(CurvePoint(round=1, metrics={"eval_acc": 0.5, "pair": (1.0, 2.0)}),))
     check_metric(asked, facts, result(run))
     with raises(ConfigurationError, check="no-such-metric", match="eval_acc:max.*pair"):
         check_metric(asked, facts, evaluated)
-    check_metric(replace(asked, metric=Wanted(name="eval_acc")), facts, evaluated)
+    check_metric(replace(asked, metric=MetricChoice(name="eval_acc")), facts, evaluated)
     made = build_comparison(replace(asked, metric=None), [run], [evaluated], facts)
     assert (made.judged_by, made.own_evaluation) == (JudgedBy(name="eval_acc", better="max"), True)
 
 
 def test_a_failed_run_does_not_say_which_metrics_there_are() -> None:
     """Its ServerApp did not come to its end, and its figures are not there."""
-    asked = replace(job("federated"), metric=Wanted(name="accuracy"))
+    asked = replace(job("federated"), metric=MetricChoice(name="accuracy"))
     run, *_ = plan(asked)
-    failed = replace(result(run, status="failed"), curve=(Point(round=1, metrics={"eval_acc": 0.5}),))
+    failed = replace(result(run, status="failed"), curve=(CurvePoint(round=1, metrics={"eval_acc": 0.5}),))
     check_metric(asked, AppFacts(refusal="own loop"), failed)
     assert build_comparison(asked, [run], [failed], AppFacts(refusal="own loop")).judged_by is None
 
@@ -104,6 +104,6 @@ def test_figures_of_the_server_app_come_before_those_of_clients() -> None:
     asked = job("federated")
     run, *_ = plan(asked)
     metrics = {"eval_acc": 0.5, "loss": 1.0, "clients/loss": 2.0}
-    evaluated = replace(result(run), curve=(Point(round=1, metrics=metrics),), by_server=("loss",))
+    evaluated = replace(result(run), curve=(CurvePoint(round=1, metrics=metrics),), by_server=("loss",))
     made = build_comparison(asked, [run], [evaluated], AppFacts(refusal="own loop"))
     assert made.judged_by == JudgedBy(name="loss", better="min")

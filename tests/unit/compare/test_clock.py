@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcore.comparison.app_facts import fit_cost, measure_cost
 from fedcore.comparison.measure.clock import (
-    Exchanged,
+    TimedExchange,
     allreduce_seconds,
     averaging_seconds,
     buffered_seconds,
@@ -79,7 +79,7 @@ def test_alone_the_slowest_site_ends_a_round() -> None:
 
 
 def test_a_federated_exchange_shares_the_servers_link() -> None:
-    exchanges = [Exchanged(server_round=r, up={0: 4, 1: 2}, down={0: 8, 1: 8}) for r in (1, 2)]
+    exchanges = [TimedExchange(server_round=r, up={0: 4, 1: 2}, down={0: 8, 1: 8}) for r in (1, 2)]
     # The server's two bytes a second are one for each client, as fast as a site's own link.
     plain = 4 * 2 * 0.25 + 6.0 + 12.0
     assert federated_seconds(SCHEDULE, exchanges, COST, SLOW, secure=False) == pytest.approx([plain, 2 * plain])
@@ -88,7 +88,7 @@ def test_a_federated_exchange_shares_the_servers_link() -> None:
 
 
 def test_keys_are_exchanged_beside_the_training() -> None:
-    exchange = [Exchanged(server_round=1, up={0: 0}, down={0: 0})]
+    exchange = [TimedExchange(server_round=1, up={0: 0}, down={0: 0})]
     far = Network(name="", bandwidth=8.0, latency=2.0, server=8.0)
     assert federated_seconds(SCHEDULE, exchange, COST, far, secure=True) == [7 * 4.0 + 2 * 4.0]  # longer than 6 s
     assert federated_seconds(SCHEDULE, exchange, COST, SLOW, secure=True) == [7 * 0.5 + 6.0]
@@ -145,10 +145,10 @@ def test_a_cost_is_measured_on_the_apps_own_model() -> None:
     assert torch.get_num_threads() == threads
 
 
-def _summed(**staleness: int) -> Exchanged:
+def _summed(**staleness: int) -> TimedExchange:
     """Of a buffered exchange that moves no bytes; keys are `site0`, `site1`."""
     ages = {int(name.removeprefix("site")): age for name, age in staleness.items()}
-    return Exchanged(server_round=1, up=dict.fromkeys(ages, 0.0), down=dict.fromkeys(ages, 0.0), staleness=ages)
+    return TimedExchange(server_round=1, up=dict.fromkeys(ages, 0.0), down=dict.fromkeys(ages, 0.0), staleness=ages)
 
 
 def test_a_buffer_waits_for_its_own_updates_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.comparison.federation import Followed, Taken, taken_in, told_since, told_tests
+from fedcore.comparison.federation import FederatedOutcome, TrainedExamples, taken_in, told_since, told_tests
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.modes.federated import Description, result_of, rounds_tested
 from fedcore.comparison.modes.federated_async import staleness_of
@@ -32,7 +32,9 @@ TOLD = {"client-1": {1: 8, 2: 8}, "client-2": {1: 12, 2: 12}}
 """Two epochs of 4 and 6 examples, in both rounds."""
 
 
-def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), taken: Taken = TOLD, **started: Any) -> Followed:
+def followed(
+    *, survivors: tuple[str, ...] = ("client-1", "client-2"), taken: TrainedExamples = TOLD, **started: Any
+) -> FederatedOutcome:
     """Two rounds; in the second one `survivors` are left, and nobody has to fetch the model."""
     record = RunRecord()
     record.add(event("started", **{"aggregation": "plain", **started}), 0.0)
@@ -46,7 +48,7 @@ def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), taken: Ta
         record.add(event("exchange-done", **base, message_type="evaluate", examples=5, metrics=found), 2)
     record.add(event("ended"), 3.0)
     fetched = (BOTH, BOTH, frozenset(), BOTH)
-    return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=fetched, taken=taken)
+    return FederatedOutcome(record=record, losses=(), models=("a", "b", "b", "c"), fetched=fetched, taken=taken)
 
 
 def run(tmp_path: Path, **changes: Any) -> PlannedRun:

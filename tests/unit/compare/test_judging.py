@@ -7,14 +7,14 @@ import pytest
 from support.comparisons import made_up, made_up_run
 from support.raising import raises
 
-from fedcore.comparison.judging import JudgedBy, Wanted, choose, known_by_name
+from fedcore.comparison.judging import JudgedBy, MetricChoice, choose, known_by_name
 from fedcore.comparison.report import Comparison
 from fedcore.comparison.report.curves import curve_drawings
 from fedcore.comparison.report.fairness import fairness
 from fedcore.comparison.report.story import OWN_EVALUATION, headline
 from fedcore.comparison.report.summary import best_points
 from fedcore.comparison.report.tables import caption, loss_name, main_table, metrics_table, sites_table
-from fedcore.comparison.results import Metrics, Point, RunResult, SiteResult
+from fedcore.comparison.results import CurvePoint, Metrics, RunResult, SiteResult
 from fedcore.errors import ConfigurationError
 
 C_INDEX, RMSE = JudgedBy(name="c_index", better="max"), JudgedBy(name="rmse", better="min")
@@ -22,7 +22,7 @@ C_INDEX, RMSE = JudgedBy(name="c_index", better="max"), JudgedBy(name="rmse", be
 
 def run(mode: str, metrics: Metrics, *, seed: int = 1, **changes: Any) -> RunResult:
     """A run whose models have these metrics after one round, and again after the second."""
-    curve = tuple(Point(round=number, samples=9 * number, seconds=1.0, metrics=metrics) for number in (1, 2))
+    curve = tuple(CurvePoint(round=number, samples=9 * number, seconds=1.0, metrics=metrics) for number in (1, 2))
     return replace(made_up_run(mode, seed=seed, curve=curve), **changes)
 
 
@@ -34,8 +34,10 @@ def comparison(*runs: RunResult, judged_by: JudgedBy | None = C_INDEX, **changes
 def test_the_metric_is_the_apps_first_or_the_one_that_is_named() -> None:
     known = {"c_index": "max", "rmse": "min", "loss": "min"}
     assert choose(None, known) == C_INDEX
-    assert choose(Wanted.parse("rmse"), known) == RMSE
-    assert choose(Wanted.parse("rmse:max"), known) == JudgedBy(name="rmse", better="max"), "who says so is believed"
+    assert choose(MetricChoice.parse("rmse"), known) == RMSE
+    assert choose(MetricChoice.parse("rmse:max"), known) == JudgedBy(name="rmse", better="max"), (
+        "who says so is believed"
+    )
     assert choose(None, {}) is None
 
 
@@ -44,7 +46,7 @@ def test_names_alone_say_what_is_better_for_accuracies_and_losses() -> None:
     assert list(known.items()) == [("eval_acc", "max"), ("eval_loss", "min"), ("kappa", None)]
     assert choose(None, known) == JudgedBy(name="eval_acc", better="max")
     assert choose(None, known_by_name(["kappa"])) is None
-    assert choose(Wanted.parse("kappa:max"), known) == JudgedBy(name="kappa", better="max")
+    assert choose(MetricChoice.parse("kappa:max"), known) == JudgedBy(name="kappa", better="max")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_names_alone_say_what_is_better_for_accuracies_and_losses() -> None:
 )
 def test_a_metric_that_cannot_be_judged_by_is_refused(wanted: str, said: dict[str, str]) -> None:
     with raises(ConfigurationError, **said):
-        choose(Wanted.parse(wanted), {"c_index": "max", "kappa": None})
+        choose(MetricChoice.parse(wanted), {"c_index": "max", "kappa": None})
 
 
 def test_a_larger_loss_is_no_worse_model_where_the_c_index_says_otherwise() -> None:
@@ -164,7 +166,7 @@ def test_rounds_without_a_point_on_the_curves_are_named() -> None:
 
 def test_a_quantity_that_is_not_known_has_no_figure() -> None:
     own = run("federated", {"c_index": 0.7})
-    curve = (Point(round=0, metrics={"c_index": 0.5}), *(replace(point, samples=None) for point in own.curve))
+    curve = (CurvePoint(round=0, metrics={"c_index": 0.5}), *(replace(point, samples=None) for point in own.curve))
     names = [drawing.name for drawing in curve_drawings(comparison(replace(own, curve=curve)))]
     assert "c-index-samples" not in names
     assert "c-index-rounds" in names

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.comparison.parameter_server.messages import Reply, Request, read_action, write_action
-from fedcore.comparison.parameter_server.shard import FlatModel, KeyRanges, Shard
+from fedcore.comparison.parameter_server.messages import PushPullReply, PushPullRequest, read_action, write_action
+from fedcore.comparison.parameter_server.shard import FlatModel, KeyRanges, ModelShard
 from fedcore.comparison.parameter_server.update_order import (
-    Answer,
     Apply,
     Arrivals,
-    Link,
     Push,
+    SendModel,
     SimulatedClock,
+    SimulatedLink,
     Snapshot,
     StalenessExceeded,
     StepTaken,
@@ -51,7 +51,7 @@ class Crowd:
     def do(self, actions):
         for action in actions:
             match action:
-                case Answer(worker):
+                case SendModel(worker):
                     living = [w for w in self.left if self.left[w]]
                     clocks = {w: self.applied.count(w) for w in living}
                     assert clocks[worker] - min(clocks.values()) <= self.core.bound
@@ -101,15 +101,15 @@ def test_no_worker_reads_beyond_the_bound_and_all_come_to_their_end(data, steps,
 def test_a_fast_worker_is_held_back_until_the_slowest_has_pushed():
     core = UpdateOrder.of(2, bound=1, together=False, round_samples=100)
     assert core.ask(0) == []
-    assert core.ask(1) == [Answer(0), Answer(1)]
-    assert core.push(0, push()) == [Apply((0,), 1.0), Answer(0)]
+    assert core.ask(1) == [SendModel(0), SendModel(1)]
+    assert core.push(0, push()) == [Apply((0,), 1.0), SendModel(0)]
     assert core.push(0, push()) == [Apply((0,), 1.0)]
-    assert core.push(1, push()) == [Apply((1,), 1.0), Answer(0), Answer(1)]
+    assert core.push(1, push()) == [Apply((1,), 1.0), SendModel(0), SendModel(1)]
     assert core.push(0, push()) == [Apply((0,), 1.0)]
     assert core.stale_clocks == {0: 2, 1: 2}
     assert core.stale_updates == {0: 3, 2: 1}
     # Nobody waits for one that is gone, nor for one that has done its last step.
-    assert core.lose(1) == [Answer(0)]
+    assert core.lose(1) == [SendModel(0)]
     assert core.push(0, push(last=True)) == [Apply((0,), 1.0), StepTaken(0), Snapshot(1)]
     assert core.over
 
@@ -120,9 +120,9 @@ def test_the_step_of_those_that_are_left_is_the_mean_over_their_examples():
         core.ask(worker)
     core.push(0, push(3, total=12))
     core.push(2, push(1, total=12))
-    assert core.lose(1) == [Apply((0, 2), 3.0), Answer(0), Answer(2)]
+    assert core.lose(1) == [Apply((0, 2), 3.0), SendModel(0), SendModel(2)]
     core.push(2, push(1, total=12))
-    assert core.lose(0) == [Apply((2,), 12.0), Answer(2)]
+    assert core.lose(0) == [Apply((2,), 12.0), SendModel(2)]
     # The model at the end is that of a round, though the round stayed short.
     assert core.lose(2) == [Snapshot(1)]
 
@@ -166,14 +166,14 @@ def test_the_servers_link_takes_one_message_after_the_other():
         assert clock.now == pytest.approx(expected)
     assert [clock.answer(1000), clock.answer(1000)] == pytest.approx([7.0, 7.5])
     assert SimulatedClock(network=network, shards=4).answer(1000) == pytest.approx(2.0)
-    assert Link(8.0).through(3.0, 1) == 3.0
+    assert SimulatedLink(8.0).through(3.0, 1) == 3.0
 
 
 def test_messages_survive_the_way_over_the_wire():
-    for request in (Request(None, 0.0), Request(push(3, total=9, last=True), 2.5)):
-        assert Request.read(request.header()) == request
-    assert Reply.read(Reply(1.5, 7).header()) == Reply(1.5, 7)
-    for action in (Apply((0, 2), 1.5), Answer(1), StepTaken(2), Snapshot(4), None):
+    for request in (PushPullRequest(None, 0.0), PushPullRequest(push(3, total=9, last=True), 2.5)):
+        assert PushPullRequest.read(request.header()) == request
+    assert PushPullReply.read(PushPullReply(1.5, 7).header()) == PushPullReply(1.5, 7)
+    for action in (Apply((0, 2), 1.5), SendModel(1), StepTaken(2), Snapshot(4), None):
         assert read_action(write_action(action, 3)) == action
 
 
@@ -202,7 +202,7 @@ def test_shards_step_as_the_apps_optimizer_does_on_the_whole_model(name, shards)
     whole, optimizer = model(), None
     optimizer = config(whole)
     ranges = KeyRanges.of(whole, shards=shards)
-    servers = [Shard(model(), config, ranges, number) for number in range(shards)]
+    servers = [ModelShard(model(), config, ranges, number) for number in range(shards)]
     flat, vector = FlatModel(whole, ranges), torch.zeros(ranges.size)
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
@@ -232,4 +232,4 @@ def test_what_shards_cannot_do_is_refused():
         KeyRanges.of(nn.Linear(2, 2), shards=7)
     ranges = KeyRanges.of(nn.Linear(2, 2), shards=2)
     with pytest.raises(ConfigurationError, match="shards=1"):
-        Shard(nn.Linear(2, 2), lambda module: torch.optim.Adafactor(module.parameters()), ranges, 0)
+        ModelShard(nn.Linear(2, 2), lambda module: torch.optim.Adafactor(module.parameters()), ranges, 0)

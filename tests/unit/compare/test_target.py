@@ -11,16 +11,16 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.comparison.results import Point
+from fedcore.comparison.results import CurvePoint
 from fedcore.comparison.target import Target, line_of
 from fedcore.errors import ConfigurationError
 
 SIMULATE = ("simulate", str(TINY), "--engine", "inline", "--clients", "3", "--run-config", "num-server-rounds=3")
 
 
-def curve(*values: float, name: str = "eval_acc") -> list[Point]:
+def curve(*values: float, name: str = "eval_acc") -> list[CurvePoint]:
     return [
-        Point(round=number, seconds=2.0 * number, simulated_seconds=10.0 * number, metrics={name: value})
+        CurvePoint(round=number, seconds=2.0 * number, simulated_seconds=10.0 * number, metrics={name: value})
         for number, value in enumerate(values)
     ]
 

@@ -20,7 +20,7 @@ from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import check_fingerprint, fingerprint
-from fedcore.federation.requests import Admission, Request
+from fedcore.federation.requests import Admission, JoinRequest
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> FederationFolder:
 def admit(made: FederationFolder, folder: Path, name: str) -> ClientKit:
     """All of it, as three people would do it."""
     path, _ = ask(folder, name)
-    request = Request.load(path)
+    request = JoinRequest.load(path)
     authority = Authority.load(made.folder).approve([request])
     ids = {member.name: member.id for member in authority.roster.members}
     admission = folder / "admission.json"
@@ -75,7 +75,7 @@ def test_ids_and_names_are_never_given_twice(made: FederationFolder, tmp_path: P
 def test_an_admission_can_be_written_again(made: FederationFolder, tmp_path: Path) -> None:
     path, request = ask(tmp_path / "north", "north")
     authority = Authority.load(made.folder).approve([request])
-    assert authority.approve([Request.load(path)]) is authority
+    assert authority.approve([JoinRequest.load(path)]) is authority
     assert authority.admission(1).roster == authority.roster
 
 
@@ -103,17 +103,17 @@ def test_a_name_is_not_taken_over(made: FederationFolder, tmp_path: Path, name: 
         Authority.load(made.folder).approve([ask(tmp_path / "other", name)[1]])
     stranger, new = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
     with raises(KitError, check=check, match=name):
-        Authority.load(made.folder).approve([Request.make(name, new, stranger)])
+        Authority.load(made.folder).approve([JoinRequest.make(name, new, stranger)])
 
 
 def test_a_key_is_replaced_by_who_has_the_old_one(made: FederationFolder, tmp_path: Path) -> None:
     kit = admit(made, tmp_path / "north", "north")
     path, request = rotate(tmp_path / "north")
-    authority = Authority.load(made.folder).approve([Request.load(path)])
+    authority = Authority.load(made.folder).approve([JoinRequest.load(path)])
     assert authority.roster.keys == {1: request.public_key}
     assert request.replaces == kit.roster.keys[1]
     with raises(KitError, check="other-key", match="north"):
-        authority.approve([Request.make("north", Ed25519PrivateKey.generate(), kit.identity)])
+        authority.approve([JoinRequest.make("north", Ed25519PrivateKey.generate(), kit.identity)])
 
 
 def test_nobody_is_revoked_who_is_no_member(made: FederationFolder, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_request_that_was_altered_is_refused(change: Callable[[dict[str, Any]]
     change(document)
     path.write_text(json.dumps(document))
     with pytest.raises(KitError, match=r"north\.request\.json: "):
-        Request.load(path)
+        JoinRequest.load(path)
 
 
 def test_an_admission_that_was_altered_is_refused(made: FederationFolder, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedcore.federation.chain import chain_text, load_chain, successors
 from fedcore.federation.enrolment import rotate
 from fedcore.federation.kits.identity import NEXT_IDENTITY_FILE, public_bytes
 from fedcore.federation.membership import follow
-from fedcore.federation.requests import Request
+from fedcore.federation.requests import JoinRequest
 from tests.support.raising import raises
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -135,8 +135,8 @@ def texts(authority: Authority, after: int = 1) -> list[str]:
     return [roster.to_json() for roster in authority.rosters if roster.version > after]
 
 
-def joining(name: str) -> Request:
-    return Request.make(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))
+def joining(name: str) -> JoinRequest:
+    return JoinRequest.make(name, Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))
 
 
 def test_a_client_follows_and_never_goes_back(client: Path, authority: Authority) -> None:
@@ -186,5 +186,5 @@ def test_a_key_that_the_client_never_made_is_refused(client: Path, authority: Au
     kit = ClientKit.load(client)
     other = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
     with pytest.raises(ProtocolViolation, match="roster-other-key"):
-        follow(kit, texts(authority.approve([Request.make(kit.name, other, kit.identity)])))
+        follow(kit, texts(authority.approve([JoinRequest.make(kit.name, other, kit.identity)])))
     assert ClientKit.load(client).roster == kit.roster

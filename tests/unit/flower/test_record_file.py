@@ -22,7 +22,7 @@ from fedcore.flower.records import load_records, save_records
 from fedcore.state import ModelState
 from fedcore.state.files import read_metadata
 from fedcore.wire import record_file
-from fedcore.wire.record_file import KEY, HeldRecords, StoredValues, arrays_state, read_records, write_result
+from fedcore.wire.record_file import KEY, MemoryRecords, StoredValues, arrays_state, read_records, write_result
 
 NAMES = st.text(max_size=8)
 FLOATS = st.floats(width=64)
@@ -89,7 +89,7 @@ def test_records_that_are_held_are_those_of_the_file(
     records: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     content, folder = RecordDict(records), tmp_path_factory.mktemp("records")
-    held = HeldRecords()
+    held = MemoryRecords()
     save_records(held, content)
     save_records(folder / "file", content)
     held.save(folder / "held")
@@ -101,7 +101,7 @@ def test_records_that_are_held_are_those_of_the_file(
 def test_a_model_that_is_held_is_a_copy() -> None:
     weights = np.zeros(3, np.float32)
     state = ModelState.from_arrays({"w": weights})
-    held = HeldRecords()
+    held = MemoryRecords()
     write_result(held, StoredValues(key="m", kind="metric", values={}), "arrays", state.layout, state.write_to)
     weights += 1  # the next client trains in the same memory
     np.testing.assert_array_equal(load_records(held).array_records["arrays"]["w"].numpy(), np.zeros(3, np.float32))

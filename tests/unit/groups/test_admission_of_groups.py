@@ -13,11 +13,11 @@ from client_app.records.ledger import Ledger
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.drawn import answer_draw, check_drawn
-from fedcore.federation.admission.owner import Released
+from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Place, Task
+from fedcore.wire.control import DrawTicket, Task
 
 GROUPED = JobSettings(groups=3)
 
@@ -37,9 +37,9 @@ def refused(task: Task, settings: JobSettings, owner: SimulatedMember, ledger: L
     assert caught.value.check == check
 
 
-def answer(notary: Notary, task: Task, ledger: Ledger) -> Place:
+def answer(notary: Notary, task: Task, ledger: Ledger) -> DrawTicket:
     place = answer_draw(task, member(notary), ledger, notary.keys[1])
-    return Place(client_id=1, nonce=place.nonce, signature=place.signature)
+    return DrawTicket(client_id=1, nonce=place.nonce, signature=place.signature)
 
 
 def test_a_client_knows_its_answer_after_a_restart_and_takes_part_in_no_earlier_draw(
@@ -70,7 +70,7 @@ def test_a_client_stops_after_some_draws_of_which_no_sum_came(notary: Notary, tm
         another = draw_task(notary, groups=3, exchange=MOST_DRAWS + 1)
         refused(another, GROUPED, member(notary), ledger, TOO_MANY_DRAWS)
         told: dict[str, Any] = {"survivors": "1-3", "scales": (), "bounds": ""}
-        ledger.release(Released(run="run", exchange=3, purpose="train", model=another.asked_of, **told))
+        ledger.release(AgreedSum(run="run", exchange=3, purpose="train", model=another.asked_of, **told))
         check_drawn(another, GROUPED, member(notary), ledger)
 
 

@@ -15,15 +15,15 @@ from support.records import make_task
 from fedcore.errors import ProtocolViolation
 from fedcore.run.groups import (
     WRONG_GROUP,
-    Drawn,
+    GroupAssignmentRecord,
     check_group,
     check_place,
     cut_ring,
-    make_place,
+    make_ticket,
     places_digest,
     statement,
 )
-from fedcore.wire.control import Cut, Group, Place, Task
+from fedcore.wire.control import DrawTicket, Group, GroupSpec, Task
 from tests.support.raising import raises
 
 VECTORS = Path(__file__).parents[2] / "vectors"
@@ -52,9 +52,11 @@ REASONS = {
 Draw = Mapping[str, Any]
 
 
-def places_of(answers: Sequence[Mapping[str, Any]]) -> list[Place]:
+def places_of(answers: Sequence[Mapping[str, Any]]) -> list[DrawTicket]:
     return [
-        Place(client_id=one["client"], nonce=bytes.fromhex(one["nonce"]), signature=bytes.fromhex(one["signature"]))
+        DrawTicket(
+            client_id=one["client"], nonce=bytes.fromhex(one["nonce"]), signature=bytes.fromhex(one["signature"])
+        )
         for one in answers
     ]
 
@@ -67,7 +69,7 @@ def keys_of(draw: Draw) -> dict[int, Ed25519PrivateKey]:
 
 def check(draw: Draw, client: int, told: Mapping[str, Any]) -> None:
     """What a client of a draw does with the task of a group."""
-    cut = Cut(**draw["cut"])
+    cut = GroupSpec(**draw["cut"])
     group = Group(draw=draw["draw"], exchange=1, places=told["places"], number=told["number"], of=told["of"])
     task = make_task(2, cohort=told["cohort"], cut=cut, group=group, places=places_of(told["answers"]))
     check_group(
@@ -79,9 +81,9 @@ def check(draw: Draw, client: int, told: Mapping[str, Any]) -> None:
     )
 
 
-def remembered(draw: Draw, client: int, task: Task, cut: Cut) -> Drawn:
+def remembered(draw: Draw, client: int, task: Task, cut: GroupSpec) -> GroupAssignmentRecord:
     (nonce,) = (one["nonce"] for one in draw["answers"] if one["client"] == client)
-    return Drawn(
+    return GroupAssignmentRecord(
         run=task.run,
         exchange=1,
         digest=draw["draw"],
@@ -99,7 +101,7 @@ def test_answers(draw: Draw) -> None:
     public = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
     for one, place in zip(draw["answers"], places_of(draw["answers"]), strict=True):
         assert statement(draw["federation"], digest, place.nonce).hex() == one["statement"]
-        made = make_place(
+        made = make_ticket(
             draw["federation"], digest, keys[one["client"]], randomness=lambda size, place=place: place.nonce[:size]
         )
         assert (made.nonce, made.signature) == (place.nonce, place.signature)
@@ -109,9 +111,9 @@ def test_answers(draw: Draw) -> None:
 @pytest.mark.parametrize("draw", DRAWS)
 def test_order_groups_and_hash(draw: Draw) -> None:
     digest, places = bytes.fromhex(draw["draw"]), places_of(draw["answers"])
-    alone = cut_ring(digest, places, Cut(groups=len(places), least=1))
+    alone = cut_ring(digest, places, GroupSpec(groups=len(places), least=1))
     assert [client for (client,) in alone] == draw["order"], "groups of one are the order on the ring"
-    assert cut_ring(digest, places, Cut(**draw["cut"])) == draw["groups"]
+    assert cut_ring(digest, places, GroupSpec(**draw["cut"])) == draw["groups"]
     assert places_digest(places) == draw["places"]
 
 

@@ -17,11 +17,11 @@ from fedcore.run.groups import (
     check_place,
     cut_ring,
     is_draw,
-    make_place,
+    make_ticket,
     needed_places,
     places_digest,
 )
-from fedcore.wire.control import Cut, Place, Task
+from fedcore.wire.control import DrawTicket, GroupSpec, Task
 from tests.support.raising import raises
 
 CLIENTS = 9
@@ -41,7 +41,7 @@ def refused(notary: Notary, task: Task, drawn: Any, client: int, reason: str, *n
         check(notary, task, drawn, client)
 
 
-def honest(notary: Notary, **changes: Any) -> tuple[Task, list[Place], list[Task]]:
+def honest(notary: Notary, **changes: Any) -> tuple[Task, list[DrawTicket], list[Task]]:
     draw = draw_task(notary, groups=3, least=3, **changes)
     places = answers(notary, draw, notary.keys)
     return draw, places, group_tasks(draw, places)
@@ -61,8 +61,10 @@ def test_every_member_accepts_the_group_that_it_is_in_and_no_other(notary: Notar
 
 @given(n=st.integers(1, 40), groups=st.integers(2, 12), least=st.integers(1, 9))
 def test_the_ring_is_cut_into_nearly_equal_parts_of_at_least_the_least_size(n: int, groups: int, least: int) -> None:
-    places = [Place(client_id=client, nonce=bytes([client] * 32), signature=bytes(64)) for client in range(1, n + 1)]
-    cut = Cut(groups=groups, least=least)
+    places = [
+        DrawTicket(client_id=client, nonce=bytes([client] * 32), signature=bytes(64)) for client in range(1, n + 1)
+    ]
+    cut = GroupSpec(groups=groups, least=least)
     if n < least:
         with raises(RoundFailed, numbers=(n, least)):
             cut_ring(bytes(32), places, cut)
@@ -114,8 +116,8 @@ def test_whose_answer_is_left_out_or_exchanged_refuses(notary: Notary) -> None:
     task = next(task for task in group_tasks(draw, left_out) if 2 in task.cohort)
     check(notary, task, remembered(draw, places, 2), 2)
     refused(notary, task, remembered(draw, places, 1), 1, "own-answer")
-    second = make_place(FEDERATION, draw.digest(), notary.keys[1])
-    again = [Place(client_id=1, nonce=second.nonce, signature=second.signature), *places[1:]]
+    second = make_ticket(FEDERATION, draw.digest(), notary.keys[1])
+    again = [DrawTicket(client_id=1, nonce=second.nonce, signature=second.signature), *places[1:]]
     task = next(task for task in group_tasks(draw, again) if 1 in task.cohort)
     refused(notary, task, remembered(draw, places, 1), 1, "own-answer")
 
@@ -156,7 +158,7 @@ def test_a_draw_is_good_for_its_own_model_cut_and_run_only(notary: Notary) -> No
     refused(notary, make_task(2), drawn, client, "no-draw")
     other = {"model": task.model.model_copy(update={"sha256": "00" * 32})}
     refused(notary, task.model_copy(update=other), drawn, client, "other-draw")
-    refused(notary, task.model_copy(update={"cut": Cut(groups=2, least=3)}), drawn, client, "other-draw")
+    refused(notary, task.model_copy(update={"cut": GroupSpec(groups=2, least=3)}), drawn, client, "other-draw")
     refused(notary, task.model_copy(update={"run": "another"}), drawn, client, "not-answered")
     replayed = draw_task(notary, groups=3, least=3, run="another")
     old = group_tasks(replayed, answers(notary, replayed, notary.keys))[0].model_copy(update={"run": "run"})

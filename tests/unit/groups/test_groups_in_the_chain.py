@@ -10,12 +10,12 @@ from support.records import Notary
 
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.transcript import TRANSCRIPT_GAP, Chain, SignedRecord, keys_of
-from fedcore.wire.control import Cut, Group
+from fedcore.wire.control import Group, GroupSpec
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened
 from tests.support.raising import raises
 
-CUT = Cut(groups=2, least=2)
+CUT = GroupSpec(groups=2, least=2)
 
 
 def of_draw(number: int, draw: str = "aa") -> dict[str, Any]:

@@ -17,10 +17,10 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.federation.transcript import Chain, TranscriptOut, keys_of, next_head
-from fedcore.run.groups import Drawn, check_group, make_place
+from fedcore.run.groups import GroupAssignmentRecord, check_group, make_ticket
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import PlaceIn
+from fedcore.wire.control import DrawTicketIn
 from fedcore.wire.operator import RunClientsOut
 from fedcore.wire.watch import MarksOut
 from server_app.runs.app.messages import ExchangeRefused, Replies
@@ -72,7 +72,7 @@ async def enter(members: list[Member]) -> dict[int, list[Member]]:
     return groups
 
 
-def check(member: Member, drawn: Drawn) -> None:
+def check(member: Member, drawn: GroupAssignmentRecord) -> None:
     """As the member's agent does."""
     assert member.task is not None
     keys = member.kit.roster.keys
@@ -126,7 +126,7 @@ async def test_the_strategy_gets_the_mean_of_each_group(here: Site, model: Model
     for member in members:
         assert member.task is not None
         assert member.place is not None
-        drawn[member.id] = Drawn.of(member.task, member.place)
+        drawn[member.id] = GroupAssignmentRecord.of(member.task, member.place)
     groups = await enter(members)
     assert Counter(map(len, groups.values())) == {3: 2}
     assert len({member.task.exchange for member in members if member.task}) == 2, "both are open at the same time"
@@ -226,16 +226,16 @@ async def test_an_answer_is_signed_for_this_draw_and_given_once(here: Site, mode
     await asyncio.gather(one.enter(), two.enter())
     assert one.task is not None
     with raises(Failure, check="wrong-group", numbers=(1,)):
-        await one.put("place", make_place("testing", bytes(32), one.kit.identity))
-    place = make_place("testing", one.task.digest(), one.kit.identity)
+        await one.put("place", make_ticket("testing", bytes(32), one.kit.identity))
+    place = make_ticket("testing", one.task.digest(), one.kit.identity)
     with raises(Failure, check="wrong-group", numbers=(2,)):
         await two.put("place", place)
     await one.put("place", place)
     await one.put("place", place)
     with raises(Failure, kind="conflict"):
-        await one.put("place", make_place("testing", one.task.digest(), one.kit.identity))
+        await one.put("place", make_ticket("testing", one.task.digest(), one.kit.identity))
     with raises(Failure, kind="not-found"):
-        await one.ask("PUT", one.at("advertisement"), PlaceIn(nonce=bytes(32), signature=bytes(64)))
+        await one.ask("PUT", one.at("advertisement"), DrawTicketIn(nonce=bytes(32), signature=bytes(64)))
     await end(asked)
 
 
@@ -247,7 +247,7 @@ async def test_who_was_left_out_of_its_groups_answers_does_not_take_part(here: S
     await draw(members)
     assert members[0].task is not None
     assert members[0].place is not None
-    drawn = Drawn.of(members[0].task, members[0].place)
+    drawn = GroupAssignmentRecord.of(members[0].task, members[0].place)
     await enter(members)
     check(members[0], drawn)
     assert members[0].task.places is not None
@@ -293,7 +293,7 @@ async def test_a_server_that_was_killed_goes_on_with_the_draw_and_with_every_gro
         if killed == "in the draw":
             for member in members[3:]:
                 assert member.task is not None
-                await member.put("place", make_place("testing", member.task.digest(), member.kit.identity))
+                await member.put("place", make_ticket("testing", member.task.digest(), member.kit.identity))
             await enter(members)
             await asyncio.gather(*(member.secure() for member in members))
         else:

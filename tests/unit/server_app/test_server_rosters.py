@@ -20,7 +20,7 @@ from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.membership import follow
-from fedcore.federation.requests import Request
+from fedcore.federation.requests import JoinRequest
 from fedcore.state import ModelState
 from fedcore.wire.control import HeartbeatIn, RostersOut
 from fedcore.wire.operator import RosterIn, RosterOut
@@ -173,7 +173,7 @@ async def test_what_cannot_be_kept_is_not_taken(growing: Growing) -> None:
 async def test_a_replaced_key_counts_at_once_and_the_old_one_no_more(growing: Growing) -> None:
     member = known(growing, 3)
     new = Ed25519PrivateKey.generate()
-    growing.authority.approve([Request.make("client-3", new, member.kit.identity)])
+    growing.authority.approve([JoinRequest.make("client-3", new, member.kit.identity)])
     await growing.publish()
     assert (await growing.refusal(member)).startswith("401 unauthorized")
     await member.ask("POST", "/v1/heartbeat", HeartbeatIn(), key=new)

@@ -28,7 +28,7 @@ from fedcore.wire.events import (
     stamp,
 )
 from fedcore.wire.operator import RunIn
-from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, SawOut
+from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, ServerViewOut
 from server_app.exchanges.server_view import fields
 from server_app.views import run_views
 from server_app.views.participation_timeline import MarkBook
@@ -210,7 +210,7 @@ async def test_a_masked_update_a_masked_sum_and_a_mean(here: Site, model: ModelS
     await asyncio.gather(*(member.sign() for member in members))
     await asyncio.gather(*(member.unmask() for member in members))
     await asked
-    saw = SawOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/saw")).content)
+    saw = ServerViewOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/saw")).content)
     assert (saw.exchange, len(saw.words), len(saw.sum)) == (1, 32, 32)
     words = {name: np.frombuffer(body, "<u8") for name, body in vectors.items()}
     assert saw.words == fields(words[saw.client][:32], saw.bits)[1]
@@ -218,7 +218,7 @@ async def test_a_masked_update_a_masked_sum_and_a_mean(here: Site, model: ModelS
     assert saw.sum == fields(total[:32], saw.bits)[1]
     assert saw.mean == pytest.approx([float(value) + 1 for value in model["weight"].reshape(-1)[:32]], abs=1e-3)
     await one_exchange(here, app, None, "evaluate")
-    assert SawOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/saw")).content) == saw
+    assert ServerViewOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/saw")).content) == saw
     await here.finish(run, app, model)
     other, app = await here.begin()
     with pytest.raises(Failure, match="404"):

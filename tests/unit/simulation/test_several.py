@@ -14,7 +14,7 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.cli.sweep import Point, lines_of, points_of, row_of
+from fedcore.cli.sweep import SweepPoint, lines_of, points_of, row_of
 from fedcore.errors import ConfigurationError
 
 CONFIG = {"lr": 0.1, "seed": 7, "num-server-rounds": 2}
@@ -47,7 +47,7 @@ def test_what_cannot_be_meant_is_refused(seeds: str, vary: list[str], says: dict
 
 
 def test_each_run_has_a_folder_of_its_own() -> None:
-    point = Point(seed=2, values={"path": "a/b"})
+    point = SweepPoint(seed=2, values={"path": "a/b"})
     assert point.place(Path("out/m.safetensors"), folder=False) == Path("out/path=a_b,seed=2/m.safetensors")
     assert point.place(Path("state"), folder=True) == Path("state/path=a_b,seed=2")
     assert point.place(None, folder=True) is None

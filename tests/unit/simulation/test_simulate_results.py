@@ -20,7 +20,7 @@ from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import results_of
-from fedcore.monitoring.output_paths import Home
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.progress import metrics_text
 
 SIMULATE = ("simulate", "--engine", "inline")
@@ -113,7 +113,7 @@ def test_a_run_that_found_nothing_leaves_no_results() -> None:
 @pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files", "m.card.md"])
 def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).touch()
-    home = Home.beside(tmp_path / "m.safetensors")
+    home = OutputPaths.beside(tmp_path / "m.safetensors")
     with raises(ConfigurationError, check="exists", match=re.escape(taken)):
         home.check_free(force=False)
     home.check_free(force=True)
@@ -123,9 +123,9 @@ def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
 def test_where_no_model_can_be_saved_is_known_before_the_run(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    Home.beside(tmp_path / "new" / "m.safetensors").check_free(force=False)
+    OutputPaths.beside(tmp_path / "new" / "m.safetensors").check_free(force=False)
     with pytest.raises(ConfigurationError, match=f"--best.*{place.partition('/')[0]}"):
-        Home.beside(tmp_path / place).check_free(force=True, option="--best")
+        OutputPaths.beside(tmp_path / place).check_free(force=True, option="--best")
 
 
 def test_lists_show_what_is_in_them() -> None:

@@ -9,18 +9,18 @@ import pytest
 from support.records import Notary, make_task
 
 from fedcore.codec.privacy import Release
-from fedcore.federation.transcript import Attempt, Chain, keys_of, never_unmasked
+from fedcore.federation.transcript import Chain, NoisedSum, keys_of, never_unmasked
 from fedcore.wire.control import Protection
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 
 
-def attempt_at(notary: Notary, exchange: int, **changes: Any) -> Attempt:
+def attempt_at(notary: Notary, exchange: int, **changes: Any) -> NoisedSum:
     """An attempt that this client's update left its machine for, after what is in the chain now."""
-    return Attempt.of(make_task(exchange, previous=notary.head, **changes), RELEASE)
+    return NoisedSum.of(make_task(exchange, previous=notary.head, **changes), RELEASE)
 
 
-def returned(notary: Notary, attempt: Attempt, *, anchor: str = "", here: Collection[int] = ()) -> bool:
+def returned(notary: Notary, attempt: NoisedSum, *, anchor: str = "", here: Collection[int] = ()) -> bool:
     chain = Chain(anchor=anchor)
     for signed in notary.records:
         if anchor == "" or chain.links or signed.record.task["previous"] == anchor:

@@ -14,7 +14,7 @@ from rich.console import Console
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.comparison.report import terminal_table, write_report
-from fedcore.comparison.report.curves import Line, curve_drawings, curve_table, metric_limits
+from fedcore.comparison.report.curves import MeanCurve, curve_drawings, curve_table, metric_limits
 from fedcore.comparison.report.details import age_shares
 from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
@@ -180,8 +180,8 @@ def test_one_seed_draws_no_band_and_speaks_of_none() -> None:
     assert "PolyCollection" in curve_drawings(made_up(seeds=2))[0].svg()
 
 
-def line(*values: float) -> Line:
-    return Line(x=tuple(range(len(values))), y=values, low=values, high=values)
+def line(*values: float) -> MeanCurve:
+    return MeanCurve(x=tuple(range(len(values))), y=values, low=values, high=values)
 
 
 @pytest.mark.parametrize(

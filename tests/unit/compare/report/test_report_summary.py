@@ -14,12 +14,12 @@ from fedcore.comparison.report.files import Report, page
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import Spread, best_points, duration, mean_sd, percent, summarize
 from fedcore.comparison.report.tables import main_table, sums_table
-from fedcore.comparison.results import LostWorker, Point, RunResult, SiteResult
+from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult
 
 
 def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:
     found = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
-    last = Point(round=1, samples=9, seconds=1.0, simulated_seconds=None, bytes_up=0, bytes_down=0, metrics=found)
+    last = CurvePoint(round=1, samples=9, seconds=1.0, simulated_seconds=None, bytes_up=0, bytes_down=0, metrics=found)
     return made_up_run(mode, seed=seed, curve=(last,), **changes)
 
 
