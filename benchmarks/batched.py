@@ -27,7 +27,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.stopwatch import Patience, shortest
 from fedcore.data import Split
 from fedcore.training import OptimizerConfig, local_engine
-from fedcore.training.batched import clients_that_pay, difference_found, train_together
+from fedcore.training.batched import clients_that_pay, find_difference, train_together
 from fedcore.training.engines import Engine
 from fedcore.training.loop import TrainingPlan
 from fedcore.training.models.small import digits_mlp, lenet, logistic_regression, mcmahan_2nn, mcmahan_cnn, small_cnn
@@ -128,7 +128,7 @@ def seconds_of(
         )
         for client in range(max(counts))
     ]
-    difference = difference_found(engine, plans[:2]) if len(plans) > 1 else None
+    difference = find_difference(engine, plans[:2]) if len(plans) > 1 else None
     assert difference is None, difference
     start = [parameter.detach().clone() for parameter in engine.parameters()]
     few = plans[: min(16, len(plans))]

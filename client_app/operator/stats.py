@@ -17,7 +17,7 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_command import make_submission
-from fedcore.data.statistics import Question, Statistics
+from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.data.statistics_report import (
     STATISTICS,
     as_csv,
@@ -46,7 +46,7 @@ class Asked:
     """What a person asked for. folder: the app's."""
 
     folder: Path
-    question: Question
+    question: StatisticsQuery
     quantiles: tuple[float, ...]
     run_config: dict[str, Any]
     settings: dict[str, Any]
@@ -69,7 +69,7 @@ class Asked:
         within, cells = bounds_from(bounds, table), bins_from(bins, table)
         return cls(
             folder=folder,
-            question=Question.of(within, bins=cells, epsilon=epsilon, delta=delta),
+            question=StatisticsQuery.of(within, bins=cells, epsilon=epsilon, delta=delta),
             quantiles=quantiles_from(quantiles, table),
             run_config=parse_assignments(run_config),
             settings=parse_assignments(settings),
@@ -100,7 +100,7 @@ def ask_federation(asked: Asked, operator: Path, *, server: str, connect_seconds
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
-    question = to_plain(TypeAdapter(Question), asked.question)
+    question = to_plain(TypeAdapter(StatisticsQuery), asked.question)
     submission = make_submission(asked.folder, asked.run_config, asked.settings)
     submission = submission.model_copy(update={"statistics": question})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:

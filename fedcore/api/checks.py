@@ -75,11 +75,11 @@ def _loaded(
     app: AppLike, run_config: Mapping[str, Scalar], findings: Findings, stack: contextlib.ExitStack
 ) -> FlowerApp | None:
     """The app, its modules to be imported anew until `stack` ends; None where there is none."""
-    from fedcore.flower.memory_app import fresh_modules, opened
+    from fedcore.flower.memory_app import fresh_modules, load_app
 
     with findings.expecting("the app"):
         if not isinstance(app, str | Path):
-            return stack.enter_context(opened(app, run_config)).app
+            return stack.enter_context(load_app(app, run_config)).app
         folder = Path(app).expanduser().absolute()
         found = FlowerApp.load(folder, settings_of=lambda values, where: collected_settings(values, where, findings))
         with findings.expecting("its files"):

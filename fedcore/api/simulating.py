@@ -76,7 +76,7 @@ def simulate(
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
     the app's own code raises comes through as it is.
     """
-    from fedcore.flower.memory_app import folder_of, opened
+    from fedcore.flower.memory_app import folder_of, load_app
     from fedcore.flower.output import quiet_flower
     from fedcore.simulation import Simulation, model_facts
     from fedcore.simulation.devices.choice import parse_devices
@@ -86,7 +86,7 @@ def simulate(
     record, began = RunRecord(), time.monotonic()
     with (
         IN_TURN,
-        opened(app, run_config or {}) as found,
+        load_app(app, run_config or {}) as found,
         data_folder(data_dir),
         OutputFolder() as left,
         ExitStack() as stack,

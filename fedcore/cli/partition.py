@@ -40,12 +40,12 @@ def partition(
     from fedcore.api.arguments import data_folder
     from fedcore.errors import ConfigurationError
     from fedcore.flower.apps.partition_report import label_counts
-    from fedcore.flower.memory_app import opened
+    from fedcore.flower.memory_app import load_app
     from fedcore.system.assignments import override, parse_assignments
 
     if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigurationError(f"--out {out}: a picture is .svg, .png or .pdf")
-    with contextlib.redirect_stdout(sys.stderr), data_folder(data_dir), opened(app, {}) as found:
+    with contextlib.redirect_stdout(sys.stderr), data_folder(data_dir), load_app(app, {}) as found:
         given = parse_assignments(run_config) if run_config else {}
         counts = label_counts(found.app, override(found.app.run_config, given, "the run config"), clients)
     if as_json:

@@ -35,7 +35,7 @@ from fedcore.codec.privacy.parameters import AnyEncoding, PrivateEncoding, priva
 from fedcore.codec.rotation import rotation_seed
 from fedcore.codec.scales import ScaleMemory, ScaleTrack, check_scales, first_encoding, is_first
 from fedcore.codec.settings import CodecSettings
-from fedcore.codec.statistics import Statistics, joined
+from fedcore.codec.statistics import MagnitudeStatistics, joined
 
 __all__ = [
     "MOST_FAILURES",
@@ -45,12 +45,12 @@ __all__ = [
     "DeviceVector",
     "Encoded",
     "Encoding",
+    "MagnitudeStatistics",
     "MetricName",
     "MetricValue",
     "PrivateEncoding",
     "ScaleMemory",
     "ScaleTrack",
-    "Statistics",
     "auto_field_bits",
     "check_scales",
     "decode",

@@ -26,7 +26,7 @@ _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Change:
     """By how much a part of a tensor changed in a sum: the sum of squares, and how many elements did."""
 
     squares: float
@@ -34,7 +34,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorMoved:
+class TensorChange:
     """By how much one tensor changed in the sum of `contributors` clients, in steps; step: in units of the mean."""
 
     spec: TensorSpec
@@ -45,8 +45,8 @@ class TensorMoved:
 
     @classmethod
     def of(
-        cls, spec: TensorSpec, parts: Iterable[Moved], *, unit: float, fraction_bits: int, contributors: int
-    ) -> TensorMoved:
+        cls, spec: TensorSpec, parts: Iterable[Change], *, unit: float, fraction_bits: int, contributors: int
+    ) -> TensorChange:
         """From the parts of the tensor, in whole fields. unit: of a field; a step is a fraction of it."""
         found = list(parts)
         return cls(

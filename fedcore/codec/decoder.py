@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
-from fedcore.codec.coarseness import Moved, TensorMoved
+from fedcore.codec.coarseness import Change, TensorChange
 from fedcore.codec.encoding import FIRST_BITS, FRACTION_BITS, Encoding, FieldSection
 from fedcore.codec.fields import decode_integers, join, padding, split_words, unpack
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
@@ -20,7 +20,7 @@ from fedcore.codec.metrics import decode_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.privacy.parameters import AnyEncoding
 from fedcore.codec.rotation import UNIT, Rotation, Unit
-from fedcore.codec.statistics import Statistics, read_statistics
+from fedcore.codec.statistics import MagnitudeStatistics, read_statistics
 from fedcore.errors import (
     NothingContributed,
     PeerError,
@@ -61,7 +61,7 @@ class Decoded:
     lost_norm: float
     metrics: dict[str, float | list[float]]
     names: tuple[MetricName, ...] | None
-    statistics: Statistics
+    statistics: MagnitudeStatistics
     state: ModelState | None
 
 
@@ -227,10 +227,10 @@ class _Mean:
     contributors: int
     examples: int
     base: ModelState
-    statistics: Statistics
+    statistics: MagnitudeStatistics
     threads: int
     releases: Releases
-    _moved: list[tuple[int, TensorMoved]] = field(default_factory=list)
+    _moved: list[tuple[int, TensorChange]] = field(default_factory=list)
 
     def write(self, sink: StateSink) -> None:
         """Write all tensors; raises RoundingTooCoarse before the sink is closed."""
@@ -246,13 +246,13 @@ class _Mean:
         decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
         self._check_rounding()
 
-    def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Moved]]) -> None:
+    def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Change]]) -> None:
         """By how much each tensor of a section changed; found: of each of its spans."""
-        parts: dict[str, list[Moved]] = {}
+        parts: dict[str, list[Change]] = {}
         for spec, moved in found:
             parts.setdefault(spec.name, []).append(moved)
         for index, spec in sums.part.tensors:
-            tensor = TensorMoved.of(
+            tensor = TensorChange.of(
                 spec,
                 parts.get(spec.name, ()),
                 unit=sums.units[index],
@@ -328,16 +328,16 @@ class _Sums:
 
 def _decode_floats(
     sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
-) -> list[tuple[TensorSpec, Moved]]:
+) -> list[tuple[TensorSpec, Change]]:
     """Write the tensors of a section; by how much each of its spans changed."""
 
-    def prepare() -> Callable[[FieldBlock], list[tuple[TensorSpec, Moved]]]:
+    def prepare() -> Callable[[FieldBlock], list[tuple[TensorSpec, Change]]]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
-        def decode_span(span: Span) -> tuple[TensorSpec, Moved]:
+        def decode_span(span: Span) -> tuple[TensorSpec, Change]:
             new, before = mean[: span.size], old[: span.size]
             sums.read(span.spec, span.place, span.size, new)
-            moved = Moved(squares=float(new @ new), elements=int(np.count_nonzero(new)))
+            moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)))
             new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))
@@ -345,7 +345,7 @@ def _decode_floats(
             sink.write(span.spec, span.start, from_float(span.spec, new))
             return span.spec, moved
 
-        def decode_block(block: FieldBlock) -> list[tuple[TensorSpec, Moved]]:
+        def decode_block(block: FieldBlock) -> list[tuple[TensorSpec, Change]]:
             moved = [decode_span(span) for span in block.spans]
             block.release(*release)
             return moved

@@ -41,7 +41,7 @@ from fedcore.codec.encoding import (
 )
 from fedcore.codec.names import MetricName
 from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
-from fedcore.codec.statistics import POWER, Statistics, power_of_two
+from fedcore.codec.statistics import POWER, MagnitudeStatistics, power_of_two
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
 
@@ -166,7 +166,7 @@ class Known:
     last. least: none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
     """
 
-    latest: Statistics
+    latest: MagnitudeStatistics
     lasting: tuple[float, ...]
     usual: tuple[float, ...]
     last: tuple[float, ...]
@@ -228,7 +228,11 @@ def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
 
 
 def _needed_scales(
-    settings: CodecSettings, groups: tuple[ScaleGroup, ...], n_max: int, latest: Statistics, peaks: tuple[float, ...]
+    settings: CodecSettings,
+    groups: tuple[ScaleGroup, ...],
+    n_max: int,
+    latest: MagnitudeStatistics,
+    peaks: tuple[float, ...],
 ) -> tuple[float, ...]:
     """Powers of two above peaks times headroom; the median of these where a peak is zero."""
     absent = max((n_max / latest.contributors) ** (1 / POWER), 1.0)
@@ -307,7 +311,7 @@ class ScaleTrack:
     stays until a sum has opened. Fields that were too coarse are followed by wider ones.
     """
 
-    _latest: Statistics | None = None
+    _latest: MagnitudeStatistics | None = None
     _lasting: tuple[float, ...] = ()
     _usual: tuple[float, ...] = ()
     _asked: Encoding | None = None
@@ -352,7 +356,7 @@ class ScaleTrack:
         self._falls += not is_first(encoding)
         return encoding
 
-    def learn(self, statistics: Statistics) -> None:
+    def learn(self, statistics: MagnitudeStatistics) -> None:
         """Keep what a sum told that opened. One in which nothing changed tells nothing."""
         if not any(statistics.sizes):
             return
@@ -366,12 +370,12 @@ class ScaleTrack:
         )
         self._latest, self._raised, self._coarse_bits = statistics, (), 0
 
-    def learn_coarse(self, encoding: Encoding, statistics: Statistics) -> None:
+    def learn_coarse(self, encoding: Encoding, statistics: MagnitudeStatistics) -> None:
         """Make the next fields wider than those of `encoding`, in which too much of a sum was rounding."""
         self.learn(statistics)
         self._coarse_bits = encoding.field_bits
 
-    def learn_overflow(self, encoding: Encoding, statistics: Statistics) -> None:
+    def learn_overflow(self, encoding: Encoding, statistics: MagnitudeStatistics) -> None:
         """Make the next scales hold every update of a sum that `encoding` had too little room for."""
         self._remember(statistics, fades=False)
         absent = max((encoding.n_max / statistics.contributors) ** (1 / POWER), 1.0)
@@ -384,7 +388,7 @@ class ScaleTrack:
             raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
         self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)
 
-    def _remember(self, statistics: Statistics, *, fades: bool) -> None:
+    def _remember(self, statistics: MagnitudeStatistics, *, fades: bool) -> None:
         """Peaks that are loose bounds are not kept: the next sum that opens knows a tight one."""
         before = self._lasting or (0.0,) * len(statistics.peaks)
         told = zip(before, statistics.peaks, statistics.measured, strict=True)

@@ -77,7 +77,7 @@ def _rounded_up(value: float, fraction_bits: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class MagnitudeStatistics:
     """What the sum of one round says about magnitudes; one entry for each scale.
 
     contributors
@@ -117,15 +117,15 @@ class Statistics:
     moved: tuple[float, ...] = ()
 
 
-def joined(parts: Sequence[Statistics]) -> Statistics:
+def joined(parts: Sequence[MagnitudeStatistics]) -> MagnitudeStatistics:
     """What the sums of disjoint groups say together, at one set of scales: as one sum over all of them would."""
     first = parts[0]
 
-    def over(values: Callable[[Statistics], tuple[T, ...]], fold: Callable[[Iterable[T]], T]) -> tuple[T, ...]:
+    def over(values: Callable[[MagnitudeStatistics], tuple[T, ...]], fold: Callable[[Iterable[T]], T]) -> tuple[T, ...]:
         return tuple(fold(column) for column in zip(*map(values, parts), strict=True))
 
     return (
-        Statistics(
+        MagnitudeStatistics(
             contributors=sum(part.contributors for part in parts),
             failures=sum(part.failures for part in parts),
             field_bits=max(part.field_bits for part in parts),
@@ -154,7 +154,7 @@ def read_statistics(
     powers: list[int],
     clipped: list[int],
     shrunk: int,
-) -> Statistics:
+) -> MagnitudeStatistics:
     """Statistics from the summed words. Raises PeerError when a sum is more than clients can send."""
     _check_counts(encoding, contributors, large, clipped, shrunk)
     digits = size_range(encoding.field_bits)
@@ -168,7 +168,7 @@ def read_statistics(
         peaks.append(min(size, tight))
         # Each word is rounded up: of a sum of a few units that is most.
         measured.append(not powers or (tight <= size and powers[index] >= _CERTAIN * contributors))
-    return Statistics(
+    return MagnitudeStatistics(
         contributors=contributors,
         failures=failures,
         field_bits=encoding.field_bits,

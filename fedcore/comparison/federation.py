@@ -25,8 +25,14 @@ from fedcore.comparison.results import LostWorker
 from fedcore.comparison.run import MODEL_FILE, Kill, PlannedRun, worker_name
 from fedcore.errors import RunFailed
 from fedcore.federation import Policy
-from fedcore.flower.apps.progress_protocol import PACE, Told, ToldTest, ToldTraining, heard
-from fedcore.flower.apps.progress_protocol import VARIABLE as TELLING
+from fedcore.flower.apps.progress_protocol import (
+    PACE_PREFIX,
+    PROGRESS_VARIABLE,
+    EvaluationProgress,
+    ProgressLine,
+    TrainingProgress,
+    parse_progress,
+)
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
@@ -69,7 +75,7 @@ class FederatedOutcome:
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
     taken: TrainedExamples = field(default_factory=dict)
-    tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
+    tested: Mapping[str, Mapping[int, EvaluationProgress]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
 
@@ -80,7 +86,7 @@ class ReusableFederation:
 
     They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
     processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
-    paces: of each site, as `fedcore.flower.apps.progress_protocol.keep_pace` has them; set before the first run.
+    paces: of each site, as `fedcore.flower.apps.progress_protocol.wait_for_pace` has them; set before the first run.
     """
 
     folder: Path
@@ -140,12 +146,12 @@ class _Running:
     def start(cls, folder: Path, run: PlannedRun, *, plain: bool, paces: Sequence[Sequence[float]] = ()) -> Self:
         """Start all processes and wait until every client is connected."""
         local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
-        own = {f"{PACE}{worker_name(site)}": json.dumps(seconds) for site, seconds in enumerate(paces)}
-        group = ProcessGroup(folder / "logs", {**run.environment(), TELLING: "1", **own}).__enter__()
+        own = {f"{PACE_PREFIX}{worker_name(site)}": json.dumps(seconds) for site, seconds in enumerate(paces)}
+        group = ProcessGroup(folder / "logs", {**run.environment(), PROGRESS_VARIABLE: "1", **own}).__enter__()
         try:
             local.start_server(group)
-            telling = ("--env", TELLING)
-            paced = {name: ("--env", f"{PACE}{name}") if paces else () for name in local.client_names()}
+            telling = ("--env", PROGRESS_VARIABLE)
+            paced = {name: ("--env", f"{PACE_PREFIX}{name}") if paces else () for name in local.client_names()}
             local.start_clients(group, run.app.folder, {name: (*telling, *pace) for name, pace in paced.items()})
             local.wait_connected(group)
         except BaseException:
@@ -205,25 +211,25 @@ def _results(model: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def told_since(log: Path, start: int) -> list[Told]:
+def told_since(log: Path, start: int) -> list[ProgressLine]:
     """What a client's app told in its log from byte `start` on."""
     with log.open("rb") as file:
         file.seek(start)
-        return list(heard(file.read().decode(errors="replace").splitlines()))
+        return list(parse_progress(file.read().decode(errors="replace").splitlines()))
 
 
-def taken_in(told: Iterable[Told]) -> dict[int, int]:
+def taken_in(told: Iterable[ProgressLine]) -> dict[int, int]:
     """Round -> examples that were trained on in it, however often it was asked for."""
     taken: Counter[int] = Counter()
     for one in told:
-        if isinstance(one, ToldTraining):
+        if isinstance(one, TrainingProgress):
             taken[one.round] += one.examples
     return dict(taken)
 
 
-def told_tests(told: Iterable[Told]) -> dict[int, ToldTest]:
+def told_tests(told: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
     """Round -> what its model gave, the last time that it was asked for."""
-    return {one.round: one for one in told if isinstance(one, ToldTest)}
+    return {one.round: one for one in told if isinstance(one, EvaluationProgress)}
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:

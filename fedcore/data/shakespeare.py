@@ -28,7 +28,7 @@ Encode: TypeAlias = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class SpeakingRole:
     """One speaking role of one play, with its lines in the order of the play."""
 
     play: str
@@ -65,22 +65,22 @@ def load_shakespeare(
     )
 
 
-def _by_character(roles: Iterable[Role]) -> tuple[Encode, int]:
+def _by_character(roles: Iterable[SpeakingRole]) -> tuple[Encode, int]:
     """Every character of the text is a token; code 0 is left for PADDING."""
     characters = sorted({c for role in roles for line in role.lines for c in line} | {"\n"})
     codes = {character: code for code, character in enumerate(characters, start=1)}
     return lambda text: [codes[character] for character in text], len(characters) + 1
 
 
-def _roles(compressed: bytes) -> list[Role]:
+def _roles(compressed: bytes) -> list[SpeakingRole]:
     try:
         records = [json.loads(line) for line in gzip.decompress(compressed).splitlines()]
-        return [Role(play=r["play"], name=r["role"], lines=tuple(r["lines"])) for r in records]
+        return [SpeakingRole(play=r["play"], name=r["role"], lines=tuple(r["lines"])) for r in records]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{SHAKESPEARE_ROLES} is not a list of roles") from error
 
 
-def _train_lines(role: Role) -> int:
+def _train_lines(role: SpeakingRole) -> int:
     """How many lines train: 80 %, but both halves of a role hold at least one line."""
     return min(max(1, int(_TRAIN_SHARE * len(role.lines))), len(role.lines) - 1)
 

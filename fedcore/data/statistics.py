@@ -40,7 +40,7 @@ _NOISED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class StatisticsQuery:
     """What is asked of every client.
 
     names: of the columns; empty for all that the app has. low, high: bounds of each of them, or one pair for all. bins:
@@ -63,7 +63,7 @@ class Question:
     most: int = 0
 
     @classmethod
-    def of(cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0) -> Question:
+    def of(cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0) -> StatisticsQuery:
         """The whole question; `federated_statistics` parts it where it is too long for one exchange."""
         named = bounds if isinstance(bounds, Mapping) else {"": bounds}
         return cls(
@@ -106,7 +106,7 @@ class Question:
         at = place if self.names else 0
         return self.low[at], self.high[at]
 
-    def only(self, names: Sequence[str], *, releases: int) -> Question:
+    def only(self, names: Sequence[str], *, releases: int) -> StatisticsQuery:
         """The question for some of its columns."""
         at = [self.names.index(name) for name in names]
         low, high = (tuple(bounds[place] for place in at) for bounds in (self.low, self.high))
@@ -156,7 +156,9 @@ class Question:
         )  # fmt: skip
 
 
-def count_column(question: Question, name: str, values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+def count_column(
+    question: StatisticsQuery, name: str, values: ArrayLike, low: float, high: float
+) -> NDArray[np.float64]:
     """One column of one client, [question.length]."""
     try:
         flat = np.asarray(values, np.float64).reshape(-1)
@@ -318,7 +320,7 @@ class Statistics:
         }
 
 
-def pooled(question: Question, parts: Sequence[Mapping[str, ArrayLike]]) -> Statistics:
+def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) -> Statistics:
     """What these clients' columns give together, without a federation; for a question without noise."""
     names = question.names or tuple(parts[0])
     answers = [replace(question, first=0, most=len(names)).answer(part, os.urandom) for part in parts]

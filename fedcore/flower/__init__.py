@@ -3,7 +3,7 @@
 Users write ordinary Flower apps. A strategy talks to a `Grid`; `grid.ExchangeGrid` is one whose
 `send_and_receive` is an exchange. In secure mode no single update exists to be handed over, so the strategy gets one
 reply with the weighted mean, and the mean of one reply is that reply: every strategy that uses nothing but the mean
-works unchanged, and code that may want more is refused before the first round (`handover`, docs/adr/0001),
+works unchanged, and code that may want more is refused before the first round (`aggregation_guard`),
 unless it is declared (`mean_only`, `sum_only`, `group_means`).
 
 On the client `clientside` runs the ClientApp for a task. `engine_app` makes ClientApps out of functions that take an

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import AppError, EncodingError, UsageError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.own_models import ContextStore, FolderStore, OwnModelStore
+from fedcore.flower.apps.own_model_store import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
 from fedcore.flower.grid.queries import numbers_of
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
@@ -100,7 +100,7 @@ class LocalContent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalQuestion:
+class LocalTask:
     """Such a message to one client."""
 
     job: LocalJob
@@ -214,11 +214,11 @@ class ClientRunner:
         message = merged_values(config_from_json(config) for config in task.configs.values())
         return self._job(self._context_of(task), message)
 
-    def question(self, task: Task, content: LocalContent) -> LocalQuestion:
+    def question(self, task: Task, content: LocalContent) -> LocalTask:
         """What a message of a plain exchange asks of this client."""
-        return LocalQuestion(job=self._job(self._context_of(task), dict(content.message)), content=content)
+        return LocalTask(job=self._job(self._context_of(task), dict(content.message)), content=content)
 
-    def reply(self, question: LocalQuestion, result: LocalResult, out: Place | None) -> Answer:
+    def reply(self, question: LocalTask, result: LocalResult, out: Place | None) -> Answer:
         """The reply to such a message, its records in `out`."""
         told = {EXAMPLES: result.examples, **result.metrics}
         values = StoredValues(key="metrics", kind="metric", values=cast(Any, told))

@@ -47,7 +47,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoadedApp:
     """An app that can be loaded now. in_memory: it is no folder, so its hash says nothing of its code."""
 
     app: FlowerApp
@@ -55,7 +55,7 @@ class Opened:
 
 
 @contextmanager
-def opened(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[Opened]:
+def load_app(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[LoadedApp]:
     """An app that this process can run until the end of the block; raises AppError or UnknownKey.
 
     A folder's modules are read anew, whatever was imported before, so that an edited app is the one that runs. For
@@ -64,7 +64,7 @@ def opened(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[Opened]
     if isinstance(given, str | Path | FlowerApp):
         app = given if isinstance(given, FlowerApp) else FlowerApp.load(Path(given).expanduser().absolute())
         with fresh_modules(app):
-            yield Opened(app, in_memory=False)
+            yield LoadedApp(app, in_memory=False)
         return
     name, client, server = _parts(given)
     ready = READY_CONFIG if server is None else {}
@@ -79,7 +79,7 @@ def opened(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[Opened]
             run_config={**ready, **run_config},
             settings=JobSettings(),
         )
-        yield Opened(app, in_memory=True)
+        yield LoadedApp(app, in_memory=True)
 
 
 def folder_of(given: AppLike, purpose: str) -> FlowerApp:

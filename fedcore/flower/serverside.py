@@ -100,7 +100,7 @@ def run_server_app(
     except (BudgetSpent, EnoughFound) as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     finally:
-        grid.tell_figures()
+        grid.report_figures()
         if on_results is not None:
             on_results(results_of(grid.found))
     grid.check_success()

@@ -10,9 +10,9 @@ from fedcore.codec import (
     AnyEncoding,
     CodecSettings,
     Encoding,
+    MagnitudeStatistics,
     MetricName,
     ScaleTrack,
-    Statistics,
     auto_field_bits,
     first_encoding,
     private_encoding,
@@ -41,7 +41,7 @@ class Told(Protocol):
         """The names of the metrics; None where they differ."""
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> MagnitudeStatistics:
         """About magnitudes."""
 
 
@@ -106,12 +106,12 @@ class EncodingPlan:
         if isinstance(encoding, Encoding) and encoding.layout is not None:
             self._track(encoding.layout).learn(told.statistics)
 
-    def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
+    def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: MagnitudeStatistics) -> None:
         """Make the next encoding of the model hold the updates that this one had too little room for."""
         if isinstance(encoding, Encoding) and encoding.layout is not None:
             self._track(encoding.layout).learn_overflow(encoding, statistics)
 
-    def learn_coarse(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
+    def learn_coarse(self, message_type: str, encoding: AnyEncoding, statistics: MagnitudeStatistics) -> None:
         """Make the next encoding of the model finer than this one, of whose sum too much was rounding."""
         if isinstance(encoding, Encoding) and encoding.layout is not None:
             self._track(encoding.layout).learn_coarse(encoding, statistics)

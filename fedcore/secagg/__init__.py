@@ -21,7 +21,7 @@ randomness is an argument, and there is no clock. So the server, the client and 
 
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.client import ClientSession
-from fedcore.secagg.complaint import Complaint, Part, Verdict
+from fedcore.secagg.complaint import Complaint, ComplaintSubject, Verdict
 from fedcore.secagg.crypto.agreement import Agreement, BothEnds, Exchange
 from fedcore.secagg.crypto.keys import Randomness, Secret, Signer, Verify, verifies
 from fedcore.secagg.crypto.masking import Masker, MaskTerm, apply_masks
@@ -61,6 +61,7 @@ __all__ = [
     "ClientSession",
     "ClientState",
     "Complaint",
+    "ComplaintSubject",
     "ConsistencySignature",
     "Dealing",
     "Exchange",
@@ -70,7 +71,6 @@ __all__ = [
     "MaskTerm",
     "Masker",
     "Outcome",
-    "Part",
     "Randomness",
     "RoundParameters",
     "Secret",

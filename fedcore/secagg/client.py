@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
 from fedcore.secagg import complaint, dealing, inspection
 from fedcore.secagg.checks import Check
-from fedcore.secagg.complaint import Complaint, Part
+from fedcore.secagg.complaint import Complaint, ComplaintSubject
 from fedcore.secagg.crypto import schedule, shamir
 from fedcore.secagg.crypto.agreement import Exchange, KeyPair, exchange
 from fedcore.secagg.crypto.keys import (
@@ -455,15 +455,15 @@ class ClientSession:
         )
         return text, dealing.fault_in(text, commitments, self._context, sender, self._client_id)
 
-    def _fault_of(self, case: complaint.Case) -> tuple[Part, KeyPair]:
+    def _fault_of(self, case: complaint.Case) -> tuple[ComplaintSubject, KeyPair]:
         """What to complain of, and the key pair that it was sealed for; UsageError where everything is right."""
         accused, seal_pair, mask_pair = case.accused.client_id, self._secrets.seal_pair, self._secrets.mask_pair
         if self._opened(accused, case.parcel)[1] is not None:
-            return Part.SHARES, _present(seal_pair)
+            return ComplaintSubject.SHARES, _present(seal_pair)
         try:
             self._pair_secret(accused, case.pair_secret)
         except ProtocolViolation:
-            return Part.PAIR_SECRET, _present(mask_pair)
+            return ComplaintSubject.PAIR_SECRET, _present(mask_pair)
         raise UsageError(f"there is nothing wrong with what client {accused} has sealed", check="no-fault")
 
     def _pair_secret(self, peer: int, sealed: bytes | None) -> Secret:

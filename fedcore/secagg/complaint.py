@@ -39,7 +39,7 @@ PROOF_BYTES = HASH_BYTES + edwards.SCALAR_BYTES
 _NONCE_BYTES = 64
 
 
-class Part(StrEnum):
+class ComplaintSubject(StrEnum):
     """What is complained of: the parcel of shares, sealed under c, or the pair secret, sealed under s."""
 
     SHARES = "shares"
@@ -48,11 +48,11 @@ class Part(StrEnum):
     @property
     def usage(self) -> Usage:
         """What its sealing key is derived for."""
-        return Usage.SHARE_SEAL if self is Part.SHARES else Usage.PAIR_SEAL
+        return Usage.SHARE_SEAL if self is ComplaintSubject.SHARES else Usage.PAIR_SEAL
 
     def key_of(self, member: Advertisement) -> bytes:
         """The public key under which it is sealed, and of the one who sealed it."""
-        return member.c_public if self is Part.SHARES else member.s_public
+        return member.c_public if self is ComplaintSubject.SHARES else member.s_public
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Complaint:
 
     client_id: int
     accused: int
-    part: Part
+    part: ComplaintSubject
     shared: bytes = field(repr=False)
     proof: bytes = field(repr=False)
     mlkem_seed: bytes = field(repr=False)
@@ -75,7 +75,7 @@ class Complaint:
         for client_id in (self.client_id, self.accused):
             if not isinstance(client_id, int) or isinstance(client_id, bool) or not 1 <= client_id <= MAX_ID:
                 raise ProtocolViolation(Check.MALFORMED, "a complaint names two clients")
-        if not isinstance(self.part, Part):
+        if not isinstance(self.part, ComplaintSubject):
             raise ProtocolViolation(Check.MALFORMED, "a complaint is about shares or a pair secret")
         sizes = ((self.shared, {KEY_BYTES}), (self.proof, {PROOF_BYTES}), (self.mlkem_seed, {0, MLKEM_SEED_BYTES}))
         for value, allowed in sizes:
@@ -98,9 +98,9 @@ class Case:
     parcel: bytes
     pair_secret: bytes | None
 
-    def sealed(self, part: Part) -> bytes | None:
+    def sealed(self, part: ComplaintSubject) -> bytes | None:
         """What was sealed."""
-        return split_parcel(self.parcel)[1] if part is Part.SHARES else self.pair_secret
+        return split_parcel(self.parcel)[1] if part is ComplaintSubject.SHARES else self.pair_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Verdict:
     fault: Fault
 
 
-def complain(case: Case, part: Part, pair: KeyPair, randomness: Randomness) -> Complaint:
+def complain(case: Case, part: ComplaintSubject, pair: KeyPair, randomness: Randomness) -> Complaint:
     """The complaint about `part`; `pair` is the complainant's under which it was sealed."""
     private, seed = pair.disclose()
     peer = edwards.lift(part.key_of(case.accused)[:KEY_BYTES])
@@ -145,11 +145,11 @@ def judge(complaint: Complaint, case: Case) -> Verdict:
     return false if fault is None else Verdict(accused, fault)
 
 
-def _fault(case: Case, part: Part, text: bytes | None) -> Fault | None:
+def _fault(case: Case, part: ComplaintSubject, text: bytes | None) -> Fault | None:
     """What the accused did wrong, going by the text that it sealed; any 32 bytes are a pair secret."""
     if text is None:
         return Fault.SEALED_GARBAGE
-    if part is Part.PAIR_SECRET:
+    if part is ComplaintSubject.PAIR_SECRET:
         return None
     commitments, _ = split_parcel(case.parcel)
     owner, holder = case.accused.client_id, case.complainant.client_id
@@ -157,7 +157,9 @@ def _fault(case: Case, part: Part, text: bytes | None) -> Fault | None:
     return None if wrong is None else Fault.INCONSISTENT_DEALING
 
 
-def _prove(case: Case, part: Part, private: bytes, peer: bytes, randomness: Randomness) -> tuple[bytes, bytes]:
+def _prove(
+    case: Case, part: ComplaintSubject, private: bytes, peer: bytes, randomness: Randomness
+) -> tuple[bytes, bytes]:
     """X and the proof; `private` is the complainant's X25519 key."""
     scalar, own = edwards.scalar_and_point(private)
     if edwards.is_odd(own):  # then the point that `lift` takes is the inverse
@@ -187,7 +189,7 @@ def _proven(complaint: Complaint, case: Case, peer: bytes) -> bytes | None:
     return edwards.to_u(agreed) if hmac.compare_digest(challenge, expected) else None
 
 
-def _challenge(case: Case, part: Part, shared: bytes, commitments: list[bytes]) -> bytes:
+def _challenge(case: Case, part: ComplaintSubject, shared: bytes, commitments: list[bytes]) -> bytes:
     """H("complaint", ctx, L1, complainant, accused, part, both public keys, X, the nonce times both bases)."""
     return tagged_hash(
         Usage.COMPLAINT,

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Self
 
 from fedcore.errors import RunFailed
-from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.result_cache import AppResults
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import WorkBook, buffer_size
 from fedcore.simulation.devices.clock import EventQueue
@@ -75,7 +75,7 @@ class Floor:
     """Bytes of an update, as far as is known."""
     named: tuple[int, ...] = field(default=(), init=False)
     """The survivors of a sum that broke off when they were named: their updates can be in this sum or in none."""
-    _kept: KeptResults = field(default_factory=KeptResults, init=False)
+    _kept: AppResults = field(default_factory=AppResults, init=False)
     _versions: dict[int, _Handed] = field(default_factory=dict, init=False)
     _events: EventQueue[tuple[int, _Event, int]] = field(default_factory=EventQueue, init=False)
     """The client, what happens, and for which of its pieces of work."""

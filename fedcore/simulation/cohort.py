@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.exchange import ExchangeRequest, make_work
 from fedcore.run.requirements import least_of
 from fedcore.run.retries import Attempts, attempt_ended
@@ -42,7 +42,7 @@ class CohortSums:
                 drop=self._lost_work,
             )
 
-    def exchange(self, request: ExchangeRequest, kept: KeptResults) -> Summed:
+    def exchange(self, request: ExchangeRequest, kept: AppResults) -> Summed:
         """One exchange, tried again with new dropouts after a failure; raises RunFailed."""
         sums, trained = self.sums, set[int]()
         attempts = Attempts(settings=sums.settings, has_room=sums.has_room)

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
-from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.exchange import ExchangeRequest, make_draw
 from fedcore.run.groups import GroupMembership, too_few_groups
 from fedcore.run.requirements import cut_for
@@ -16,7 +16,7 @@ from fedcore.simulation.secure import Attempt, SecureSums
 from fedcore.simulation.sums import Summed, group_failed
 
 
-def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: KeptResults) -> list[Summed]:
+def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: AppResults) -> list[Summed]:
     """A draw, and the sums of its groups, one after the other; raises RunFailed where too few have one."""
     sums.count += 1
     drawn, found, failed = sums.count, [], {}
@@ -39,7 +39,7 @@ def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: KeptResults
     return found
 
 
-def _of_group(sums: SecureSums, request: ExchangeRequest, kept: KeptResults, part: GroupMembership) -> Summed:
+def _of_group(sums: SecureSums, request: ExchangeRequest, kept: AppResults, part: GroupMembership) -> Summed:
     """Attempts at the sum of one group; raises RunFailed."""
     attempts, started = Attempts(settings=sums.settings, has_room=sums.has_room), sums.clock()
     for number in itertools.count(1):

@@ -24,7 +24,7 @@ from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.result_cache import AppResults
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.sampling import waited_for
@@ -299,7 +299,7 @@ class Simulation:
             if not self._account.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
         kind, request = request.message_type, self.sent(request)
-        with KeptResults() as kept, contextlib.chdir(self._home):
+        with AppResults() as kept, contextlib.chdir(self._home):
             if self.settings.groups > 1 and is_training(kind):
                 return [ExchangeReply.of_cohort(one.decoded) for one in sums_of_groups(self._sums, request, kept)]
             found = self._cohorts.exchange(request, kept).decoded

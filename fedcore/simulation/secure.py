@@ -14,7 +14,7 @@ from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
 from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
 from fedcore.federation.admission.simulated import SimulatedOwners
-from fedcore.flower.apps.result_cache import KeptResults
+from fedcore.flower.apps.result_cache import AppResults
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.buffer import staleness_metrics
 from fedcore.run.encoding_plan import EncodingPlan
@@ -51,7 +51,7 @@ class Attempt:
 
     number: int
     whole: bool
-    kept: KeptResults
+    kept: AppResults
     trained: set[int]
     enough: int = 0
     floor: Floor | None = None

@@ -14,8 +14,8 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError, DataError, UsageError
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData, steps_of
-from fedcore.training.fitting import within_memory
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
+from fedcore.training.memory import within_memory
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
 
 

@@ -32,7 +32,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 @contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Run a block that may seed the global generators of random, NumPy and torch, and draw from them.
 
     The states from before come back afterwards, so that seeding in one place never decides what is drawn in another.
@@ -67,7 +67,7 @@ def seeded(seed: int) -> Iterator[None]:
 
     The states from before come back afterwards.
     """
-    with generators_kept():
+    with preserve_generators():
         seed_generators(seed)
         if _DEVICES_BUILT:  # the block may be the first to use one; this takes a millisecond
             torch.manual_seed(seed)

@@ -14,10 +14,10 @@ from fedcore.secagg import (
     Advertisement,
     Check,
     Complaint,
+    ComplaintSubject,
     ConsistencySignature,
     Dealing,
     KeyShares,
-    Part,
     ShareDelivery,
     SignatureSet,
     Survivors,
@@ -131,7 +131,7 @@ def complaint_to_wire(complaint: Complaint) -> ComplaintIn:
 
 def complaint_from_wire(client: int, body: ComplaintIn) -> Complaint:
     """A complaint of the client that signed the request."""
-    return Complaint(client, body.accused, Part(body.part), body.shared, body.proof, body.mlkem_seed)
+    return Complaint(client, body.accused, ComplaintSubject(body.part), body.shared, body.proof, body.mlkem_seed)
 
 
 def survivors_to_wire(survivors: Survivors, cohort: Sequence[int]) -> SurvivorsOut:

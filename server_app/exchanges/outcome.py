@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import Decoded, MetricName, Statistics
+from fedcore.codec import Decoded, MagnitudeStatistics, MetricName
 from fedcore.errors import (
     ConfigurationError,
     DamagedAtRest,
@@ -64,7 +64,7 @@ class Failure:
     large: int = 0
     coarse: str = ""
     helps: bool = False
-    statistics: Statistics | None = None
+    statistics: MagnitudeStatistics | None = None
 
     @classmethod
     def of(cls, error: FedcoreError, reason: str = "") -> Self:
@@ -107,7 +107,7 @@ class KeptSum:
     lost_norm: float
     metrics: dict[str, MetricValue]
     names: tuple[MetricName, ...] | None
-    statistics: Statistics
+    statistics: MagnitudeStatistics
     mean: str | None
     mean_sha256: str = ""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from fedcore.data.statistics import Question
+from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.buffer import buffer_size
@@ -21,7 +21,7 @@ from fedcore.wire.control import Scalar
 from fedcore.wire.operator import RunIn
 from server_app.storage.tables import RunRow
 
-QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
+QUESTION: Final[TypeAdapter[StatisticsQuery]] = TypeAdapter(StatisticsQuery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class RunPlan:
     app_sha256: str
     run_config: Mapping[str, Scalar]
     settings: JobSettings
-    question: Question | None = None
+    question: StatisticsQuery | None = None
     initial_sha256: str = ""
 
     @classmethod
@@ -95,7 +95,7 @@ class RunPlan:
         check_needs(self.settings, members, min_cohort)
 
 
-def _question(data: object) -> Question | None:
+def _question(data: object) -> StatisticsQuery | None:
     """What is asked, from its JSON; raises ConfigurationError where it is none."""
     if data is None:
         return None

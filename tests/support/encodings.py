@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding, Statistics
+from fedcore.codec import AnyEncoding, CodecSettings, Encoding, MagnitudeStatistics, PrivateEncoding
 from fedcore.codec.scales import Known, next_encoding
 from fedcore.state import Layout
 from fedcore.system.plain_json import from_plain, to_plain
@@ -29,7 +29,7 @@ def encoding_from_json(data: dict[str, Any]) -> AnyEncoding:
 
 
 def following(
-    settings: CodecSettings, layout: Layout, n_max: int, statistics: Statistics, *, settled: bool = False
+    settings: CodecSettings, layout: Layout, n_max: int, statistics: MagnitudeStatistics, *, settled: bool = False
 ) -> Encoding:
     """What follows from the statistics of one exchange alone; early in a run scales may still fall freely."""
     nothing = (0.0,) * len(statistics.scales)

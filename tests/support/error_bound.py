@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedcore.codec import Encoding, Statistics
+from fedcore.codec import Encoding, MagnitudeStatistics
 from fedcore.state import ModelState, TensorSpec
 
 _ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
@@ -17,7 +17,7 @@ def error_bound(
     *,
     survivors: int,
     examples: int,
-    statistics: Statistics | None = None,
+    statistics: MagnitudeStatistics | None = None,
     base: ModelState | None = None,
     largest: float = math.inf,
 ) -> dict[str, float]:

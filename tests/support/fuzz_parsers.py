@@ -22,7 +22,7 @@ from client_app.http.errors import refusal
 from client_app.ranks.messages import FROM_RANK, TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, Ready
 from client_app.records import ledger_entries, transcript
 from fedcore.codec import decode, encode, encode_nothing
-from fedcore.data.statistics import Question
+from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation, RoundFailed, Unauthorized
 from fedcore.federation import ClientKit, OperatorKit, ServerKit
 from fedcore.federation.authority import Authority
@@ -414,7 +414,7 @@ def _texts(corpus: Corpus, scratch: Path) -> list[Parser]:
         )
 
     bundle: TypeAdapter[dict[str, bytes]] = TypeAdapter(dict[str, Bytes])
-    question: TypeAdapter[Question] = TypeAdapter(Question)
+    question: TypeAdapter[StatisticsQuery] = TypeAdapter(StatisticsQuery)
     asked = {"names": ["a", "b"], "low": [0.0, 1.0], "high": [1.0, 2.0], "bins": 16, "epsilon": 1.0, "delta": 1e-6}
     app = next(one for one in corpus.bodies("/v1/runs") if one)
     entry = b'{"event":"entered","run":"r","exchange":1}\n{"event":"left","run":"r","exchange":1}\n'

@@ -22,9 +22,9 @@ from fedcore.secagg import (
     Check,
     ClientSession,
     ClientState,
+    ComplaintSubject,
     ConsistencySignature,
     KeyShares,
-    Part,
     ServerRound,
     ServerStage,
     UnmaskShares,
@@ -224,7 +224,7 @@ class HonestServer(RuleBasedStateMachine):
         self.tally.lies["false complaint"] += 1
         case, pair = server._case(liar, known[whom % len(known)]), session._secrets.seal_pair
         assert pair is not None
-        server.judge(complaint.complain(case, Part.SHARES, pair, Drbg(f"complaint {liar}")))
+        server.judge(complaint.complain(case, ComplaintSubject.SHARES, pair, Drbg(f"complaint {liar}")))
         self._name(liar)
 
     def teardown(self) -> None:

@@ -20,9 +20,9 @@ from fedcore.secagg import (
     Advertisement,
     ClientSession,
     Complaint,
+    ComplaintSubject,
     KeyShares,
     MaskTerm,
-    Part,
     ShareDelivery,
     SignatureSet,
     Survivors,
@@ -326,7 +326,7 @@ def accuse(session: ClientSession, delivery: ShareDelivery, accused: int) -> Com
         parcel=delivery.shares[accused],
         pair_secret=delivery.pair_secrets.get(accused),
     )
-    return complaint.complain(case, Part.SHARES, session._secrets.seal_pair, session._randomness)
+    return complaint.complain(case, ComplaintSubject.SHARES, session._secrets.seal_pair, session._randomness)
 
 
 def snapshot(machine: object) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from fedcore.secagg import (
     Agreement,
     ClientSession,
     Complaint,
+    ComplaintSubject,
     ConsistencySignature,
     KeyShares,
     MaskTerm,
-    Part,
     RoundParameters,
     Secret,
     ServerRound,
@@ -222,7 +222,7 @@ class Replay:
     def complaints(self) -> Iterator[Case]:
         """What fedcore says in the complainant's place, where nothing is altered afterwards; and the verdict."""
         for entry in self.record["complaints"]:
-            own, accused, part = entry["complainant"], entry["accused"], Part(entry["part"])
+            own, accused, part = entry["complainant"], entry["accused"], ComplaintSubject(entry["part"])
             case = complaint.Case(
                 transcript=self.transcript,
                 agreement=self.parameters.agreement,
@@ -234,7 +234,7 @@ class Replay:
             said = Complaint(own, accused, part, *(raw(entry[key]) for key in ("shared", "proof", "mlkem_seed")))
             verdict, name = complaint.judge(said, case), f"of client {own} about the {part} of {accused}"
             yield Case("verdict", name, (verdict.client_id, verdict.fault), (entry["guilty"], entry["fault"]))
-            root = Secret(self._raw_of("roots", own)["c" if part is Part.SHARES else "s"])
+            root = Secret(self._raw_of("roots", own)["c" if part is ComplaintSubject.SHARES else "s"])
             pair = KeyPair.from_root(self.parameters.agreement, root)
             made = complaint.complain(case, part, pair, lambda _, nonce=entry["nonce"]: raw(nonce))
             yield Case("complaint", name, made == said, not entry["altered"])

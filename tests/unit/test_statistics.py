@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedcore.codec.privacy import Accountant
-from fedcore.data.statistics import Column, Question, count_column, standardised
+from fedcore.data.statistics import Column, StatisticsQuery, count_column, standardised
 from fedcore.errors import AppError, ConfigurationError
 from tests.support.raising import raises
 
@@ -21,7 +21,7 @@ VALUES = st.floats(-50, 150, width=32) | st.just(math.nan) | st.sampled_from([ma
 CLIENTS = st.lists(arrays.arrays(np.float64, st.integers(0, 30), elements=VALUES), min_size=1, max_size=4)
 
 
-def together(question: Question, *clients: dict[str, Any]) -> dict[str, Column]:
+def together(question: StatisticsQuery, *clients: dict[str, Any]) -> dict[str, Column]:
     answers = [question.answer(columns, os.urandom) for columns in clients]
     sums = {name: np.sum([answer[name] for answer in answers], axis=0) for name in answers[0]}
     return {name: question.column(name, place, total) for place, (name, total) in enumerate(sums.items())}
@@ -29,7 +29,9 @@ def together(question: Question, *clients: dict[str, Any]) -> dict[str, Column]:
 
 @given(clients=CLIENTS, bins=st.integers(1, 40))
 def test_many_clients_answer_what_numpy_says_of_all_rows(clients: list[np.ndarray], bins: int) -> None:
-    found = together(Question.of({"age": (0.0, 100.0)}, bins=bins), *({"age": values} for values in clients))["age"]
+    found = together(StatisticsQuery.of({"age": (0.0, 100.0)}, bins=bins), *({"age": values} for values in clients))[
+        "age"
+    ]
     everything = np.concatenate(clients)
     present = everything[~np.isnan(everything)]
     inside = np.clip(present, 0, 100)
@@ -51,12 +53,12 @@ def test_many_clients_answer_what_numpy_says_of_all_rows(clients: list[np.ndarra
 
 def test_a_spread_far_below_the_bounds_is_not_lost() -> None:
     values = np.random.default_rng(0).normal(700.0, 0.05, 1000)
-    found = together(Question.of({"t": (0.0, 1000.0)}), {"t": values[:300]}, {"t": values[300:]})["t"]
+    found = together(StatisticsQuery.of({"t": (0.0, 1000.0)}), {"t": values[:300]}, {"t": values[300:]})["t"]
     assert found.std == pytest.approx(values.std(), rel=1e-3)
 
 
 def test_cells_at_both_ends_are_the_outer_ones_that_hold_something() -> None:
-    found = together(Question.of({"x": (0.0, 10.0)}, bins=5), {"x": [2.5, 7.0]})["x"]
+    found = together(StatisticsQuery.of({"x": (0.0, 10.0)}, bins=5), {"x": [2.5, 7.0]})["x"]
     assert (found.minimum, found.maximum) == ((2.0, 4.0), (6.0, 8.0))
 
 
@@ -74,11 +76,11 @@ def test_cells_at_both_ends_are_the_outer_ones_that_hold_something() -> None:
 )
 def test_a_question_without_an_answer_is_refused(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     with raises(ConfigurationError, **expected):
-        Question.of(**asked)
+        StatisticsQuery.of(**asked)
 
 
 def test_a_column_that_is_not_there_or_no_numbers() -> None:
-    question = Question.of({"age": (0.0, 100.0)})
+    question = StatisticsQuery.of({"age": (0.0, 100.0)})
     with pytest.raises(AppError, match=r"'age'.*sex"):
         question.answer({"sex": [0, 1]}, os.urandom)
     with raises(AppError, check="not-numbers", match="'age'"):
@@ -89,7 +91,7 @@ class TestNoise:
     def test_one_record_changes_the_answer_by_no_more_than_the_sensitivity(self) -> None:
         """Of the whole numbers that the noise is added to, with rounding."""
         chance = np.random.default_rng(1)
-        question = Question.of({f"x{i}": (-1.0, 1.0) for i in range(20)}, bins=30, epsilon=1.0, delta=1e-5)
+        question = StatisticsQuery.of({f"x{i}": (-1.0, 1.0) for i in range(20)}, bins=30, epsilon=1.0, delta=1e-5)
         noise = question.noise()
         for _ in range(20):
             rows = chance.uniform(-1.5, 1.5, (50, 20))
@@ -98,21 +100,21 @@ class TestNoise:
             assert int(((steps[0] - steps[1]) ** 2).sum()) <= noise.release.norm_squared
 
     def test_the_noise_is_as_wide_as_the_budget_asks(self) -> None:
-        question = Question.of({"x": (0.0, 1.0)}, bins=1000, epsilon=1.0, delta=1e-5)
+        question = StatisticsQuery.of({"x": (0.0, 1.0)}, bins=1000, epsilon=1.0, delta=1e-5)
         drawn = np.concatenate([question.answer({"x": []}, os.urandom)["x"] for _ in range(4)])
         variance = question.noise().release.variance
         assert np.var(drawn) == pytest.approx(variance, rel=0.15)
         assert abs(np.mean(drawn)) < 5 * math.sqrt(variance / drawn.size)
 
     def test_two_exchanges_share_one_epsilon(self) -> None:
-        question = Question.of({f"x{i}": (0.0, 1.0) for i in range(4)}, bins=8, epsilon=2.0, delta=1e-6)
+        question = StatisticsQuery.of({f"x{i}": (0.0, 1.0) for i in range(4)}, bins=8, epsilon=2.0, delta=1e-6)
         parts = [question.only(names, releases=2) for names in (("x0", "x1"), ("x2", "x3"))]
         assert Accountant([part.noise().release for part in parts]).epsilon(1e-6) <= 2.0
         assert Accountant([part.noise().release for part in parts]).epsilon(1e-6) > 1.5
 
     def test_what_it_says_is_near_the_truth(self) -> None:
         values = np.random.default_rng(2).normal(50, 10, 20_000)
-        question = Question.of({"x": (0.0, 100.0)}, bins=20, epsilon=1.0, delta=1e-5)
+        question = StatisticsQuery.of({"x": (0.0, 100.0)}, bins=20, epsilon=1.0, delta=1e-5)
         found = together(question, {"x": values[:9000]}, {"x": values[9000:]})["x"]
         assert found.count == pytest.approx(20_000, abs=300)
         assert found.mean == pytest.approx(50, abs=1)
@@ -120,7 +122,7 @@ class TestNoise:
         assert found.quantile(0.5) == pytest.approx(50, abs=2)
 
 
-def _counts(question: Question, rows: np.ndarray) -> list[np.ndarray]:
+def _counts(question: StatisticsQuery, rows: np.ndarray) -> list[np.ndarray]:
     names = enumerate(question.names)
     return [count_column(question, name, rows[:, at], *question.bounds_of(at)) for at, name in names]
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.data.statistics import Question, pooled
+from fedcore.data.statistics import StatisticsQuery, pooled
 from fedcore.data.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from fedcore.errors import ConfigurationError, UnknownKey
 from tests.support.raising import raises
@@ -56,7 +56,9 @@ def test_other_settings_of_the_app() -> None:
 
 
 def test_what_is_not_there_is_empty_or_null() -> None:
-    found = pooled(Question.of({"age": (0.0, 10.0), "none": (0.0, 1.0)}, bins=5), [{"age": [1.0, 9.0], "none": []}])
+    found = pooled(
+        StatisticsQuery.of({"age": (0.0, 10.0), "none": (0.0, 1.0)}, bins=5), [{"age": [1.0, 9.0], "none": []}]
+    )
     assert as_csv(found, (0.5,)).splitlines() == [
         "column,count,missing,outside,mean,std,min,q0.5,max",
         "age,2.0,0.0,0.0,5.0,4.0,0.0,2.0,10.0",
@@ -69,7 +71,7 @@ def test_what_is_not_there_is_empty_or_null() -> None:
 
 
 def test_noise_leaves_out_what_it_drowns() -> None:
-    question = Question.of({"age": (0.0, 10.0)}, bins=5, epsilon=1.0, delta=1e-5)
+    question = StatisticsQuery.of({"age": (0.0, 10.0)}, bins=5, epsilon=1.0, delta=1e-5)
     column = question.column("age", 0, question.answer({"age": [1.0]}, os.urandom)["age"])
     assert not math.isnan(column.count)
 

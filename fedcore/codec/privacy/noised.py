@@ -19,7 +19,7 @@ from fedcore.codec.encoder import Encoded, check_out, write_delta
 from fedcore.codec.metrics import MetricValue, flat_metrics
 from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
 from fedcore.codec.privacy.parameters import PrivateEncoding
-from fedcore.codec.statistics import Statistics
+from fedcore.codec.statistics import MagnitudeStatistics
 from fedcore.errors import NothingContributed, PeerError, UsageError
 from fedcore.state import ModelState, StateSink, from_float
 
@@ -286,9 +286,9 @@ def _decode_metrics(
     return metrics
 
 
-def _no_statistics(survivors: int) -> Statistics:
+def _no_statistics(survivors: int) -> MagnitudeStatistics:
     """Nothing is known about magnitudes, and nothing is needed: the scale follows from the clipping bound."""
-    return Statistics(
+    return MagnitudeStatistics(
         contributors=survivors,
         failures=0,
         field_bits=0,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedcore.comparison.run import PlannedRun
     from fedcore.comparison.workers.models import Models
     from fedcore.comparison.workers.processes import Workers
-    from fedcore.flower.apps.progress_protocol import ToldTest
+    from fedcore.flower.apps.progress_protocol import EvaluationProgress
     from fedcore.wire.events import EventSink
 
 
@@ -75,7 +75,7 @@ class Trained:
 
     result: RunResult
     models: Mapping[int, Models] = field(default_factory=dict)
-    tested: Mapping[int, tuple[ToldTest, ...]] = field(default_factory=dict)
+    tested: Mapping[int, tuple[EvaluationProgress, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

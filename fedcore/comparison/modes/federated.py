@@ -20,7 +20,7 @@ from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.apps.progress_protocol import ToldTest
+from fedcore.flower.apps.progress_protocol import EvaluationProgress
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file
@@ -101,9 +101,11 @@ class Federated(Mode):
         )
 
 
-def rounds_tested(followed: FederatedOutcome, sites: int, *, but: Container[int]) -> dict[int, tuple[ToldTest, ...]]:
+def rounds_tested(
+    followed: FederatedOutcome, sites: int, *, but: Container[int]
+) -> dict[int, tuple[EvaluationProgress, ...]]:
     """Round -> what its model gave on each site; a round that some sites did not evaluate is left out."""
-    found: dict[int, list[ToldTest]] = {}
+    found: dict[int, list[EvaluationProgress]] = {}
     for rounds in followed.tested.values():
         for number, tested in rounds.items():
             found.setdefault(number, []).append(tested)

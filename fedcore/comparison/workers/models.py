@@ -19,7 +19,7 @@ from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
-from fedcore.flower.apps.progress_protocol import ToldTest
+from fedcore.flower.apps.progress_protocol import EvaluationProgress
 from fedcore.flower.grid.plain_request import Content, PlainRequest
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
@@ -167,7 +167,7 @@ def everywhere(run: PlannedRun, model: Path) -> Models:
 
 
 def evaluate_rounds(
-    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
+    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[EvaluationProgress]]
 ) -> dict[int, Evaluated]:
     """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
 
@@ -179,7 +179,10 @@ def evaluate_rounds(
 
 
 def _evaluate(
-    report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
+    report: ReportSink,
+    run: PlannedRun,
+    rounds: Mapping[int, Models],
+    tested: Mapping[int, Sequence[EvaluationProgress]],
 ) -> None:
     problem = Problem.of(run)
     alone = run.mode.in_report.alone
@@ -258,7 +261,7 @@ class _Test:
             self._loaded = model
         return self.counts(evaluate(self._engine, self.parts[site], metrics=self.problem.app.metrics))
 
-    def counts(self, result: Evaluation | ToldTest) -> _Counts:
+    def counts(self, result: Evaluation | EvaluationProgress) -> _Counts:
         """What one site's test part adds to those of the others."""
         weight: int = getattr(result, self.problem.weigh)
         sums = {name: torch.tensor(values, dtype=torch.float64) for name, values in result.sums.items()}

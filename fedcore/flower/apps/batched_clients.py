@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
-from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalQuestion
+from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalTask
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 from fedcore.wire.record_file import Place
 
 if TYPE_CHECKING:
-    from fedcore.flower.apps.supervised_batches import Together
+    from fedcore.flower.apps.supervised_batches import SupervisedBatches
 
 
-class Asked(Protocol):
+class ClientMessage(Protocol):
     """A message of a plain exchange to one client: its content, a record file, and where its reply goes."""
 
     @property
@@ -42,7 +42,7 @@ def ignore_line(line: str) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class ClientsAtOnce:
+class BatchedClients:
     """Runs tasks for clients whose runners are in this process.
 
     runner: of a client. at_once: how many clients train at once, 1 for one by one, 0 for as many as pay. warn: is told
@@ -52,7 +52,7 @@ class ClientsAtOnce:
     runner: Callable[[int], ClientRunner]
     at_once: int = 0
     warn: Callable[[str], None] = ignore_line
-    _together: Together | None = field(default=None, init=False)
+    _together: SupervisedBatches | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.at_once < 0:
@@ -75,7 +75,7 @@ class ClientsAtOnce:
                 made = done.pop(client) if client in done else self.runner(client).run(task, model)
                 yield client, made
 
-    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, asked: Mapping[int, ClientMessage]) -> Iterator[tuple[int, Answer | Exception]]:
         """What each client answers to its message, in their order; an exception of its app is an answer too."""
         for _, group in itertools.groupby(asked.items(), lambda one: (one[1].content, one[1].task.message_type)):
             alike = dict(group)
@@ -88,19 +88,21 @@ class ClientsAtOnce:
                     found = questions.get(client), done.pop(client, None)
                     yield client, self._reply(client, alike[client], content, *found)
 
-    def _together_for(self, task: Task, clients: Sequence[int]) -> Together | None:
+    def _together_for(self, task: Task, clients: Sequence[int]) -> SupervisedBatches | None:
         """Whoever does the clients' work together, if anybody can."""
         if self.at_once == 1 or len(clients) < 2:
             return None
         runner = self.runner(clients[0])
         app = runner.local_app(task)
         if self._together is None and app is not None:
-            from fedcore.flower.apps.supervised_batches import Together  # brings torch, which the app has already
+            from fedcore.flower.apps.supervised_batches import (
+                SupervisedBatches,  # brings torch, which the app has already
+            )
 
-            self._together = Together(app, runner.engine, at_once=self.at_once, warn=self.warn)
+            self._together = SupervisedBatches(app, runner.engine, at_once=self.at_once, warn=self.warn)
         return self._together if app is not None else None
 
-    def _read(self, client: int, asked: Asked) -> LocalContent | Path:
+    def _read(self, client: int, asked: ClientMessage) -> LocalContent | Path:
         """The content that all get, read once for an app of ours; as it is where a client will say what is wrong."""
         try:
             ours = self.runner(client).local_app(asked.task) is not None
@@ -109,8 +111,8 @@ class ClientsAtOnce:
             return asked.content
 
     def _answered(
-        self, together: Together | None, content: LocalContent | Path, asked: Mapping[int, Asked]
-    ) -> tuple[dict[int, LocalQuestion], dict[int, LocalResult]]:
+        self, together: SupervisedBatches | None, content: LocalContent | Path, asked: Mapping[int, ClientMessage]
+    ) -> tuple[dict[int, LocalTask], dict[int, LocalResult]]:
         """What messages with one content ask, and the results that could be had together."""
         if together is None or isinstance(content, Path):
             return {}, {}
@@ -125,9 +127,9 @@ class ClientsAtOnce:
     def _reply(
         self,
         client: int,
-        asked: Asked,
+        asked: ClientMessage,
         content: LocalContent | Path,
-        question: LocalQuestion | None,
+        question: LocalTask | None,
         result: LocalResult | None,
     ) -> Answer | Exception:
         try:
@@ -138,7 +140,7 @@ class ClientsAtOnce:
             return error
 
 
-def _chunks(clients: Sequence[int], together: Together | None, task: Task) -> Iterator[Sequence[int]]:
+def _chunks(clients: Sequence[int], together: SupervisedBatches | None, task: Task) -> Iterator[Sequence[int]]:
     """The clients in their order, as many at a time as are worked on together."""
     size = 1 if together is None else together.size(task.run_config, trains=task.trains)
     for start in range(0, len(clients), size):

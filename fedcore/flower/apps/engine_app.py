@@ -24,9 +24,9 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, Us
 from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps import progress_protocol
 from fedcore.flower.apps.local_algorithms import AlgorithmWork, weighed
-from fedcore.flower.apps.own_models import ContextStore, OwnModelStore
+from fedcore.flower.apps.own_model_store import ContextStore, OwnModelStore
 from fedcore.flower.apps.personalization import Frozen, Personal, Personalization
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
@@ -48,7 +48,7 @@ from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import TrainingPlan, TrainSummary, default_metrics, evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
-from fedcore.training.models.columns import know_statistics
+from fedcore.training.models.columns import set_statistics
 from fedcore.training.seeds import derive_seed
 from fedcore.wire.control import MetricValue
 
@@ -214,10 +214,12 @@ class LocalApp(TensorApp):
         if trains:
             before, began = warm.engine.examples_taken, time.monotonic()
             result = weighed(self._trained(warm, job, model, store), job.message)
-            if telling.asked() and warm.engine.world.rank == 0:
+            if progress_protocol.progress_enabled() and warm.engine.world.rank == 0:
                 taken = warm.engine.examples_taken - before
-                telling.tell(telling.ToldTraining(round=job.server_round, examples=taken))
-            telling.keep_pace(began, job.server_round)
+                progress_protocol.print_progress(
+                    progress_protocol.TrainingProgress(round=job.server_round, examples=taken)
+                )
+            progress_protocol.wait_for_pace(began, job.server_round)
             return result
         examples, rest = split_examples(work.evaluate(model, store, lambda: self.tested(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
@@ -228,7 +230,7 @@ class LocalApp(TensorApp):
         statistics: what `columns.ask` gave, for the model's layers that stand for columns (`Standardise`).
         """
         warm = self.definition.warm(config, EngineConfig(), World())
-        know_statistics(warm.engine.model, statistics or {})
+        set_statistics(warm.engine.model, statistics or {})
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())
@@ -269,17 +271,17 @@ class LocalApp(TensorApp):
     def tested(self, engine: Engine, job: LocalJob) -> Metrics:
         """Test the engine's model on one client."""
         found = self._evaluate(engine, job)
-        if telling.asked() and self.data is not None:
+        if progress_protocol.progress_enabled() and self.data is not None:
             result = evaluate(engine, self.data(job)[1], metrics=self.metrics)
             if engine.world.rank == 0:
-                told = telling.ToldTest(
+                told = progress_protocol.EvaluationProgress(
                     round=job.server_round,
                     examples=result.examples,
                     targets=result.targets,
                     loss=result.loss,
                     sums=result.sums,
                 )
-                telling.tell(told)
+                progress_protocol.print_progress(told)
         return found
 
     def _begin(self, warm: Warm, client: int) -> None:

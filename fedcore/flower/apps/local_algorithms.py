@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedcore.flower.apps.own_models import OwnModelStore, Provenance
+from fedcore.flower.apps.own_model_store import OwnModelStore, Provenance
 from fedcore.flower.apps.personalization import Personalization
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult
 from fedcore.state import Layout, ModelState, StateSink
@@ -31,7 +31,7 @@ _SLOTS = ("algorithm-a", "algorithm-b")
 
 
 @dataclass(slots=True, kw_only=True)
-class CountedStates:
+class AlternatingStates:
     """What an algorithm keeps on one client, in two places that take turns.
 
     counted: the round of the client's last training whose update was in its sum; None where nobody knows, and every
@@ -65,7 +65,7 @@ class AlgorithmWork:
 
     algorithm: LocalAlgorithm
     work: Personalization
-    states: CountedStates
+    states: AlternatingStates
 
     @classmethod
     def of(cls, job: LocalJob, work: Personalization, store: OwnModelStore) -> AlgorithmWork | None:
@@ -74,7 +74,7 @@ class AlgorithmWork:
         algorithm = make_algorithm(name, work.engine, work.shared, job.message)
         if algorithm is None:
             return None
-        return cls(algorithm=algorithm, work=work, states=CountedStates(store=store, counted=job.counted))
+        return cls(algorithm=algorithm, work=work, states=AlternatingStates(store=store, counted=job.counted))
 
     def model_of(self, sent: ModelState | None) -> ModelState | None:
         """The model alone, out of what was sent."""

@@ -12,7 +12,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.apps.own_models import OwnModelStore, Provenance
+from fedcore.flower.apps.own_model_store import OwnModelStore, Provenance
 from fedcore.flower.records import cast_to_layout
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.engines import Engine, Proximal

@@ -1,6 +1,6 @@
-"""What a `local_app` says of its work in its own process's output, where `fedcore compare` reads it.
+"""Progress lines that a `local_app` prints for `fedcore compare` to parse.
 
-Off unless the variable is set. It stays on the client's machine, like all that an app prints.
+Printed only if the variable is set. They stay on the client's machine, like all that an app prints.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
-VARIABLE: Final = "FEDCORE_TELL"
-"""Set to 1 in the environment of a client that is to tell."""
-PACE: Final = "FEDCORE_PACE_"
-"""Begins the name of a variable, with the client's name behind it: how many seconds its training takes at least."""
+PROGRESS_VARIABLE: Final = "FEDCORE_TELL"
+"""Environment variable of a client; 1 makes it print progress lines."""
+PACE_PREFIX: Final = "FEDCORE_PACE_"
+"""Prefix of a variable's name, before the client's name: the least seconds that its training takes."""
 _LINE: Final = re.compile(r"fedcore tells (more|all) (.*?) #")
 _CHARACTERS: Final = 1500
-"""Of one line; what agents show of longer ones is cut."""
+"""Most characters of one line; agents cut longer ones when they show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldTraining:
-    """One training task is done. examples: that its engine took gradients of, repetitions counted."""
+class TrainingProgress:
+    """One training task is done."""
 
     round: int
     examples: int
+    """Examples that the engine took gradients of, repetitions counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldTest:
+class EvaluationProgress:
     """The model of a round on this client's test part, evaluated by the app's loss and metrics.
 
     The fields are those of `fedcore.training.loop.Evaluation`.
@@ -45,47 +46,49 @@ class ToldTest:
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-Told: TypeAlias = ToldTraining | ToldTest
-_KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (ToldTraining, ToldTest)}
+ProgressLine: TypeAlias = TrainingProgress | EvaluationProgress
+_KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (TrainingProgress, EvaluationProgress)}
 
 
-def asked() -> bool:
-    """Whether somebody wants to know."""
-    return os.environ.get(VARIABLE) == "1"
+def progress_enabled() -> bool:
+    """Whether this process is to print progress lines."""
+    return os.environ.get(PROGRESS_VARIABLE) == "1"
 
 
-def keep_pace(began: float, server_round: int) -> None:
-    """Take as long as whoever compares wants this client to: seconds for each round, over and over, as JSON.
+def wait_for_pace(start: float, server_round: int) -> None:
+    """Sleep until the training of this round has taken as long as the comparison asks of this client.
 
-    began: when the training did, on the clock of `time.monotonic`.
+    Args:
+        start: when the training began, on the clock of `time.monotonic`.
+        server_round: the round; the seconds of the variable, a JSON list, repeat over the rounds.
     """
     if paces := _paces():
-        time.sleep(max(0.0, began + paces[(server_round - 1) % len(paces)] - time.monotonic()))
+        time.sleep(max(0.0, start + paces[(server_round - 1) % len(paces)] - time.monotonic()))
 
 
 @functools.cache
 def _paces() -> list[float]:
-    """Of this process, which is given them when it starts; none where nobody compares."""
-    words = next((value for name, value in os.environ.items() if name.startswith(PACE)), "[]")
-    return [float(seconds) for seconds in json.loads(words)]
+    """Seconds of each round, as the process got them when it started; none outside a comparison."""
+    text = next((value for name, value in os.environ.items() if name.startswith(PACE_PREFIX)), "[]")
+    return [float(seconds) for seconds in json.loads(text)]
 
 
-def tell(told: Told) -> None:
+def print_progress(progress: ProgressLine) -> None:
     """Print it, in as many lines as it takes."""
-    text = json.dumps([type(told).__name__, asdict(told)])
+    text = json.dumps([type(progress).__name__, asdict(progress)])
     pieces = [text[start : start + _CHARACTERS] for start in range(0, len(text), _CHARACTERS)]
     for number, piece in enumerate(pieces, start=1):
         more = "more" if number < len(pieces) else "all"
-        print(f"fedcore tells {more} {piece} #", flush=True)  # noqa: T201 - the agent's log is where it is read
+        print(f"fedcore tells {more} {piece} #", flush=True)  # noqa: T201 - the comparison reads the agent's log
 
 
-def heard(lines: Iterable[str]) -> Iterator[Told]:
-    """What was told in the lines of an agent's log."""
+def parse_progress(lines: Iterable[str]) -> Iterator[ProgressLine]:
+    """The progress lines among the lines of an agent's log."""
     text = ""
     for line in lines:
-        if found := _LINE.search(line):
-            text += found[2]
-            if found[1] == "all":
+        if match := _LINE.search(line):
+            text += match[2]
+            if match[1] == "all":
                 kind, fields = json.loads(text)
                 yield _KINDS[kind](**fields)
                 text = ""

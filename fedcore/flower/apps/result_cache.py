@@ -14,7 +14,7 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.state import FileSink
 
 
-class KeptResults:
+class AppResults:
     """The results by client; a context manager. New models lie in a temporary folder: together they may be many."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from fedcore.flower.records import state_from_arrays
 from fedcore.training.engines import EngineConfig, World
 from fedcore.training.loop import evaluate
 from fedcore.training.metrics import accuracy
-from fedcore.training.models.columns import know_statistics
+from fedcore.training.models.columns import set_statistics
 from fedcore.training.seeds import derive_seed
 
 KEY: Final = "central-test"
@@ -58,7 +58,7 @@ def server_test(
             f"{KEY} = {most}, but the server has no whole model to test: {min(work.own)!r} stays on the clients",
             check="partial-model",
         )
-    know_statistics(engine.model, statistics)
+    set_statistics(engine.model, statistics)
     examples, layout = _drawn(test_set(config), most, int(config.get("seed", 0))), work.layout()
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:

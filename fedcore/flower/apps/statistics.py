@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from fedcore.codec.names import NAMES_BYTES, names_json
-from fedcore.data.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, pooled, standardised
+from fedcore.data.statistics import BINS, PREFIX, Bounds, Column, Statistics, StatisticsQuery, pooled, standardised
 from fedcore.data.statistics_report import bounds_from
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
@@ -94,7 +94,7 @@ class TrainingColumns:
         """The same for nodes whose data are all here, as `jobs` read them; nothing where nobody knows the data."""
         if self.bounds is None or data is None:
             return {}
-        question = Question.of(self.bounds(config))
+        question = StatisticsQuery.of(self.bounds(config))
         asked = dict(_config(question))
         parts = [_columns_of(data(replace(job, message={**job.message, **asked}))[0], self.names) for job in jobs]
         return pooled(question, parts).as_config()
@@ -169,11 +169,11 @@ def federated_statistics(
     Many columns take several exchanges. Raises ConfigurationError for a question that makes no sense, AppError where
     nobody can answer it, RepliesDiffer where the clients do not have the same columns.
     """
-    return answered(grid, Question.of(bounds, bins=bins, epsilon=epsilon, delta=delta), min_nodes, timeout)
+    return answered(grid, StatisticsQuery.of(bounds, bins=bins, epsilon=epsilon, delta=delta), min_nodes, timeout)
 
 
 @sum_only
-def answered(grid: Grid, question: Question, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
+def answered(grid: Grid, question: StatisticsQuery, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
     """What the clients answer to a question."""
     nodes = _nodes(grid, min_nodes)
     columns: dict[str, Column] = {}
@@ -201,7 +201,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _pages(question: Question) -> Iterator[Question]:
+def _pages(question: StatisticsQuery) -> Iterator[StatisticsQuery]:
     """The columns in the order in which the app gives them, some at a time, without an end."""
     most = max(1, min(_AT_ONCE, QUERY_VALUES // question.length))
     first = 0
@@ -210,7 +210,7 @@ def _pages(question: Question) -> Iterator[Question]:
         first += most
 
 
-def _named_parts(question: Question) -> list[Question]:
+def _named_parts(question: StatisticsQuery) -> list[StatisticsQuery]:
     """As many columns at a time as have room in one reply."""
     parts: list[list[str]] = [[]]
     for name in question.names:
@@ -225,7 +225,7 @@ def _named_parts(question: Question) -> list[Question]:
 
 
 def _ask(
-    grid: Grid, question: Question, nodes: Sequence[int], timeout: float | None
+    grid: Grid, question: StatisticsQuery, nodes: Sequence[int], timeout: float | None
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Sums over the clients that answer: of the numbers of each column, and of the counts."""
     config = _config(question)
@@ -252,7 +252,7 @@ def _ask(
 # --- what travels ---------------------------------------------------------------------------------------------------
 
 
-def _config(question: Question) -> ConfigRecord:
+def _config(question: StatisticsQuery) -> ConfigRecord:
     values: dict[str, Any] = {
         "low": list(question.low),
         "high": list(question.high),
@@ -268,10 +268,10 @@ def _config(question: Question) -> ConfigRecord:
     return ConfigRecord({PREFIX + key: value for key, value in values.items()})
 
 
-def _question(config: Mapping[str, Any]) -> Question:
+def _question(config: Mapping[str, Any]) -> StatisticsQuery:
     found = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
     lists: dict[str, Any] = {key: tuple(found.pop(key, ())) for key in ("names", "low", "high")}
     try:
-        return Question(**lists, **found)
+        return StatisticsQuery(**lists, **found)
     except (TypeError, ConfigurationError) as error:
         raise AppError(f"the query for statistics cannot be read: {error}") from None

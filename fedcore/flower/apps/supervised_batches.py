@@ -14,13 +14,13 @@ from flwr.app import UserConfig
 
 from fedcore.data.types import Split
 from fedcore.errors import DataError
-from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps import progress_protocol
 from fedcore.flower.apps.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
 from fedcore.flower.apps.local_algorithms import STRATEGY, weighed
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink
-from fedcore.training.batched import TrainedClient, clients_that_pay, difference_found, train_together, why_not
+from fedcore.training.batched import TrainedClient, clients_that_pay, find_difference, refusal_reason, train_together
 from fedcore.training.engines import Engine, World
 from fedcore.training.engines.transfer import Entry, save_entries
 from fedcore.training.loop import TrainingPlan, refuse_missing
@@ -33,7 +33,7 @@ _Sent: TypeAlias = list[tuple[Entry, str]]
 
 
 @dataclass(slots=True)
-class _Known:
+class _EngineCheck:
     """What was found out about one engine. reason: why its clients do not train at once. checked: which kinds of
     training (a pull, a bound on the gradient) were compared with those one by one."""
 
@@ -43,20 +43,20 @@ class _Known:
     checked: set[tuple[bool, bool]] = field(default_factory=set)
 
 
-class Together:
-    """Does the work of clients of one app. at_once, warn: as in `ClientsAtOnce`."""
+class SupervisedBatches:
+    """Does the work of clients of one app. at_once, warn: as in `BatchedClients`."""
 
     def __init__(
         self, app: TensorApp, engine: EngineConfig | None, *, at_once: int, warn: Callable[[str], None]
     ) -> None:
         self._app, self._engine_config, self._at_once, self._warn = app, engine, at_once, warn
-        self._known: _Known | None = None
+        self._known: _EngineCheck | None = None
         self._said: set[str] = set()
 
     def size(self, config: UserConfig, *, trains: bool) -> int:
         """How many clients to ask for at a time."""
         if type(self._app) is not SupervisedApp:
-            self._one_by_one("the app trains by code of its own", asked_for=trains)
+            self._one_by_one("the app trains by code of its own", requested=trains)
             return 1
         if not trains:
             return _TESTED_TOGETHER
@@ -71,13 +71,13 @@ class Together:
         if len(jobs) < 2 or type(self._app) is not SupervisedApp:
             return {}
         warm = self._app.warm_for(next(iter(jobs.values())).config, self._engine_config)
-        if warm.engine.world.size > 1 or telling.asked():
+        if warm.engine.world.size > 1 or progress_protocol.progress_enabled():
             return {}
         reason = _kept_on_clients(warm, self._app)
         if reason is None and trains:
             reason = self._about(warm).reason or _own_steps(next(iter(jobs.values())))
         if reason is not None:
-            return self._one_by_one(reason, asked_for=trains)
+            return self._one_by_one(reason, requested=trains)
         warm.personalization.load_shared(model)
         return self._train(self._app, warm, jobs) if trains else _test(self._app, warm, jobs)
 
@@ -105,7 +105,7 @@ class Together:
         kind = (mu > 0, plans[0].clip_norm > 0)
         if known is None or kind in known.checked:
             return known is not None
-        difference = difference_found(engine, plans[:_CHECKED], mu=mu)
+        difference = find_difference(engine, plans[:_CHECKED], mu=mu)
         if difference is not None:
             known.reason = difference
             self._say(difference)
@@ -113,18 +113,20 @@ class Together:
         known.checked.add(kind)
         return True
 
-    def _about(self, warm: Warm) -> _Known:
+    def _about(self, warm: Warm) -> _EngineCheck:
         if self._known is None or self._known.engine is not warm.engine:
-            self._known = _Known(engine=warm.engine, reason=why_not(warm.engine), pays=clients_that_pay(warm.engine))
+            self._known = _EngineCheck(
+                engine=warm.engine, reason=refusal_reason(warm.engine), pays=clients_that_pay(warm.engine)
+            )
         return self._known
 
     def _give_up(self, warm: Warm, reason: str) -> None:
         self._about(warm).reason = reason
-        self._one_by_one(reason, asked_for=True)
+        self._one_by_one(reason, requested=True)
 
-    def _one_by_one(self, reason: str, *, asked_for: bool) -> dict[int, LocalResult]:
+    def _one_by_one(self, reason: str, *, requested: bool) -> dict[int, LocalResult]:
         """Nothing is done together; whoever named a number of clients hears why."""
-        if asked_for and self._at_once > 1:
+        if requested and self._at_once > 1:
             self._say(reason)
         return {}
 

@@ -15,7 +15,7 @@ from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedcore.errors import AppError
-from fedcore.flower.apps.own_models import OwnModelStore
+from fedcore.flower.apps.own_model_store import OwnModelStore
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire.control import MetricValue

@@ -89,7 +89,7 @@ _WORKFLOW = workflow.DefaultWorkflow.__call__.__code__
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class ReplyConsumer:
     """Who gets the replies.
 
     weight_key: the metric that weighs them. found: what one of Flower's own loops returns in the end, and fills until
@@ -100,17 +100,17 @@ class Receiver:
     found: Result | legacy.History | None = None
 
 
-def receiver() -> Receiver:
+def reply_consumer() -> ReplyConsumer:
     """Who called the grid: the strategy that Flower's own loop runs, if there is one on the stack."""
     for frame in callers():
         if frame.f_code is _START:
             strategy, result = frame.f_locals["self"], frame.f_locals["result"]
-            return Receiver(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
+            return ReplyConsumer(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
         if frame.f_code is _LEGACY_FIT:
-            return Receiver(found=frame.f_locals["history"])
+            return ReplyConsumer(found=frame.f_locals["history"])
         if frame.f_code is _WORKFLOW:
-            return Receiver(found=frame.f_locals["context"].history)
-    return Receiver()
+            return ReplyConsumer(found=frame.f_locals["context"].history)
+    return ReplyConsumer()
 
 
 def looping_strategy() -> object | None:
@@ -126,7 +126,7 @@ def looping_strategy() -> object | None:
     return None
 
 
-def check_handover(message_type: str, groups: Groups | None = None) -> None:
+def check_mean_only(message_type: str, groups: Groups | None = None) -> None:
     """Refuse to hand one reply for all clients to code that is not known to want nothing else; raises AppError.
 
     Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means; where

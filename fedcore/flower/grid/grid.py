@@ -16,7 +16,7 @@ from flwr.supercore.run import Run
 
 from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
 from fedcore.flower.figures import NewFigures
-from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, receiver
+from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, reply_consumer
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.sampling import Awaited, Polling, awaited, samples
 from fedcore.flower.records import cast_to_layout, state_from_arrays
@@ -168,10 +168,10 @@ class ExchangeGrid(Grid):
         return (self.found.arrays if isinstance(self.found, Result) else None) or self._final
 
     def _delivered(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-        asking = receiver()
+        asking = reply_consumer()
         self.weight_key = asking.weight_key
         self.found = asking.found or self.found
-        self.tell_figures()
+        self.report_figures()
         self.polling.over()
         self._look_ahead()
         try:
@@ -189,7 +189,7 @@ class ExchangeGrid(Grid):
         self._figures.note(replies)
         return replies
 
-    def tell_figures(self) -> None:
+    def report_figures(self) -> None:
         """Tell the backend what the strategy has made of the replies since it was told last."""
         for figures in self._figures.of(self.found):
             self.backend.found(figures)

@@ -18,7 +18,7 @@ from flwr.app.metadata import Metadata
 from flwr.common import MessageTypeLegacy
 
 from fedcore.errors import AppError, BudgetSpent
-from fedcore.flower.grid.aggregation_guard import check_callers, check_handover
+from fedcore.flower.grid.aggregation_guard import check_callers, check_mean_only
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.grid.queries import records_of
 from fedcore.flower.grid.robust import Groups
@@ -76,7 +76,7 @@ class SecureGrid(ExchangeGrid):
         ):
             raise AppError(_LEGACY_QUESTION.format(asked))
         with self._refusing():
-            check_handover(messages[0].metadata.message_type, self.groups)
+            check_mean_only(messages[0].metadata.message_type, self.groups)
         if not all(same_content(messages[0], message) for message in messages[1:]):
             self.on_refusal(AppError(_DIFFERENT_MESSAGES, check="different-messages"))
         return self._exchange(messages, timeout)

@@ -187,7 +187,7 @@ class ProcessSessions:
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[tuple[int, bytes]]:
-        """As `SecureSessions`. The new models lie in files, as `KeptResults` has them."""
+        """As `SecureSessions`. The new models lie in files, as `AppResults` has them."""
         self._tell(partial(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
         with TemporaryDirectory(prefix="fedcore-simulate-") as folder:
             models = _ModelFiles(Path(folder))

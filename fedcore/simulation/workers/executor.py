@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.batched_clients import ClientsAtOnce
+from fedcore.flower.apps.batched_clients import BatchedClients
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.simulation.workers.states import Runners
@@ -90,20 +90,20 @@ class ClientExecutor(Protocol):
 class InlineExecutor:
     """All clients in this process, in the order of their ids. clients: how many there are.
 
-    at_once: how many train at once where the app allows it (`ClientsAtOnce`).
+    at_once: how many train at once where the app allows it (`BatchedClients`).
     """
 
     app: FlowerApp
     clients: int
     at_once: int = 1
     _runners: Runners = field(init=False)
-    _at_once: ClientsAtOnce = field(init=False)
+    _at_once: BatchedClients = field(init=False)
 
     def __post_init__(self) -> None:
         folder = make_private_folder()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False)
-        self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once)
+        self._at_once = BatchedClients(runner=self.runner, at_once=self.at_once)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
 
     @property

@@ -45,7 +45,7 @@ class ProcessExecutor:
 
     app: in a folder. clients: how many the simulation has. workers: 0 for one a core. The processes share the cores:
     where OMP_NUM_THREADS is not set, each gets its part of them for its threads. They begin to load the app at once.
-    at_once: how many clients a worker trains at once (`ClientsAtOnce`); which of them depends on their ids and the
+    at_once: how many clients a worker trains at once (`BatchedClients`); which of them depends on their ids and the
     number of workers alone.
     """
 

@@ -21,7 +21,7 @@ class Begin(_Line):
     """What the processes are started with.
 
     clients: of the simulation. states: folder where their Contexts stay. at_once: how many train at once, as
-    `ClientsAtOnce` has it. threads: of each process. connections: descriptors, one a worker. control: where `Ended`
+    `BatchedClients` has it. threads: of each process. connections: descriptors, one a worker. control: where `Ended`
     goes.
     """
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from fedcore import errors
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.batched_clients import ClientsAtOnce, ignore_line
+from fedcore.flower.apps.batched_clients import BatchedClients, ignore_line
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.executor import PlainTask
@@ -49,7 +49,7 @@ class Worker:
     """The clients of one exchange after the other, as a process runs them."""
 
     runners: Runners
-    at_once: ClientsAtOnce
+    at_once: BatchedClients
     _task: Task | None = None
     _model: ModelState | None = None
     _out: Path | None = None
@@ -62,7 +62,7 @@ class Worker:
         )
         runners = Runners(app=app, clients=told.clients, folder=told.states, shared=True)
         runners.of(1)
-        return cls(runners, ClientsAtOnce(runner=runners.of, at_once=told.at_once, warn=warn))
+        return cls(runners, BatchedClients(runner=runners.of, at_once=told.at_once, warn=warn))
 
     @property
     def pinned(self) -> bool:

@@ -19,10 +19,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedcore.training.algorithms.base import LocalAlgorithm
-from fedcore.training.algorithms.clipping import BOUND, NOT_CLIPPED, AdaptiveClipping
-from fedcore.training.algorithms.feddyn import ALPHA, FedDyn
-from fedcore.training.algorithms.fednova import LENGTH, FedNova
-from fedcore.training.algorithms.scaffold import CONTROL, Scaffold
+from fedcore.training.algorithms.clipping import BOUND, NOT_CLIPPED, LocalClipping
+from fedcore.training.algorithms.feddyn import ALPHA, LocalFedDyn
+from fedcore.training.algorithms.fednova import LENGTH, LocalFedNova
+from fedcore.training.algorithms.scaffold import CONTROL, LocalScaffold
 from fedcore.training.engines import Engine
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ALGORITHMS: Mapping[str, type[LocalAlgorithm]] = {
-    kind.name: kind for kind in (FedNova, Scaffold, FedDyn, AdaptiveClipping)
+    kind.name: kind for kind in (LocalFedNova, LocalScaffold, LocalFedDyn, LocalClipping)
 }
 
 

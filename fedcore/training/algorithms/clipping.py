@@ -23,7 +23,7 @@ BOUND: Final = "clip-bound"
 NOT_CLIPPED: Final = "not_clipped"
 
 
-class AdaptiveClipping(LocalAlgorithm):
+class LocalClipping(LocalAlgorithm):
     """Gives back the clipped update, and as a metric 1 where it was not clipped."""
 
     name: ClassVar[str] = "adaptive-clipping"

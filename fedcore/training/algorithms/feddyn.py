@@ -23,7 +23,7 @@ from fedcore.training.engines import Engine
 ALPHA: Final = "feddyn-alpha"
 
 
-class FedDyn(LocalAlgorithm):
+class LocalFedDyn(LocalAlgorithm):
     """Kept: g_k."""
 
     name: ClassVar[str] = "feddyn"

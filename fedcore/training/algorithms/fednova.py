@@ -19,7 +19,7 @@ from fedcore.training.algorithms.base import LocalAlgorithm
 LENGTH: Final = "local_length"
 
 
-class FedNova(LocalAlgorithm):
+class LocalFedNova(LocalAlgorithm):
     """Gives back x + (x_i - x) / L_i, and L_i as a metric."""
 
     name: ClassVar[str] = "fednova"

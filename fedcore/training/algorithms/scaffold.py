@@ -24,7 +24,7 @@ from fedcore.training.dtensors import local
 CONTROL: Final = "control/"
 
 
-class Scaffold(LocalAlgorithm):
+class LocalScaffold(LocalAlgorithm):
     """Sent: c, and back c + c_i+ - c_i. Kept: c_i."""
 
     name: ClassVar[str] = "scaffold"

@@ -17,9 +17,9 @@ and what has no name is found by a few steps that are taken in both ways and com
 
 from __future__ import annotations
 
-from fedcore.training.batched.checking import difference_found
-from fedcore.training.batched.refusals import why_not
+from fedcore.training.batched.checking import find_difference
+from fedcore.training.batched.refusals import refusal_reason
 from fedcore.training.batched.sizes import clients_that_pay
 from fedcore.training.batched.together import TrainedClient, train_together
 
-__all__ = ["TrainedClient", "clients_that_pay", "difference_found", "train_together", "why_not"]
+__all__ = ["TrainedClient", "clients_that_pay", "find_difference", "refusal_reason", "train_together"]

@@ -22,7 +22,7 @@ SLACK = 2.0**-16
 """256 roundings of float32: what sums of a few thousand products differ by in another order, with room to spare."""
 
 
-def difference_found(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> str | None:
+def find_difference(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> str | None:
     """Train by each plan for a few steps one by one and at once; None where all agree, else in words what does not.
 
     Both compute the same sums in another order, and either is the exact result of slightly other weights: an error of

@@ -24,7 +24,7 @@ _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 - torch's
 _DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RReLU)  # noqa: SLF001 - torch's base class
 
 
-def why_not(engine: Engine) -> str | None:
+def refusal_reason(engine: Engine) -> str | None:
     """Why clients of this engine cannot train at once, as the end of a sentence; None where nothing is known."""
     return _of_engine(engine) or _of_model(engine.module) or _of_loss(engine) or _of_optimizer(engine)
 

@@ -30,7 +30,7 @@ def train_together(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float =
 
     plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm. mu: strength
     of the pull towards the start (FedProx). Raises ConfigurationError for plans that mean nothing, and
-    RuntimeError for what vmap cannot do: ask `why_not` and `difference_found` first. The loss of a client that diverged
+    RuntimeError for what vmap cannot do: ask `why_not` and `find_difference` first. The loss of a client that diverged
     is no number.
     """
     with engine.seeded(plans[0].seed):  # nobody may draw; whoever does leaves the generators as they were

@@ -28,7 +28,7 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines.transfer import array_view
 from fedcore.training.losses import as_features
-from fedcore.training.seeds import derive_seed, generators_kept, seed_generators
+from fedcore.training.seeds import derive_seed, preserve_generators, seed_generators
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class _Seeded(Dataset[Any]):
         self._data = data
 
     def __getitems__(self, places: list[_Place]) -> list[Any]:
-        with generators_kept():
+        with preserve_generators():
             return [self._read(*place) for place in places]
 
     def _read(self, row: int, seed: int) -> Any:

@@ -70,7 +70,7 @@ class Rescale(_Columns):
         return scaled
 
 
-def know_statistics(model: nn.Module, statistics: Mapping[str, Any]) -> None:
+def set_statistics(model: nn.Module, statistics: Mapping[str, Any]) -> None:
     """Tell the layers of a model that stand for columns what the federation found; nothing where it asked nothing."""
     if not statistics:
         return

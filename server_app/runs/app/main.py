@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from fedcore.data.statistics import Question
+from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
@@ -229,7 +229,7 @@ def _keep(results: Results, folder: Path) -> None:
 
 def _ask(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> Finished:
     """Ask for statistics; of the app nothing runs here."""
-    asked = from_plain(TypeAdapter(Question), question, what="the question for statistics")
+    asked = from_plain(TypeAdapter(StatisticsQuery), question, what="the question for statistics")
     found = run_statistics(asked, backend=backend, run=start.run, aggregation=start.aggregation)
     return Finished(model=None, statistics=to_plain(STATISTICS, found))
 

@@ -20,9 +20,9 @@ from fedcore.codec import (
     CodecSettings,
     Decoded,
     Encoding,
+    MagnitudeStatistics,
     ScaleMemory,
     ScaleTrack,
-    Statistics,
     check_scales,
     decode,
     encode,
@@ -58,7 +58,7 @@ def state(*tensors: NDArray[np.float32]) -> ModelState:
 
 def exchange(
     encoding: Encoding, updates: list[ModelState], examples: list[int] | None = None
-) -> tuple[ModelState, Statistics]:
+) -> tuple[ModelState, MagnitudeStatistics]:
     """One round from an all-zero model, so that the decoded state is the mean update."""
     base = ModelState.from_arrays({name: np.zeros_like(array) for name, array in updates[0].items()})
     words = np.zeros(encoding.words, np.uint64)
@@ -303,7 +303,7 @@ def test_statistics_of_another_model_are_refused() -> None:
         following(CodecSettings(), state(np.zeros(1)).layout, 3, statistics)
 
 
-def measured_cohort(ratio: float, n: int) -> Statistics:
+def measured_cohort(ratio: float, n: int) -> MagnitudeStatistics:
     """Statistics of `n` clients with the same largest value, a part `ratio` of the scale."""
     layout = state(np.zeros(1)).layout
     encoding = Encoding(settings=CodecSettings(), layout=layout, n_max=n, field_bits=16, scales=(1.0,))
@@ -362,7 +362,7 @@ def test_the_server_keeps_the_rule_that_every_client_checks() -> None:
             ))  # fmt: skip
 
 
-def told_by(encoding: Encoding, chance: random.Random, size: float, *, failures: int) -> Statistics:
+def told_by(encoding: Encoding, chance: random.Random, size: float, *, failures: int) -> MagnitudeStatistics:
     """What a sum tells of clients with the same updates, up to `size` under each scale."""
     count, n_max = encoding.n_max - failures, encoding.n_max
     ratios = [size * chance.random() / scale for scale in encoding.scales]

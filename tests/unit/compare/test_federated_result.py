@@ -17,7 +17,7 @@ from fedcore.comparison.results import Staleness
 from fedcore.comparison.run import PlannedRun
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.progress_protocol import ToldTest, ToldTraining, tell
+from fedcore.flower.apps.progress_protocol import EvaluationProgress, TrainingProgress, print_progress
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.json_lines import LINE_CHARACTERS
@@ -157,14 +157,16 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
 
 def test_a_clients_log_says_what_its_app_did_in_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "client-1.log"
-    long = ToldTest(round=2, examples=9, targets=9, loss=math.inf, sums={"auc": tuple(i / 7 for i in range(400))})
-    tell(ToldTraining(round=1, examples=999))
+    long = EvaluationProgress(
+        round=2, examples=9, targets=9, loss=math.inf, sums={"auc": tuple(i / 7 for i in range(400))}
+    )
+    print_progress(TrainingProgress(round=1, examples=999))
     log.write_text(capsys.readouterr().out)
     before = log.stat().st_size
-    tell(ToldTraining(round=1, examples=30))
-    tell(ToldTraining(round=2, examples=30))
-    tell(long)
-    tell(ToldTraining(round=2, examples=4))
+    print_progress(TrainingProgress(round=1, examples=30))
+    print_progress(TrainingProgress(round=2, examples=30))
+    print_progress(long)
+    print_progress(TrainingProgress(round=2, examples=4))
     printed = capsys.readouterr().out.splitlines()
     assert max(map(len, printed)) < LINE_CHARACTERS
     lines = [f"12:00:00 client-1  app          {line}  [plain: the server can read this]" for line in printed]
@@ -177,7 +179,7 @@ def test_a_clients_log_says_what_its_app_did_in_this_run(tmp_path: Path, capsys:
 
 
 def test_rounds_that_all_sites_evaluated_are_known_by_what_they_told() -> None:
-    one, two = (ToldTest(round=number, examples=4, targets=4, loss=1.0) for number in (1, 2))
+    one, two = (EvaluationProgress(round=number, examples=4, targets=4, loss=1.0) for number in (1, 2))
     whole = replace(followed(), tested={"client-1": {1: one, 2: two}, "client-2": {1: one, 2: two}})
     assert rounds_tested(whole, 2, but={2}) == {1: (one, one)}
     assert rounds_tested(replace(whole, tested={"client-1": {1: one}}), 2, but=()) == {}

@@ -12,7 +12,7 @@ from torch import nn
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.engine_app import LocalApp, LocalJob, supervised_app
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
@@ -53,7 +53,7 @@ def app(model: Any = network) -> LocalApp:
 def simulated(client: LocalApp, aggregation: str = "plain", **config: Any) -> tuple[ModelState, list[Any]]:
     events: list[Any] = []
     given = {"num-server-rounds": 2, "batch-size": 4, **{key.replace("_", "-"): value for key, value in config.items()}}
-    with opened(client, given) as found:
+    with load_app(client, given) as found:
         run = Simulation(
             app=found.app,
             clients=4,

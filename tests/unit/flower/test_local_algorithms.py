@@ -15,7 +15,7 @@ from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.engine_app import LocalApp, local_app
 from fedcore.flower.apps.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
-from fedcore.flower.apps.own_models import ContextStore, FolderStore, OwnModelStore
+from fedcore.flower.apps.own_model_store import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.apps.personalization import Personal
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.strategies.personal import by_strategy

@@ -17,7 +17,7 @@ from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps import progress_protocol as telling
 from fedcore.flower.apps.engine_app import LocalJob, local_app
-from fedcore.flower.apps.own_models import ContextStore
+from fedcore.flower.apps.own_model_store import ContextStore
 from fedcore.flower.apps.personalization import Personal
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
@@ -321,7 +321,7 @@ def test_what_training_took_is_told_to_who_asks_for_it(capsys: pytest.CaptureFix
     client.train(initial(), server_round=2)
     client.test(initial(), server_round=2)
     # Two epochs of 25 examples, which are reported with a weight of 25; without `data` nobody else can test it.
-    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.ToldTraining(round=2, examples=50)]
+    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.TrainingProgress(round=2, examples=50)]
 
 
 def test_a_test_is_told_by_the_apps_metrics_whatever_its_own_function_reports(capsys, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.personalization import Personal
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.flower.serverside import ServerAppOutcome
 from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.run.settings import JobSettings
@@ -50,7 +50,7 @@ def run(
         "num-server-rounds": 3, "local-epochs": 1, "batch-size": 8, "seed": 0, "fraction-evaluate": 0.0,
         "central-test": 60, **{key.replace("_", "-"): value for key, value in config.items()},
     }  # fmt: skip
-    with opened((app, server), chosen) as found:
+    with load_app((app, server), chosen) as found:
         simulation = Simulation(
             app=found.app,
             clients=4,

@@ -11,14 +11,14 @@ from nacl import bindings
 from support import curve
 
 from fedcore.errors import IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import Agreement, ClientState, Complaint, Fault, Part, Secret, complaint, dealing
+from fedcore.secagg import Agreement, ClientState, Complaint, ComplaintSubject, Fault, Secret, complaint, dealing
 from fedcore.secagg.crypto import edwards, schedule
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.domain import Usage
 from fedcore.secagg.crypto.keys import seal
 from tests.support.raising import raises
 
-PARTS = {Part.SHARES: "shares", Part.PAIR_SECRET: "pair_secrets"}
+PARTS = {ComplaintSubject.SHARES: "shares", ComplaintSubject.PAIR_SECRET: "pair_secrets"}
 
 
 def _share(rig, cheat, change):
@@ -51,7 +51,7 @@ def _complain(rig, receiver, cheat):
     return refused.value.check, session.complain(delivery, rig.server.dealing(receiver, cheat))
 
 
-@pytest.mark.parametrize("part", Part)
+@pytest.mark.parametrize("part", ComplaintSubject)
 def test_a_dealer_that_seals_garbage_is_convicted(any_rig, part):
     rig = any_rig().until("share")
     cheat, receiver = _pair(rig)
@@ -84,7 +84,7 @@ def test_the_others_go_on_without_either(make_rig):
     """Seven, of whom one cheats one: a quorum of five is left."""
     rig = make_rig(7).until("share")
     cheat, receiver = _pair(rig)
-    _share(rig, cheat, lambda message: _garbled(message, Part.SHARES, receiver))
+    _share(rig, cheat, lambda message: _garbled(message, ComplaintSubject.SHARES, receiver))
     rig.server.judge(_complain(rig, receiver, cheat)[1])
     left = set(rig.ids) - {cheat, receiver}
     rig.deliver(left)
@@ -98,7 +98,7 @@ def test_the_others_go_on_without_either(make_rig):
 def test_a_session_that_complains_is_over_and_erased(make_rig):
     rig = make_rig(4).until("share")
     cheat, receiver = _pair(rig)
-    _share(rig, cheat, lambda message: _garbled(message, Part.SHARES, receiver))
+    _share(rig, cheat, lambda message: _garbled(message, ComplaintSubject.SHARES, receiver))
     _complain(rig, receiver, cheat)
     session = rig.clients[receiver]
     assert session.state is ClientState.ABANDONED
@@ -111,7 +111,7 @@ def test_a_session_that_complains_is_over_and_erased(make_rig):
 # A server that lies gets no complaint, for that would lay open what two honest clients sealed for each other
 
 
-@pytest.mark.parametrize("part", Part)
+@pytest.mark.parametrize("part", ComplaintSubject)
 def test_what_the_server_altered_accuses_nobody(any_rig, part):
     rig = any_rig().until("deliver")
     sender, receiver = _pair(rig)
@@ -132,7 +132,7 @@ def test_evidence_that_is_another_one(any_rig):
     """Of another round, with another way to the root, cut short, or with another commitment to b."""
     rig, other = any_rig().until("share"), any_rig(round=2).until("deliver")
     cheat, receiver = _pair(rig)
-    _share(rig, cheat, lambda message: _garbled(message, Part.SHARES, receiver))
+    _share(rig, cheat, lambda message: _garbled(message, ComplaintSubject.SHARES, receiver))
     session, delivery = rig.clients[receiver], rig.server.delivery(receiver)
     shown = rig.server.dealing(receiver, cheat)
     neighbour = other.graph().neighbours(cheat)[0]
@@ -167,10 +167,10 @@ def _case(rig, receiver, accused):
 
 def _pair_of(rig, client_id, part):
     secrets = rig.clients[client_id]._secrets
-    return secrets.seal_pair if part is Part.SHARES else secrets.mask_pair
+    return secrets.seal_pair if part is ComplaintSubject.SHARES else secrets.mask_pair
 
 
-@pytest.mark.parametrize("part", Part)
+@pytest.mark.parametrize("part", ComplaintSubject)
 def test_a_complaint_of_what_is_right_convicts_its_sender(any_rig, drbg, part):
     """With a true proof: the sealed text opens and is what it should be."""
     rig = any_rig().until("deliver")
@@ -192,16 +192,20 @@ def test_a_proof_with_any_part_altered_convicts_its_sender(make_rig, drbg, guilt
     """Also where it would be right to complain: what is not proved is not believed."""
     rig = make_rig(3).until("share")
     accused, receiver = _pair(rig)
-    _share(rig, accused, lambda message: _garbled(message, Part.SHARES, receiver) if guilty else message)
+    _share(rig, accused, lambda message: _garbled(message, ComplaintSubject.SHARES, receiver) if guilty else message)
     case = _case(rig, receiver, accused)
-    said = complaint.complain(case, Part.SHARES, _pair_of(rig, receiver, Part.SHARES), drbg("complaint"))
-    other = complaint.complain(case, Part.SHARES, _pair_of(rig, receiver, Part.PAIR_SECRET), drbg("other key"))
+    said = complaint.complain(
+        case, ComplaintSubject.SHARES, _pair_of(rig, receiver, ComplaintSubject.SHARES), drbg("complaint")
+    )
+    other = complaint.complain(
+        case, ComplaintSubject.SHARES, _pair_of(rig, receiver, ComplaintSubject.PAIR_SECRET), drbg("other key")
+    )
     bad = [
         *(_altered(said, "shared", place) for place in (0, 31)),
         *(_altered(said, "proof", place) for place in (0, 31, 32, 63)),
         dataclasses.replace(said, shared=edwards.subtract(edwards.IDENTITY, said.shared)),
         dataclasses.replace(said, proof=said.proof[:32] + _plus_order(said.proof[32:])),
-        dataclasses.replace(said, part=Part.PAIR_SECRET),
+        dataclasses.replace(said, part=ComplaintSubject.PAIR_SECRET),
         dataclasses.replace(said, shared=bytes(32), proof=bytes(64)),
         dataclasses.replace(said, mlkem_seed=bytes(64)),
         other,
@@ -215,9 +219,11 @@ def test_a_proof_with_any_part_altered_convicts_its_sender(make_rig, drbg, guilt
 def test_the_seed_of_another_mlkem_pair_convicts_its_sender(make_rig, drbg):
     rig = make_rig(3, agreement=Agreement.HYBRID).until("share")
     accused, receiver = _pair(rig)
-    _share(rig, accused, lambda message: _garbled(message, Part.SHARES, receiver))
+    _share(rig, accused, lambda message: _garbled(message, ComplaintSubject.SHARES, receiver))
     case = _case(rig, receiver, accused)
-    said = complaint.complain(case, Part.SHARES, _pair_of(rig, receiver, Part.SHARES), drbg("complaint"))
+    said = complaint.complain(
+        case, ComplaintSubject.SHARES, _pair_of(rig, receiver, ComplaintSubject.SHARES), drbg("complaint")
+    )
     for bad in (_altered(said, "mlkem_seed", 0), dataclasses.replace(said, mlkem_seed=b"")):
         assert complaint.judge(bad, case) == complaint.Verdict(receiver, Fault.FALSE_COMPLAINT)
 
@@ -232,10 +238,12 @@ def test_a_complaint_of_a_stranger_or_of_what_was_never_sealed(make_rig):
     graph = rig.graph()
     stranger = next(i for i in rig.ids if i != 1 and i not in graph.neighbours(1))
     for accused in (stranger, rig.ids[-1] + 5, 2**63 - 1, 1):
-        said = Complaint(1, accused, Part.SHARES, bytes(32), bytes(64), b"")
+        said = Complaint(1, accused, ComplaintSubject.SHARES, bytes(32), bytes(64), b"")
         assert rig.server.judge(said).client_id == 1
     unchosen = next(i for i in graph.neighbours(2) if graph.chooses(2, i))
-    assert rig.server.judge(Complaint(2, unchosen, Part.PAIR_SECRET, bytes(32), bytes(64), b"")).client_id == 2
+    assert (
+        rig.server.judge(Complaint(2, unchosen, ComplaintSubject.PAIR_SECRET, bytes(32), bytes(64), b"")).client_id == 2
+    )
     assert rig.server.blamed == dict.fromkeys((1, 2), Fault.FALSE_COMPLAINT)
 
 
@@ -244,7 +252,7 @@ def test_a_complaint_of_a_stranger_or_of_what_was_never_sealed(make_rig):
 
 def test_complaints_before_the_delivery_and_of_the_dropped(make_rig):
     rig = make_rig(4).until("share")
-    said = Complaint(1, 2, Part.SHARES, bytes(32), bytes(64), b"")
+    said = Complaint(1, 2, ComplaintSubject.SHARES, bytes(32), bytes(64), b"")
     for question in (lambda: rig.server.judge(said), lambda: rig.server.dealing(1, 2)):
         with pytest.raises(IllegalTransition):
             question()
@@ -265,14 +273,14 @@ def test_complaints_before_the_delivery_and_of_the_dropped(make_rig):
 )  # fmt: skip
 def test_complaints_that_are_none(make_rig, change):
     rig = make_rig(3).until("deliver")
-    said = dataclasses.replace(Complaint(1, 2, Part.SHARES, bytes(32), bytes(64), b""), **change)
+    said = dataclasses.replace(Complaint(1, 2, ComplaintSubject.SHARES, bytes(32), bytes(64), b""), **change)
     rig.refused("malformed", rig.server, lambda: rig.server.judge(said))
 
 
 def test_a_dealer_that_did_not_sign_is_to_blame_and_nobody_complains(make_rig):
     rig = make_rig(4).until("share")
     honest = rig.clients[2].share_keys(rig.server.advertised(2))
-    rig.server.receive_shares(dataclasses.replace(_garbled(honest, Part.SHARES, 1), signature=bytes(64)))
+    rig.server.receive_shares(dataclasses.replace(_garbled(honest, ComplaintSubject.SHARES, 1), signature=bytes(64)))
     rig.share({1, 3, 4})
     session, delivery = rig.clients[1], rig.server.delivery(1)
     with pytest.raises(ProtocolViolation, match="share-unsealing"):
@@ -280,7 +288,7 @@ def test_a_dealer_that_did_not_sign_is_to_blame_and_nobody_complains(make_rig):
     shown = rig.server.dealing(1, 2)
     assert rig.server.blamed == {2: Fault.UNSIGNED_DEALING}
     rig.refused("unsigned-dealing", session, lambda: session.complain(delivery, shown))
-    verdict = rig.server.judge(Complaint(1, 2, Part.SHARES, bytes(32), bytes(64), b""))
+    verdict = rig.server.judge(Complaint(1, 2, ComplaintSubject.SHARES, bytes(32), bytes(64), b""))
     assert (verdict.client_id, verdict.fault) == (2, Fault.UNSIGNED_DEALING)
 
 
@@ -329,10 +337,12 @@ def test_a_small_order_added_to_the_dealers_key_saves_nobody(make_rig, drbg, ord
     agreed = _exchange(two.receiver, two.publics[0])
     for text, fault in ((bytes(66), Fault.FALSE_COMPLAINT), (b"\xff" * 66, Fault.INCONSISTENT_DEALING)):
         case = two.case(text, agreed)
-        said = complaint.complain(case, Part.SHARES, two.pair, drbg("proof"))
+        said = complaint.complain(case, ComplaintSubject.SHARES, two.pair, drbg("proof"))
         assert complaint.judge(said, case).fault is fault
     case = two.case(bytes(66), bytes(32))
-    assert complaint.judge(complaint.complain(case, Part.SHARES, two.pair, drbg("proof")), case).client_id == 2
+    assert (
+        complaint.judge(complaint.complain(case, ComplaintSubject.SHARES, two.pair, drbg("proof")), case).client_id == 2
+    )
 
 
 @pytest.mark.parametrize("order", [2, 4, 8])
@@ -342,7 +352,7 @@ def test_with_a_dealers_key_of_small_order_the_agreed_secret_is_zero(make_rig, d
     two.publics = (curve.to_u(curve.of_order(order)), two.publics[1])
     for text, fault in ((bytes(66), Fault.FALSE_COMPLAINT), (b"\xff" * 66, Fault.INCONSISTENT_DEALING)):
         case = two.case(text, bytes(32))
-        said = complaint.complain(case, Part.SHARES, two.pair, drbg("proof"))
+        said = complaint.complain(case, ComplaintSubject.SHARES, two.pair, drbg("proof"))
         assert said.shared == edwards.IDENTITY
         assert complaint.judge(said, case).fault is fault
 
@@ -371,9 +381,9 @@ def _proof_with(case, two, adds, drbg):
         raw = bindings.crypto_core_ed25519_add(raw, curve.encoded(adds))
     nonce = edwards.reduce(drbg("nonce")(64))
     commitments = [edwards.multiply(nonce, point) for point in (base, peer)]
-    challenge = complaint._challenge(case, Part.SHARES, raw, commitments)
+    challenge = complaint._challenge(case, ComplaintSubject.SHARES, raw, commitments)
     response = edwards.multiply_add(edwards.reduce(challenge), scalar, nonce)
-    return Complaint(1, 2, Part.SHARES, raw, challenge + response, b"")
+    return Complaint(1, 2, ComplaintSubject.SHARES, raw, challenge + response, b"")
 
 
 def test_a_key_on_the_twist_convicts_its_owner_whoever_is_asked(make_rig, drbg):
@@ -381,13 +391,13 @@ def test_a_key_on_the_twist_convicts_its_owner_whoever_is_asked(make_rig, drbg):
     twist = next(u for u in (bytes([i]).ljust(32, b"\0") for i in range(2, 40)) if edwards.lift(u) is None)
     case = two.case(bytes(66), bytes(32))
     off = dataclasses.replace(case, accused=make_rig(3).signed(2, twist, twist))
-    said = complaint.complain(off, Part.SHARES, two.pair, drbg("proof"))
+    said = complaint.complain(off, ComplaintSubject.SHARES, two.pair, drbg("proof"))
     assert complaint.judge(said, off) == complaint.Verdict(2, Fault.KEY_OFF_CURVE)
     own = dataclasses.replace(case, complainant=make_rig(3).signed(1, twist, twist))
-    true = complaint.complain(case, Part.SHARES, two.pair, drbg("proof"))
+    true = complaint.complain(case, ComplaintSubject.SHARES, two.pair, drbg("proof"))
     assert complaint.judge(true, own) == complaint.Verdict(1, Fault.FALSE_COMPLAINT)
 
 
 def test_nothing_that_is_disclosed_shows_in_a_repr():
-    said = Complaint(1, 2, Part.SHARES, b"X" * 32, b"P" * 64, b"S" * 64)
-    assert repr(said) == f"Complaint(client_id=1, accused=2, part={Part.SHARES!r})"
+    said = Complaint(1, 2, ComplaintSubject.SHARES, b"X" * 32, b"P" * 64, b"S" * 64)
+    assert repr(said) == f"Complaint(client_id=1, accused=2, part={ComplaintSubject.SHARES!r})"

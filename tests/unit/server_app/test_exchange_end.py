@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.codec import Decoded, Statistics
+from fedcore.codec import Decoded, MagnitudeStatistics
 from fedcore.errors import (
     CohortTooSmall,
     ConfigurationError,
@@ -27,7 +27,7 @@ from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
 from server_app.exchanges.outcome import ExchangeEnd, Failure, KeptReply, KeptSum
 
-STATISTICS = Statistics(
+STATISTICS = MagnitudeStatistics(
     contributors=3,
     failures=1,
     field_bits=16,

@@ -22,7 +22,7 @@ from fedcore.data import Split
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError
 from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app
 from fedcore.flower.grid.secure_grid import SecureGrid
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.strategies.registry import make_strategy
 from fedcore.run.settings import JobSettings
@@ -180,7 +180,7 @@ def simulated(strategy: str, aggregation: str, *, client: LocalApp | None = None
     config = {"strategy": strategy, "num-server-rounds": ROUNDS, **REFERENCES.get(strategy, (None, {}))[1], **config}
     models: list[ModelState] = []
     events: list[Any] = []
-    with opened(client or app(), config) as found:
+    with load_app(client or app(), config) as found:
         run = Watched(
             app=found.app,
             clients=len(CLIENTS),
@@ -249,7 +249,7 @@ def distance_after(
 ) -> float:
     """From the optimum, of a run in which everybody takes part in every round."""
     config = {"strategy": strategy, "num-server-rounds": rounds, "fraction-evaluate": 0.0, **options}
-    with opened(app(optimizer=lambda config: OptimizerConfig(lr=rate)), config) as found:
+    with load_app(app(optimizer=lambda config: OptimizerConfig(lr=rate)), config) as found:
         run = Simulation(
             app=found.app,
             clients=4,
@@ -364,7 +364,7 @@ class Spent(Simulation):
 
 
 def test_what_travels_beside_the_model_is_in_no_model_that_a_run_leaves() -> None:
-    with opened(app(), {"strategy": "scaffold", "num-server-rounds": 1}) as found:
+    with load_app(app(), {"strategy": "scaffold", "num-server-rounds": 1}) as found:
         run = Spent(app=found.app, clients=4, run_config=found.app.run_config, settings=JobSettings())
         state = run.run().state
     assert state is not None

@@ -16,7 +16,7 @@ from fedcore.errors import ConfigurationError, DataError
 from fedcore.flower.apps import supervised_batches as supervised_together
 from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app, supervised_app
 from fedcore.flower.apps.personalization import Personal
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
@@ -99,7 +99,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
         nonlocal ran
         ran = Ran()
         given = {"num-server-rounds": rounds, "batch-size": 3, "local-epochs": 2, **config}
-        with opened(app, given) as found:
+        with load_app(app, given) as found:
             simulation = Simulation(
                 app=found.app,
                 clients=CLIENTS,

@@ -11,7 +11,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
-from fedcore.data.statistics import Question, Statistics
+from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.data.statistics_report import bounds_from
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
@@ -35,7 +35,7 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TaskIdentity, name, 0)
 
 
-def ask(question: Question, mode: str = "secure", clients: int = 3, **run_config: Any) -> tuple[Statistics, int]:
+def ask(question: StatisticsQuery, mode: str = "secure", clients: int = 3, **run_config: Any) -> tuple[Statistics, int]:
     """The statistics, and how many exchanges they took."""
     app = FlowerApp.load(APP)
     config = {**app.run_config, **run_config}
@@ -48,7 +48,7 @@ def ask(question: Question, mode: str = "secure", clients: int = 3, **run_config
 
 @pytest.mark.parametrize("mode", ["secure", "plain"])
 def test_are_those_of_all_rows_together(mode: str) -> None:
-    found, exchanges = ask(Question.of(BOUNDS, bins=16), mode)
+    found, exchanges = ask(StatisticsQuery.of(BOUNDS, bins=16), mode)
     assert (exchanges, found.clients, found.asked) == (1, 3, 3)
     for name, (low, high) in BOUNDS.items():
         everything = np.concatenate([table(partition, 40)[name] for partition in range(3)])
@@ -63,7 +63,7 @@ def test_are_those_of_all_rows_together(mode: str) -> None:
 
 
 def test_nobody_has_to_name_the_columns() -> None:
-    found, exchanges = ask(Question.of((-1.0, 4.0), bins=5), columns=40)
+    found, exchanges = ask(StatisticsQuery.of((-1.0, 4.0), bins=5), columns=40)
     assert exchanges == 3
     assert sorted(found.columns) == sorted(table(0, 40, 40))
     assert list(found.columns)[:2] == ["age", "dose"]
@@ -73,7 +73,7 @@ def test_nobody_has_to_name_the_columns() -> None:
 
 def test_many_long_names_take_several_exchanges() -> None:
     names = [f"more{place}" for place in range(57)]
-    found, exchanges = ask(Question.of(dict.fromkeys(names, (0.0, 1.0)), bins=100), columns=60)
+    found, exchanges = ask(StatisticsQuery.of(dict.fromkeys(names, (0.0, 1.0)), bins=100), columns=60)
     assert exchanges > 1
     assert list(found.columns) == names
     assert all(column.count == 123 for column in found.columns.values())
@@ -81,13 +81,13 @@ def test_many_long_names_take_several_exchanges() -> None:
 
 def test_a_column_that_nobody_has() -> None:
     with raises(FedcoreError, check="no-such-column", match="'height'"):
-        ask(Question.of({"height": (0.0, 2.5)}))
+        ask(StatisticsQuery.of({"height": (0.0, 2.5)}))
 
 
 def test_noise_for_every_record_leaves_a_federation_near_the_truth() -> None:
-    question = Question.of(BOUNDS, bins=10, epsilon=2.0, delta=1e-6)
+    question = StatisticsQuery.of(BOUNDS, bins=10, epsilon=2.0, delta=1e-6)
     found, _ = ask(question, clients=4, rows=5000)
-    exact, _ = ask(Question.of(BOUNDS, bins=10), clients=4, rows=5000)
+    exact, _ = ask(StatisticsQuery.of(BOUNDS, bins=10), clients=4, rows=5000)
     assert found.epsilon == 2.0
     for name in BOUNDS:
         assert found.count[name] != exact.count[name]

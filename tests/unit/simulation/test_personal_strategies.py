@@ -10,7 +10,7 @@ from torch import nn
 
 from fedcore.data import Split, client_data, load_digits
 from fedcore.flower.apps.engine_app import LocalApp, LocalJob, supervised_app
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
@@ -38,7 +38,7 @@ def simulated(strategy: str, aggregation: str, **config: Any) -> tuple[set[str],
     """The tensors of the last model, and the evaluations."""
     events: list[Any] = []
     given = {"num-server-rounds": 3, "batch-size": 16, "strategy": strategy, **config}
-    with opened(app(), given) as found:
+    with load_app(app(), given) as found:
         run = Simulation(
             app=found.app,
             clients=CLIENTS,

@@ -11,7 +11,7 @@ from fedcore.errors import UsageError
 from fedcore.flower.records import state_from_arrays
 from fedcore.training import OptimizerConfig
 from fedcore.training.models import Rescale, Standardise
-from fedcore.training.models.columns import know_statistics
+from fedcore.training.models.columns import set_statistics
 
 KNOWN = {
     "statistics-columns": ["b", "a", "same", "y"],
@@ -22,14 +22,14 @@ KNOWN = {
 
 def test_columns_are_standardised_by_name_and_missing_values_are_means() -> None:
     layer = Standardise(["a", "unasked", "b", "same"])
-    know_statistics(nn.Sequential(layer), KNOWN)
+    set_statistics(nn.Sequential(layer), KNOWN)
     x = torch.tensor([[15.0, 7.0, 1.0, 5.0], [math.nan, 7.0, math.nan, math.nan]])
     assert layer(x).tolist() == [[1.0, 7.0, -2.0, 0.0], [0.0, 7.0, 0.0, 0.0]]
 
 
 def test_answers_come_back_in_the_targets_units() -> None:
     layer = Rescale(["y"])
-    know_statistics(layer, KNOWN)
+    set_statistics(layer, KNOWN)
     assert layer(torch.tensor([[0.0], [-2.0]])).tolist() == [[100.0], [60.0]]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.run.engine_config import EngineConfig
-from fedcore.training.batched import clients_that_pay, difference_found, train_together, why_not
+from fedcore.training.batched import clients_that_pay, find_difference, refusal_reason, train_together
 from fedcore.training.batched.rows import StackedBatches
 from fedcore.training.batched.rules import StackedLinear
 from fedcore.training.batched.stack import clip_each
@@ -281,26 +281,26 @@ class TestRefusals:
     )
     def test_layers(self, layer: nn.Module, said: str) -> None:
         model = nn.Sequential(layer, nn.Linear(4, 3))
-        assert said in str(why_not(local_engine(model)))
+        assert said in str(refusal_reason(local_engine(model)))
 
     @pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
     def test_layers_that_do_not_matter(self, layer: nn.Module) -> None:
-        assert why_not(local_engine(nn.Sequential(layer, nn.Linear(4, 3)))) is None
+        assert refusal_reason(local_engine(nn.Sequential(layer, nn.Linear(4, 3)))) is None
 
     def test_a_loss_over_the_batch(self) -> None:
-        assert why_not(local_engine(mlp(), loss=cox)) == "its loss cox is over a whole batch"
+        assert refusal_reason(local_engine(mlp(), loss=cox)) == "its loss cox is over a whole batch"
 
     def test_optimizers(self) -> None:
         def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
             return torch.optim.LBFGS(model.parameters())
 
-        assert "LBFGS" in str(why_not(local_engine(mlp(), lbfgs)))  # type: ignore[arg-type]
+        assert "LBFGS" in str(refusal_reason(local_engine(mlp(), lbfgs)))  # type: ignore[arg-type]
         other = nn.Linear(2, 2)
 
         def elsewhere(model: nn.Module) -> torch.optim.Optimizer:
             return torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
 
-        assert "other tensors" in str(why_not(local_engine(mlp(), elsewhere)))  # type: ignore[arg-type]
+        assert "other tensors" in str(refusal_reason(local_engine(mlp(), elsewhere)))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("settings", "said"),
@@ -313,7 +313,7 @@ class TestRefusals:
     def test_engines(self, settings: Mapping[str, Any], said: str) -> None:
         config = EngineConfig.from_mapping(settings, ranks=1)
         recipe = Recipe(build=mlp, optimizer=OptimizerConfig())
-        assert said in str(why_not(make_engine(recipe, config, World())))
+        assert said in str(refusal_reason(make_engine(recipe, config, World())))
 
 
 class TestSelfCheck:
@@ -322,14 +322,14 @@ class TestSelfCheck:
     def test_what_agrees(self, optimizer: OptimizerConfig, mu: float) -> None:
         engine = local_engine(mlp(), optimizer)
         before = weights(engine)
-        assert difference_found(engine, plans(epochs=3)[:2], mu=mu) is None
+        assert find_difference(engine, plans(epochs=3)[:2], mu=mu) is None
         assert all(torch.equal(value, before[name]) for name, value in weights(engine).items())
 
     def test_weights_that_start_at_zero(self) -> None:
         model = nn.Linear(4, 3)
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
-        assert difference_found(local_engine(model, OptimizerConfig(lr=0.3)), plans(epochs=3)[:2]) is None
+        assert find_difference(local_engine(model, OptimizerConfig(lr=0.3)), plans(epochs=3)[:2]) is None
 
     @pytest.mark.parametrize(
         ("model", "said"),
@@ -337,12 +337,12 @@ class TestSelfCheck:
     )
     def test_models_that_differ(self, model: type[nn.Module], said: str) -> None:
         engine = local_engine(model(), OptimizerConfig(lr=0.3))
-        assert said in str(difference_found(engine, plans()[:2]))
+        assert said in str(find_difference(engine, plans()[:2]))
 
     @pytest.mark.parametrize("model", [Looking, lambda: nn.Sequential(nn.Linear(4, 3), nn.RReLU())])
     def test_what_vmap_cannot_do_is_an_error(self, model: Any) -> None:
         with pytest.raises(RuntimeError, match="vmap"):
-            difference_found(local_engine(model(), OptimizerConfig(lr=0.3)), plans()[:2])
+            find_difference(local_engine(model(), OptimizerConfig(lr=0.3)), plans()[:2])
 
     @pytest.mark.parametrize("wrong", [1.001, 0.999])
     def test_a_batched_rule_that_is_wrong_by_little(self, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ class TestSelfCheck:
             return of_x, None if of_weight is None else of_weight * wrong, of_bias
 
         monkeypatch.setattr(StackedLinear, "backward", staticmethod(backward))
-        found = difference_found(local_engine(mlp(), OptimizerConfig(lr=0.3)), plans(epochs=3)[:2])
+        found = find_difference(local_engine(mlp(), OptimizerConfig(lr=0.3)), plans(epochs=3)[:2])
         assert "weight is off by" in str(found)
 
     def test_a_rule_that_mixes_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ class TestSelfCheck:
 
         monkeypatch.setattr(StackedLinear, "forward", staticmethod(forward))
         engine = local_engine(mlp(), OptimizerConfig(lr=0.3))
-        assert "is off by" in str(difference_found(engine, plans(epochs=3)[:2]))
+        assert "is off by" in str(find_difference(engine, plans(epochs=3)[:2]))
 
 
 def test_how_many_pay() -> None:
