@@ -44,7 +44,7 @@ from fedcore.comparison.report.summary import Spread, ToTarget, mean_sd
 from fedcore.comparison.simulated import model_curve
 from fedcore.comparison.target import Reached, Target
 from fedcore.data import Split, load_digits
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.flower.output import quiet_flower
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
@@ -192,7 +192,7 @@ def course(kind: str, trial: Trial, seed: int, *, until: float = math.inf, targe
         value, ends = found.metrics.get(target.metric), record.virtual_ends()
         return (isinstance(value, float) and target.met(value)) or (ends is not None and ends[-1] >= until)
 
-    with opened((client, averaging_server(client, test=test_examples)), chosen) as app:
+    with load_app((client, averaging_server(client, test=test_examples)), chosen) as app:
         Simulation(
             app=app.app,
             clients=CLIENTS,

@@ -34,7 +34,7 @@ from torch import nn
 from benchmarks.common import Figure, Report, Table, data_parser, mean_and_spread, run, say, sized
 from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.data import Dataset, Split, client_data, load_fashion_mnist, load_femnist, load_heart_disease
-from fedcore.flower.memory_app import opened
+from fedcore.flower.memory_app import load_app
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
@@ -147,7 +147,7 @@ def simulate(name: str, fraction: float, seed: int, rounds: int) -> Outcome:
         optimizer=lambda _: OptimizerConfig(lr=case.lr, momentum=case.momentum),
         data=partial(_part, case),
     )
-    with opened((client, averaging_server(client)), config) as app:
+    with load_app((client, averaging_server(client)), config) as app:
         settings = JobSettings.from_mapping({"w-max": _most(case, seed), "train-metrics": ["train_loss"], **changes})
         outcome = Simulation(
             app=app.app, clients=case.clients, run_config=app.app.run_config, settings=settings, emit=emit

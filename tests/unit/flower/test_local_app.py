@@ -15,7 +15,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.apps import progress_protocol as telling
+from fedcore.flower.apps import progress_protocol
 from fedcore.flower.apps.engine_app import LocalJob, local_app
 from fedcore.flower.apps.own_model_store import ContextStore
 from fedcore.flower.apps.personalization import Personal
@@ -317,17 +317,19 @@ def test_what_training_took_is_told_to_who_asks_for_it(capsys: pytest.CaptureFix
     client = Client(app())
     client.train(initial())
     assert capsys.readouterr().out == ""
-    monkeypatch.setenv(telling.VARIABLE, "1")
+    monkeypatch.setenv(progress_protocol.PROGRESS_VARIABLE, "1")
     client.train(initial(), server_round=2)
     client.test(initial(), server_round=2)
     # Two epochs of 25 examples, which are reported with a weight of 25; without `data` nobody else can test it.
-    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.TrainingProgress(round=2, examples=50)]
+    assert list(progress_protocol.parse_progress(capsys.readouterr().out.splitlines())) == [
+        progress_protocol.TrainingProgress(round=2, examples=50)
+    ]
 
 
 def test_a_test_is_told_by_the_apps_metrics_whatever_its_own_function_reports(capsys, monkeypatch) -> None:
     client = Client(app(data=lambda job: (DATA[1], DATA[job.client]), metrics=(accuracy,)), client=2)
-    monkeypatch.setenv(telling.VARIABLE, "1")
+    monkeypatch.setenv(progress_protocol.PROGRESS_VARIABLE, "1")
     metrics = client.test(initial(), server_round=3)
-    (told,) = telling.heard(capsys.readouterr().out.splitlines())
-    assert (told.round, told.examples, told.sums["accuracy"][1]) == (3, 15, 15.0)
-    assert told.sums["accuracy"][0] / 15 == metrics["accuracy"]
+    (progress,) = progress_protocol.parse_progress(capsys.readouterr().out.splitlines())
+    assert (progress.round, progress.examples, progress.sums["accuracy"][1]) == (3, 15, 15.0)
+    assert progress.sums["accuracy"][0] / 15 == metrics["accuracy"]
