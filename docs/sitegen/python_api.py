@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-PLACE: Final = "```{eval-rst}\n.. automodule:: fedcore\n.. autofunction:: fedcore.api.comparing.compare\n```\n"
-"""All of `fedcore.__all__`, but for the package that can be called."""
+PLACE: Final = "```{eval-rst}\n.. automodule:: fedcore\n```\n"
+"""All of `fedcore.__all__`."""
 _ENTRY: Final = re.compile(r"^[a-z][\w, ]*: ")
 
 
