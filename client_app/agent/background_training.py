@@ -17,10 +17,10 @@ from client_app.agent.pending_update import work_in
 from client_app.agent.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
-from fedcore.federation.admission.tasks import START_MISMATCH, check_frequency, check_work
+from fedcore.federation.admission.admit import admit_work
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.wire.control import Task, WorkIn, WorkState
+from fedcore.wire.control import Task, Version, WorkIn, WorkState
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:
@@ -28,12 +28,9 @@ async def do_work(task: Task, client: Client) -> WorkIn:
     try:
         client.eligibility.check()
         client.ledger.work(task, client.agreed)
-        check_frequency(task, client.kit.policy, client.ledger)
-        check_work(task, client.kit, client.app_sha256, client.agreed)
-        if task.version is None or task.version.sha256 != task.model_sha256:
-            raise ProtocolViolation(START_MISMATCH, "the work names another model than its version")
+        version = admit_work(task, client.participant(task.run))
         client.held.begin(task)
-        await _fetch(task, client)
+        await _fetch(task, version, client)
     except (FedcoreError, OSError) as error:
         return _give_up(task, client, error)
     except BaseException:
@@ -45,7 +42,7 @@ async def do_work(task: Task, client: Client) -> WorkIn:
         answer = await _train(task, client)
         client.output.info(
             "work",
-            f"{answer.examples} examples from version {task.version.number}; ready for a sum",
+            f"{answer.examples} examples from version {version.number}; ready for a sum",
             seconds=round(client.clock() - started, 3),
         )
     except Exception as error:
@@ -69,16 +66,15 @@ def _give_up(task: Task, client: Client, error: Exception) -> WorkIn:
     return work_in(task, WorkState.GIVEN_UP).model_copy(update={"withdrawal": withdrawal_for(error)})
 
 
-async def _fetch(task: Task, client: Client) -> None:
+async def _fetch(task: Task, version: Version, client: Client) -> None:
     """The model of the version, from the server or from the exchange before; raises ProtocolViolation."""
     assert task.model is not None  # noqa: S101 - checked
-    assert task.version is not None  # noqa: S101 - checked
     base, sha256 = client.held.base, task.model.sha256
     last = client.state_dir / "models" / f"{sha256}.safetensors"
     if last.exists() and await in_thread(sha256_file, last) == sha256:
         os.link(last, base)
     else:
-        path = f"/v1/runs/{quote(task.run, safe='')}/versions/{task.version.number}/model"
+        path = f"/v1/runs/{quote(task.run, safe='')}/versions/{version.number}/model"
         await client.transport.download(path, base, size=task.model.size, sha256=sha256)
     try:
         ModelState.open(base)

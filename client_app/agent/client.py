@@ -19,6 +19,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
 from client_app.records.transcript import Transcript
 from fedcore.federation import ClientKit
+from fedcore.federation.admission.admit import Participant
 from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
@@ -67,3 +68,13 @@ class Client:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
     traces: Traces = field(default_factory=Traces)
+
+    def participant(self, run: str) -> Participant:
+        """This client as admission sees it when it is asked something of a run."""
+        return Participant(
+            owner=self.kit,
+            history=self.ledger,
+            app_sha256=self.app_sha256,
+            agreed=self.agreed,
+            start=self.held.start(run),
+        )

@@ -20,9 +20,7 @@ from fedcore.errors import (
     WorkerDied,
     WrongClock,
 )
-from fedcore.federation.admission import tasks
-from fedcore.federation.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
-from fedcore.federation.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
+from fedcore.federation.admission import checks
 from fedcore.run.plain import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
 from fedcore.wire.control import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
@@ -39,21 +37,21 @@ _OVER: Final = frozenset(
 """Problems that tell a client that the exchange goes on without it, or not at all."""
 _POLICY: Final = frozenset(
     {
-        CONFIG_NOT_ALLOWED,
-        MESSAGE_NOT_ALLOWED,
-        tasks.MODEL_TOO_LARGE,
-        tasks.TOO_MANY_TENSORS,
-        tasks.TOO_LONG,
-        tasks.TOO_SHORT,
-        tasks.TOO_MANY_EXCHANGES,
-        TOO_MANY_RELEASES,
-        DIFFERENCING,
-        tasks.PLAIN_NOT_ALLOWED,
-        tasks.CORRUPT_BELOW_MINIMUM,
-        tasks.AGREEMENT_NOT_ALLOWED,
-        tasks.PRIVACY_REQUIRED,
-        tasks.TOO_LITTLE_NOISE,
-        tasks.PRIVACY_BUDGET,
+        checks.CONFIG_NOT_ALLOWED,
+        checks.MESSAGE_NOT_ALLOWED,
+        checks.MODEL_TOO_LARGE,
+        checks.TOO_MANY_TENSORS,
+        checks.TOO_LONG,
+        checks.TOO_SHORT,
+        checks.TOO_MANY_EXCHANGES,
+        checks.TOO_MANY_RELEASES,
+        checks.DIFFERENCING,
+        checks.PLAIN_NOT_ALLOWED,
+        checks.CORRUPT_BELOW_MINIMUM,
+        checks.AGREEMENT_NOT_ALLOWED,
+        checks.PRIVACY_REQUIRED,
+        checks.TOO_LITTLE_NOISE,
+        checks.PRIVACY_BUDGET,
         Check.COHORT_BELOW_MINIMUM,
         Check.THRESHOLD_BELOW_MINIMUM,
     }
@@ -127,4 +125,4 @@ def _local_failure(error: FedcoreError) -> WithdrawIn:
 def _reason(check: str) -> WithdrawalReason:
     if check in _POLICY:
         return WithdrawalReason.POLICY
-    return WithdrawalReason.APP_MISMATCH if check == tasks.APP_MISMATCH else WithdrawalReason.PROTOCOL_VIOLATION
+    return WithdrawalReason.APP_MISMATCH if check == checks.APP_MISMATCH else WithdrawalReason.PROTOCOL_VIOLATION

@@ -34,25 +34,17 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import note_asked
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
-from fedcore.federation.admission.drawn import answer_draw, check_drawn
+from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
+from fedcore.federation.admission.drawn import answer_draw
 from fedcore.federation.admission.messages import check_message
-from fedcore.federation.admission.releases import agree
-from fedcore.federation.admission.spending import PrivacySpending
-from fedcore.federation.admission.tasks import (
-    check_encoding,
-    check_frequency,
-    check_start,
-    check_task,
-    derive_parameters,
-    follow_scales,
-)
+from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting as units
 from fedcore.run.groups import is_draw
-from fedcore.run.settings import JobSettings
 from fedcore.secagg import (
     Check,
     ClientSession,
+    RoundParameters,
     ShareDelivery,
 )
 from fedcore.state import ModelState
@@ -77,21 +69,16 @@ Words: TypeAlias = NDArray[np.uint64]
 async def take_part(task: Task, client: Client, unread: ProtocolViolation | None = None) -> None:
     """Take part in one exchange; raises what ended it early, which is `unread` where the task was not read to its end.
 
-    The exchange's number is used up first, so that nothing after it can happen twice. A client whose owner does not let
-    the machine train leaves before. One that loses its leave while it trains contributes nothing, or leaves where it
-    may say so; once its update is on its way it stays to the end, which takes little, and spares the others the work
-    that a dropout costs them.
+    A client whose owner does not let the machine train leaves before it enters the exchange. One that loses its leave
+    while it trains contributes nothing, or leaves where it may say so; once its update is on its way it stays to the
+    end, which takes little, and spares the others the work that a dropout costs them.
     """
     note_asked(task, client.agreed, client.ledger)
     if unread is not None:
         raise unread
     client.eligibility.check()
-    check_frequency(task, client.kit.policy, client.ledger)
-    client.ledger.enter(task.run, task.exchange)
-    settings = check_task(task, client.kit, client.app_sha256, client.agreed)
-    check_start(task, client.kit.client_id, client.held.start(task.run))
-    await in_thread(check_drawn, task, settings, client.kit, client.ledger)
-    exchange = _Exchange(task=task, settings=settings, client=client)
+    admitted = await in_thread(admit, task, [client.participant(task.run)])
+    exchange = _Exchange(task=task, admitted=admitted, client=client)
     try:
         async with asyncio.timeout(task.seconds + client.others_seconds) as limit:
             exchange.limit = limit
@@ -110,7 +97,7 @@ class _Exchange:
     """The steps of one exchange."""
 
     task: Task
-    settings: JobSettings
+    admitted: Admitted
     client: Client
     limit: asyncio.Timeout | None = None
     _started: float = field(init=False)
@@ -156,24 +143,14 @@ class _Exchange:
         self._counted.begin(self._trained_for)
         await self._follow_transcript()
         model, model_hash = await self._model()
-        encoding = check_encoding(self.task, model)
-        await in_thread(follow_scales, self.task, encoding, self.client.ledger)
-        client = self.client
-        spending = PrivacySpending(
-            task=self.task,
-            encoding=encoding,
-            settings=self.settings,
-            policy=client.kit.policy,
-            ledger=client.ledger,
-            chain=client.transcript.chain,
-        )
-        await in_thread(spending.admit)
-        session = self._session(model_hash)
+        admitted = await in_thread(self.admitted.admit_sum, model, self.client.transcript.chain)
+        account = admitted.account(self.client.kit.client_id)
+        session = self._session(admitted.parameters(model_hash))
         try:
-            words = await self._contribute(session, spending, model)
-            await in_thread(spending.spend)
+            words = await self._contribute(session, account, model)
+            await in_thread(account.spend)
             await self._upload(session, words)
-            await self._unmask(session, encoding)
+            await self._unmask(session, admitted)
         finally:
             session.abandon()
             self._maker.close()
@@ -228,20 +205,20 @@ class _Exchange:
         if self.limit is not None and (end := self.limit.when()) is not None:
             self.limit.reschedule(end + seconds)
 
-    async def _contribute(self, session: ClientSession, spending: PrivacySpending, model: ModelState | None) -> Words:
+    async def _contribute(self, session: ClientSession, account: PrivacySpending, model: ModelState | None) -> Words:
         """The words to upload, when that is due, with R0 and R1 beside; ends at once when the exchange does."""
         made, keyed = asyncio.Event(), asyncio.Event()
         pad = self.client.kit.policy.pad_seconds
 
         async def protocol() -> NoReturn:
-            await self._exchange_keys(session, spending)
+            await self._exchange_keys(session, account)
             keyed.set()
             if made.is_set() and not pad:  # the upload begins now
                 await asyncio.Event().wait()
             await self._watch()
 
         async def work() -> Words:
-            words = await self._update_or_nothing(spending.encoding, model)
+            words = await self._update_or_nothing(account.encoding, model)
             made.set()
             await keyed.wait()
             elapsed = self.client.clock() - self._started
@@ -324,10 +301,10 @@ class _Exchange:
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
-    def _session(self, model_hash: bytes | None) -> ClientSession:
+    def _session(self, parameters: RoundParameters) -> ClientSession:
         kit = self.client.kit
         return ClientSession(
-            parameters=derive_parameters(self.task, kit, model_hash),
+            parameters=parameters,
             client_id=kit.client_id,
             identity=kit.identity,
             roster=kit.roster.keys,
@@ -346,14 +323,14 @@ class _Exchange:
         if news := await self.client.transcript.follow(self.task, fetch):
             self._say("transcript", news, started)
 
-    async def _exchange_keys(self, session: ClientSession, spending: PrivacySpending) -> None:
+    async def _exchange_keys(self, session: ClientSession, account: PrivacySpending) -> None:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
         cohort = self.task.cohort
         keys = conversions.advertisement_to_wire(session.advertise())
         listed = await self._step("advertisement", keys, "cohort", CohortOut)
         dealt = await in_thread(session.share_keys, conversions.cohort_from_wire(listed, cohort))
-        await in_thread(spending.confirm, session.heard)
+        await in_thread(account.confirm, session.heard)
         answer = conversions.key_shares_to_wire(dealt)
         delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
         delivery = conversions.delivery_from_wire(delivered, cohort)
@@ -386,14 +363,13 @@ class _Exchange:
         # Masked in place: a server that lost parts of it gets the same bytes again.
         await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
 
-    async def _unmask(self, session: ClientSession, encoding: AnyEncoding) -> None:
+    async def _unmask(self, session: ClientSession, admitted: AdmittedSum) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown, started = await self._poll("survivors", SurvivorsOut), self.client.clock()
         survivors = conversions.survivors_from_wire(shown, self.task.cohort)
         agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
-        policy, ledger, transcript = self.client.kit.policy, self.client.ledger, self.client.transcript
-        here = session.heard
-        await in_thread(agree, self.task, encoding, survivors.survivors, policy, ledger, transcript.chain, here=here)
+        ledger, transcript = self.client.ledger, self.client.transcript
+        await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, here=session.heard)
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from client_app.output import clean
 from client_app.records.ledger import ExchangeId
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.tasks import TOO_MANY_TENSORS
+from fedcore.federation.admission.checks import TOO_MANY_TENSORS
 from fedcore.wire.control import Name, Task
 from fedcore.wire.forms import our_version
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from client_app.output import clean
 from client_app.owner.status import Apps, RunSeen, Status
+from fedcore.federation.admission.checks import DIFFERENCING
 from fedcore.federation.admission.refusals import SENTENCES
-from fedcore.federation.admission.releases import DIFFERENCING
 from fedcore.monitoring.formatting import size
 
 MOST_RUNS: Final = 50

@@ -19,13 +19,12 @@ from typing import Any, Final, Self
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission import checks
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar, Task
 
-CONFIG_NOT_ALLOWED: Final = "config-not-allowed"
-MESSAGE_NOT_ALLOWED: Final = "message-not-allowed"
 _SHOWN: Final = 80
 """Characters of a value that are shown or kept."""
 
@@ -56,7 +55,7 @@ class Change:
     def refusal(self) -> ProtocolViolation:
         """Names the key, what was asked, what the app says, and what would allow it."""
         return ProtocolViolation(
-            CONFIG_NOT_ALLOWED,
+            checks.CONFIG_NOT_ALLOWED,
             f"the run sets {self.key!r} to {_text(self.asked)}, the installed app says {_text(self.agreed)}; its "
             f"owner would have to write {_remedy(self.key, self.asked)} in policy.toml",
             subject="" if self.asked is _MISSING else _printable(self.key),
@@ -91,7 +90,7 @@ class ConfigRequest:
         """Names who sent what, what the run says, the owner's rule, and what would help."""
         key = _printable(self.key)
         return ProtocolViolation(
-            MESSAGE_NOT_ALLOWED,
+            checks.MESSAGE_NOT_ALLOWED,
             f"the strategy's message sets {self.key!r} to {_text(self.asked)}, the run says {_text(self.run)}; "
             f"policy.toml has allow-config.{json.dumps(self.key)} = {json.dumps(_rule(self.key, policy))}. Have the "
             f"strategy send what fits that, or the owner would have to write {_remedy(self.key, self.asked)}",
@@ -135,9 +134,9 @@ class AppAgreement:
         try:
             settings = JobSettings.from_mapping(task.settings, where="the task's settings")
         except ConfigurationError as error:
-            raise ProtocolViolation(CONFIG_NOT_ALLOWED, str(error)) from None
+            raise ProtocolViolation(checks.CONFIG_NOT_ALLOWED, str(error)) from None
         if left_out := settings.for_clients().keys() - task.settings.keys():
-            raise ProtocolViolation(CONFIG_NOT_ALLOWED, f"the task does not say what {min(left_out)} is")
+            raise ProtocolViolation(checks.CONFIG_NOT_ALLOWED, f"the task does not say what {min(left_out)} is")
         return settings
 
     def changed(self, task: Task) -> dict[str, str]:

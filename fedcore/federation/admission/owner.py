@@ -64,6 +64,10 @@ class ExchangeHistory(Protocol):
         """How many exchanges were entered in the last 24 hours."""
         ...
 
+    def enter(self, run: str, exchange: int) -> None:
+        """Use up an exchange's number, before anything is said in it."""
+        ...
+
     def released(self, purpose: str, model: str) -> Sequence[AgreedSum]:
         """The sums of one purpose and model that this client agreed to."""
         ...

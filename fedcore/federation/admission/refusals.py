@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission import tasks
-from fedcore.federation.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
-from fedcore.federation.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
+from fedcore.federation.admission import checks
 from fedcore.secagg import Check
 from fedcore.wire.control import WithdrawIn
 
@@ -45,56 +43,56 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "{asked} clients can remove a mask together, the clients' policies demand {allowed} (min-threshold); ask "
             "more clients"
         ),
-        tasks.CORRUPT_BELOW_MINIMUM: (
+        checks.CORRUPT_BELOW_MINIMUM: (
             "the exchange withstands {asked} clients that help the server, the clients' policies demand {allowed} "
             "(min-corrupt); raise max-corrupt"
         ),
-        tasks.MODEL_TOO_LARGE: "the model has {asked} bytes, the clients' policies allow {allowed} (max-model-bytes)",
-        tasks.TOO_MANY_TENSORS: "the model has {asked} tensors, the clients' policies allow {allowed} (max-tensors)",
-        tasks.TOO_LONG: (
+        checks.MODEL_TOO_LARGE: "the model has {asked} bytes, the clients' policies allow {allowed} (max-model-bytes)",
+        checks.TOO_MANY_TENSORS: "the model has {asked} tensors, the clients' policies allow {allowed} (max-tensors)",
+        checks.TOO_LONG: (
             "the local work may take {asked} s, the clients' policies allow {allowed} (max-seconds); "
             "lower train-seconds"
         ),
-        tasks.TOO_SHORT: (
+        checks.TOO_SHORT: (
             "{asked} s are left for the local work, clients demand {allowed}, half of train-seconds; bring "
             "train-seconds and the timeout of the strategy together"
         ),
-        tasks.TOO_MANY_EXCHANGES: (
+        checks.TOO_MANY_EXCHANGES: (
             "clients took part in {asked} exchanges, their policies allow {allowed} (max-exchanges-per-run, "
             "max-exchanges-per-day)"
         ),
-        TOO_MANY_RELEASES: (
+        checks.TOO_MANY_RELEASES: (
             "clients are in {asked} sums of this model and purpose, their policies allow {allowed} (max-releases); "
             "start from another model"
         ),
-        DIFFERENCING: (
+        checks.DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "
             "{allowed} (min-cohort, and those that may collude); start from another model (another seed, or "
             "--initial-model), or ask the same clients as before. " + _NO_OTHER_WAY
         ),
-        tasks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
-        tasks.TOO_LITTLE_NOISE: (
+        checks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
+        checks.TOO_LITTLE_NOISE: (
             "one exchange costs epsilon {asked}, the clients' policies allow {allowed} (max-epsilon); "
             "ask for more noise"
         ),
-        tasks.PRIVACY_BUDGET: (
+        checks.PRIVACY_BUDGET: (
             "the exchange would make epsilon {asked} of all runs together, the clients' policies allow {allowed} "
             "(max-epsilon)"
         ),
-        tasks.PRIVACY_REQUIRED: "the clients' policies allow no sum without noise (max-epsilon); set dp-epsilon",
-        tasks.PLAIN_NOT_ALLOWED: (
+        checks.PRIVACY_REQUIRED: "the clients' policies allow no sum without noise (max-epsilon); set dp-epsilon",
+        checks.PLAIN_NOT_ALLOWED: (
             "the clients' policies allow no update that the server can read; leave aggregation at secure, or their "
             "owners write allow-plain = true"
         ),
-        tasks.AGREEMENT_NOT_ALLOWED: (
+        checks.AGREEMENT_NOT_ALLOWED: (
             "keys without ML-KEM are not allowed by the clients' policies; leave key-agreement at auto, or their "
             "owners write allow-x25519 = true"
         ),
-        CONFIG_NOT_ALLOWED: (
+        checks.CONFIG_NOT_ALLOWED: (
             "the run sets it otherwise than the app that the owners installed; leave it as it is, or they write a line "
             "allow-config for it into policy.toml, which their own logs show"
         ),
-        MESSAGE_NOT_ALLOWED: (
+        checks.MESSAGE_NOT_ALLOWED: (
             "the strategy's message sets it to what the clients' policies do not allow (allow-config), whatever the "
             "run says; have the strategy send what they allow, as their own logs show, or their owners widen it"
         ),
@@ -107,7 +105,7 @@ def describe(refusal: Refusal, *, queries: bool = False) -> str:
     """One refusal as an operator reads it: the check, what it failed on, and a sentence. queries: as `Task.queries`."""
     name = f"{refusal.check} {refusal.subject}".rstrip()
     sentence = SENTENCES.get(refusal.check, "")
-    if queries and refusal.check == DIFFERENCING:
+    if queries and refusal.check == checks.DIFFERENCING:
         sentence = QUERY_DIFFERENCING
     if refusal.asked is None or refusal.allowed is None:
         return name if not sentence or "{asked}" in sentence else f"{name}: {sentence}"

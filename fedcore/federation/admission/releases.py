@@ -31,15 +31,13 @@ from typing import Final
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
+from fedcore.federation.admission import checks
 from fedcore.federation.admission.bounds import scales_and_bounds
 from fedcore.federation.admission.owner import AgreedSum, ExchangeHistory, ids_from_text, ids_to_text
 from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
 from fedcore.wire.control import Task, Updates
 
-DIFFERENCING: Final = "differencing"
-TOO_MANY_RELEASES: Final = "too-many-releases"
-UPDATE_REUSED: Final = "update-reused"
 MOST_SCALES: Final = MOST_REPEATS + 1
 """Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""
 
@@ -51,13 +49,13 @@ def check_releases(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
     count = len(ledger.released(task.purpose, task.asked_of))
     if task.queries and count >= policy.max_queries:
         raise ProtocolViolation(
-            TOO_MANY_RELEASES,
+            checks.TOO_MANY_RELEASES,
             f"this client is in {count} sums of queries, of all runs together; the policy allows {policy.max_queries} "
             "(max-queries)",
         )
     if not task.queries and count >= policy.max_releases:
         raise ProtocolViolation(
-            TOO_MANY_RELEASES,
+            checks.TOO_MANY_RELEASES,
             f"this client is in {count} sums of this model and purpose ({task.purpose}), the policy allows "
             f"{policy.max_releases}; start from another model",
             asked=count,
@@ -119,7 +117,7 @@ def _check_once(task: Task, survivors: Collection[int], chain: Chain) -> None:
         again = updates.keys() & summed.keys()
         if again and not (link.buffered and task.buffer is not None and summed == updates):
             raise ProtocolViolation(
-                UPDATE_REUSED,
+                checks.UPDATE_REUSED,
                 f"{len(again)} of the updates are in the sum of exchange {link.exchange} of run {link.run[:32]!r} too: "
                 "two sums with one update could tell it. Start from another model",
             )
@@ -143,7 +141,7 @@ def check_smallest_group(
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
         remedy = "Ask" if queries else "Start from another model, or ask"
         raise ProtocolViolation(
-            DIFFERENCING,
+            checks.DIFFERENCING,
             f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
             f"client and in the transcript, could together give that over a group of {size} clients; the policy "
             f"demands {demanded}. {remedy} the same clients as before. To take part all the same, its owner would have "
@@ -164,13 +162,13 @@ def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collec
     for one in alike:
         if one.bounds not in bounds:
             raise ProtocolViolation(
-                DIFFERENCING,
+                checks.DIFFERENCING,
                 f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
                 "clients, in its bounds only: together they would tell what each hides. Start from another model",
             )
     if len({asked.scales, *(one.scales for one in alike)}) > MOST_SCALES:
         raise ProtocolViolation(
-            DIFFERENCING,
+            checks.DIFFERENCING,
             f"sums of the same model and clients were asked for at {MOST_SCALES} sets of scales already; at many they "
             "would tell magnitudes. Start from another model",
         )

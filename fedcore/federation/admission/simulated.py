@@ -14,27 +14,18 @@ from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.codec import AnyEncoding, ScaleMemory, release_of
+from fedcore.codec import ScaleMemory, release_of
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
+from fedcore.federation.admission.admit import Admitted, AdmittedSum, Participant, admit
 from fedcore.federation.admission.agreed import AppAgreement
-from fedcore.federation.admission.drawn import answer_draw, check_drawn
+from fedcore.federation.admission.drawn import answer_draw
 from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
-from fedcore.federation.admission.releases import agree
-from fedcore.federation.admission.spending import PrivacySpending
-from fedcore.federation.admission.tasks import (
-    check_encoding,
-    check_frequency,
-    check_start,
-    check_task,
-    check_work,
-    follow_scales,
-)
+from fedcore.federation.admission.tasks import check_work
 from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
 from fedcore.run.groups import GroupAssignmentRecord, GroupMembership, groups_of, is_draw
-from fedcore.run.settings import JobSettings
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.wire.control import DrawTicket, Task, Version
@@ -42,7 +33,7 @@ from fedcore.wire.control import DrawTicket, Task, Version
 
 @dataclass(slots=True)
 class MemoryHistory:
-    """A `History` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
+    """A `ExchangeHistory` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
 
     kept: what the update began from that the client has made and that is in no sum yet.
     """
@@ -62,6 +53,11 @@ class MemoryHistory:
     def entered_in_a_day(self) -> int:
         """The same."""
         return self.entered
+
+    def enter(self, run: str, exchange: int) -> None:
+        """Count an exchange."""
+        del run, exchange
+        self.entered += 1
 
     def released(self, purpose: str, model: str) -> list[AgreedSum]:
         """The sums of one purpose and model that this client agreed to."""
@@ -155,8 +151,7 @@ class SimulatedOwners:
     def take_work(self, task: Task, version: Version, clients: Collection[int]) -> None:
         """What every agent checks before it trains from a version, for a sum that is made later."""
         for client in clients:
-            member = SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
-            check_work(task, member, self.app_sha256, self.agreed)
+            check_work(task, self._member(client), self.app_sha256, self.agreed)
             self._histories[client].kept = version
 
     def drop_work(self, clients: Collection[int]) -> None:
@@ -166,39 +161,40 @@ class SimulatedOwners:
 
     def admit(self, task: Task, model: ModelState | None) -> AdmittedExchange:
         """What every agent of the cohort checks before it answers anything."""
-        histories = {client: self._histories[client] for client in task.cohort}
-        for history in histories.values():
-            check_frequency(task, self.policy, history)
-            history.entered += 1
-        member = SimulatedMember(client_id=task.cohort[0], roster=self.roster, policy=self.policy)
-        settings = check_task(task, member, self.app_sha256, self.agreed)
-        if task.cut is not None:  # of a group its first member checks the answers, which are the same for all
-            check_drawn(task, settings, member, self._histories[member.client_id], verify=self._verify)
-        admitted = self._admitted = AdmittedExchange(
-            task=task, settings=settings, policy=self.policy, chain=self.chain, histories=histories
-        )
-        for client, history in histories.items():
-            check_start(task, client, history.kept)
+        participants = [self._participant(client) for client in task.cohort]
+        admitted = admit(task, participants, verify=self._verify)
+        exchange = self._admitted = AdmittedExchange(admitted=admitted, chain=self.chain)
         if task.aggregation == "secure" and not is_draw(task):
-            admitted.encoding = check_encoding(task, model)
-            admitted.check_sum()
-        return admitted
+            exchange.sum = admitted.admit_sum(model, self.chain)
+        return exchange
 
     def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> list[GroupMembership]:
         """The groups that follow from the answers of the draw's cohort; raises RoundFailed."""
         self.admit(task, None)
         places = []
         for client in task.cohort:
-            member = SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
-            answer = answer_draw(task, member, self._histories[client], identities[client])
+            answer = answer_draw(task, self._member(client), self._histories[client], identities[client])
             places.append(DrawTicket(client_id=client, nonce=answer.nonce, signature=answer.signature))
         return groups_of(task, places)
+
+    def _member(self, client: int) -> SimulatedMember:
+        return SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
+
+    def _participant(self, client: int) -> Participant:
+        history = self._histories[client]
+        return Participant(
+            owner=self._member(client),
+            history=history,
+            app_sha256=self.app_sha256,
+            agreed=self.agreed,
+            start=history.kept,
+        )
 
     @property
     def all_refused(self) -> bool:
         """Whether every client of the last exchange left it."""
         last = self._admitted
-        return last is not None and len(last.refusals) == len(last.histories)
+        return last is not None and len(last.refusals) == len(last.task.cohort)
 
     def explain(self, error: RoundFailed) -> str:
         """Why the last exchange failed, with what its owners refused."""
@@ -216,40 +212,32 @@ class SimulatedOwners:
 class AdmittedExchange:
     """An exchange that a cohort takes part in, until it ends."""
 
-    task: Task
-    settings: JobSettings
-    policy: Policy
+    admitted: Admitted
     chain: Chain
-    histories: Mapping[int, MemoryHistory]
-    encoding: AnyEncoding | None = None
+    sum: AdmittedSum | None = None
+    """None of a plain exchange and of a draw."""
     refusals: dict[int, ProtocolViolation] = field(default_factory=dict)
+    """Who left the exchange, by client id, and why."""
 
-    def check_sum(self) -> None:
-        """The scales of the sum keep their rule, and it costs nobody more epsilon than is left."""
-        assert self.encoding is not None  # noqa: S101 - of a secure exchange
-        checked: set[tuple[int, ...]] = set()
-        for history in self.histories.values():
-            follow_scales(self.task, self.encoding, history)
-            spent = tuple(attempt.exchange for attempt in history.attempts)
-            if spent not in checked:  # what a sum costs takes long to compute, and most have spent alike
-                checked.add(spent)
-                self._spending(history).admit()
+    @property
+    def task(self) -> Task:
+        """The task that was admitted."""
+        return self.admitted.task
 
     def before_upload(self, client: int, heard: Collection[int]) -> None:
         """A client is about to send its masked update. heard: whose keys it was shown."""
-        if self.encoding is None or release_of(self.encoding) is None:
+        if self.sum is None or release_of(self.sum.encoding) is None:
             return
-        spending = self._spending(self.histories[client])
-        if self.policy.max_epsilon:
-            spending.confirm(heard)
-        spending.spend()
+        account = self.sum.account(client)
+        if account.policy.max_epsilon:
+            account.confirm(heard)
+        account.spend()
 
     def before_signature(self, client: int, survivors: Collection[int]) -> str:
         """A client is about to sign who survived; why it leaves instead, or ""."""
-        assert self.encoding is not None  # noqa: S101 - of a secure exchange
+        assert self.sum is not None  # noqa: S101 - of a secure exchange
         try:
-            history = self.histories[client]
-            agree(self.task, self.encoding, survivors, self.policy, history, self.chain, here=survivors)
+            self.sum.agree(client, survivors, here=survivors)
         except ProtocolViolation as refusal:
             self.refusals[client] = refusal
             return describe(refusal, queries=self.task.queries)
@@ -279,15 +267,4 @@ class AdmittedExchange:
                 full_graph=protection.degree == len(self.task.cohort) - 1,
                 buffered=buffered_of(self.task, outcome.survivors),
             )
-        )
-
-    def _spending(self, history: MemoryHistory) -> PrivacySpending:
-        assert self.encoding is not None  # noqa: S101 - of a secure exchange
-        return PrivacySpending(
-            task=self.task,
-            encoding=self.encoding,
-            settings=self.settings,
-            policy=self.policy,
-            ledger=history,
-            chain=self.chain,
         )

@@ -13,7 +13,7 @@ from support.encodings import encoding_to_json
 from client_app.records.ledger import Ledger
 from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.tasks import check_encoding, follow_scales
+from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
 from tests.support.raising import raises

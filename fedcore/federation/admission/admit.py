@@ -1,0 +1,140 @@
+"""The visit of a task to admission: every check that needs no network, in one order, for the agent and the simulator.
+
+The agent admits a task for itself, the simulator for all of a cohort, whose owners have one policy, one roster and one
+app: what depends on those alone is checked once. What depends on the history of a client is checked for each.
+
+What needs the model's layout and the transcript comes later, once the client has them: `Admitted.admit_sum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedcore.codec import AnyEncoding
+from fedcore.errors import ProtocolViolation
+from fedcore.federation.admission import checks
+from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.drawn import check_drawn
+from fedcore.federation.admission.encodings import check_encoding, follow_scales
+from fedcore.federation.admission.owner import ExchangeHistory, Owner
+from fedcore.federation.admission.privacy import PrivacySpending
+from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.tasks import (
+    check_frequency,
+    check_start,
+    check_task,
+    check_work,
+    derive_parameters,
+)
+from fedcore.federation.transcript import Chain
+from fedcore.run.settings import JobSettings
+from fedcore.secagg import RoundParameters, Verify, verifies
+from fedcore.state import ModelState
+from fedcore.wire.control import Task, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A client whose owner is asked."""
+
+    owner: Owner
+    history: ExchangeHistory
+    app_sha256: str
+    """The app that the owner installed."""
+    agreed: AppAgreement
+    """What that app's pyproject.toml says."""
+    start: Version | None = None
+    """Which version the update began from that this client has for a buffered sum; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A task that every participant takes part in, until a later check refuses it."""
+
+    task: Task
+    settings: JobSettings
+    """Those that the exchange follows."""
+    participants: Mapping[int, Participant]
+    """By client id."""
+
+    def admit_sum(self, model: ModelState | None, chain: Chain) -> AdmittedSum:
+        """The checks of a secure sum, before anything is said in it; raises ProtocolViolation.
+
+        The scales are noted in each history.
+
+        Args:
+            model: The model that was received; None if the task sends none.
+            chain: The transcript that the task goes on from, as these clients have checked it.
+        """
+        admitted = AdmittedSum(admitted=self, encoding=check_encoding(self.task, model), chain=chain)
+        checked: set[tuple[tuple[str, int], ...]] = set()
+        for client, participant in self.participants.items():
+            follow_scales(self.task, admitted.encoding, participant.history)
+            spent = tuple((attempt.run, attempt.exchange) for attempt in participant.history.attempts)
+            if spent not in checked:  # what a sum costs takes long to compute, and most have spent alike
+                checked.add(spent)
+                admitted.account(client).admit()
+        return admitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedSum:
+    """A secure sum that the participants of `admitted` take part in, until it ends."""
+
+    admitted: Admitted
+    encoding: AnyEncoding
+    chain: Chain
+
+    def parameters(self, model_hash: bytes | None) -> RoundParameters:
+        """What ctx is made of; `model_hash` is the SHA-256 of the very file that was received."""
+        first = next(iter(self.admitted.participants.values()))
+        return derive_parameters(self.admitted.task, first.owner, model_hash)
+
+    def account(self, client: int) -> PrivacySpending:
+        """What the sum costs a client of its epsilon."""
+        participant = self.admitted.participants[client]
+        return PrivacySpending(
+            task=self.admitted.task,
+            encoding=self.encoding,
+            settings=self.admitted.settings,
+            policy=participant.owner.policy,
+            history=participant.history,
+            chain=self.chain,
+        )
+
+    def agree(self, client: int, survivors: Collection[int], *, here: Collection[int]) -> None:
+        """A client agrees to the sum over `survivors`, durably; raises ProtocolViolation if its owner does not.
+
+        here: who takes part, as their signed keys show.
+        """
+        participant = self.admitted.participants[client]
+        policy, history = participant.owner.policy, participant.history
+        agree(self.admitted.task, self.encoding, survivors, policy, history, self.chain, here=here)
+
+
+def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = verifies) -> Admitted:
+    """Enter an exchange for these clients of its cohort; raises ProtocolViolation if an owner does not allow it.
+
+    The exchange's number is used up first, so that nothing after it can happen twice.
+    """
+    for participant in participants:
+        check_frequency(task, participant.owner.policy, participant.history)
+        participant.history.enter(task.run, task.exchange)
+    first = participants[0]
+    settings = check_task(task, first.owner, first.app_sha256, first.agreed)
+    for participant in participants:
+        check_start(task, participant.owner.client_id, participant.start)
+    # Of a group the first member checks the answers to the draw, which are the same for all.
+    check_drawn(task, settings, first.owner, first.history, verify=verify)
+    by_id = {participant.owner.client_id: participant for participant in participants}
+    return Admitted(task=task, settings=settings, participants=by_id)
+
+
+def admit_work(task: Task, participant: Participant) -> Version:
+    """Take on a training for a later sum; returns the version that it begins from, or raises ProtocolViolation."""
+    check_frequency(task, participant.owner.policy, participant.history)
+    check_work(task, participant.owner, participant.app_sha256, participant.agreed)
+    if task.version is None or task.version.sha256 != task.model_sha256:
+        raise ProtocolViolation(checks.START_MISMATCH, "the work names another model than its version")
+    return task.version

@@ -1,0 +1,73 @@
+"""Whether the encoding of a task is sound, follows from the run's settings, and keeps the rule of scales."""
+
+from __future__ import annotations
+
+from fedcore.codec import AnyEncoding, Encoding, check_scales, release_of, rotation_seed
+from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
+from fedcore.federation.admission import checks
+from fedcore.federation.admission.owner import ExchangeHistory
+from fedcore.run.encoding_plan import codec_settings
+from fedcore.run.exchange import encoding_of
+from fedcore.run.settings import JobSettings
+from fedcore.state import ModelState
+from fedcore.wire.control import Task
+
+
+def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
+    """The encoding of a secure task, when it is sound and fits the model that this client received."""
+    encoding = sound_encoding(task)
+    if encoding.n_max != len(task.cohort):
+        raise ProtocolViolation(
+            "encoding-refused", f"the encoding is for {encoding.n_max} clients, the cohort has {len(task.cohort)}"
+        )
+    layout = model.layout if model is not None and task.trains else None
+    if (layout is None) != (encoding.layout is None):
+        raise ProtocolViolation("layout-mismatch", "the encoding and the task disagree on whether a model is trained")
+    if layout is not None and encoding.layout is not None:
+        try:
+            layout.check_same(encoding.layout, what="the announced encoding")
+        except EncodingError as error:
+            raise ProtocolViolation("layout-mismatch", str(error)) from None
+    return encoding
+
+
+def follow_scales(task: Task, encoding: AnyEncoding, ledger: ExchangeHistory) -> None:
+    """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
+    if not isinstance(encoding, Encoding) or encoding.layout is None:
+        return
+    layout = encoding.layout.digest().hex()
+    try:
+        memory = check_scales(encoding, ledger.scales(task.run, layout), exchange=task.exchange)
+    except EncodingError as error:
+        raise ProtocolViolation(checks.SCALES_OFF_RULE, str(error)) from None
+    ledger.remember_scales(task.run, layout, memory)
+
+
+def check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> None:
+    """What of the encoding follows from the run's settings alone, does so; raises ProtocolViolation."""
+    try:
+        expected = codec_settings(settings, task.message_type, len(task.cohort))
+    except EncodingError as error:
+        raise _off_settings(str(error)) from None
+    if encoding.settings != expected:
+        raise _off_settings("the encoding has other bounds than the settings of the run")
+    seed = rotation_seed(task.model.sha256) if task.model else ""
+    if isinstance(encoding, Encoding) and encoding.rotation not in ("", seed):
+        raise _off_settings("the updates are to be rotated in another way than the model that is sent decides")
+    names = None if task.queries else settings.metrics_of(task.trains)
+    if names is not None and encoding.metrics != (() if settings.private and task.trains else names):
+        raise _off_settings("the encoding has other metrics than the settings of the run")
+    if (release_of(encoding) is not None) != settings.private:
+        raise _off_settings("the encoding and the settings of the run disagree on differential privacy")
+
+
+def sound_encoding(task: Task) -> AnyEncoding:
+    """The encoding that a secure task announces; raises ProtocolViolation("encoding-refused") for none."""
+    try:
+        return encoding_of(task)
+    except ConfigurationError as error:
+        raise ProtocolViolation("encoding-refused", str(error)) from None
+
+
+def _off_settings(text: str) -> ProtocolViolation:
+    return ProtocolViolation(checks.ENCODING_OFF_SETTINGS, text)
