@@ -21,11 +21,11 @@ import torch
 import typer
 from torch import Tensor
 
-from fedcore.cli.main import user_output_to_stderr
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_place, write_file
+from fedcore.system.standard_output import user_output_to_stderr
 
 
 def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedModel:

@@ -7,10 +7,9 @@ points, so the library imports neither app.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,10 +21,10 @@ import click
 import typer
 from typer.core import TyperGroup
 
-import fedcore
 from fedcore.cli import completion
 from fedcore.errors import FedcoreError
 from fedcore.system.standard_output import checked_output
+from fedcore.system.version import fedcore_version
 
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
@@ -183,7 +182,7 @@ def _command(found: EntryPoint) -> click.Command:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fedcore {fedcore.__version__}")
+        typer.echo(f"fedcore {fedcore_version()}")
         raise typer.Exit
 
 
@@ -215,13 +214,6 @@ def main() -> None:
         app(prog_name="fedcore")
 
 
-@contextlib.contextmanager
-def user_output_to_stderr() -> Iterator[None]:
-    """What an app prints must not mix with the result on standard output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
-
-
 def print_json(value: Mapping[str, Any]) -> None:
-    """A result for programs."""
+    """Print a result for programs."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

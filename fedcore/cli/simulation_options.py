@@ -1,4 +1,4 @@
-"""What a simulation of the command line is of, and where it puts what it leaves."""
+"""Options of `fedcore simulate`: what to run, and where results are written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """What is to be simulated: an app, how many clients it has, and the configuration with all that was given.
+    """An app, the number of its clients, and the configuration with the values of the command line.
 
-    target: how good a model is wanted; when there first is one is told in the end, and changes nothing before.
+    target: a value of a metric; the summary says when a model first reached it, and the run does not change.
     """
 
     app: FlowerApp
@@ -44,7 +44,7 @@ class SimulationOptions:
         per_round: int | None,
         target: str = "",
     ) -> SimulationOptions:
-        """Read the app and the options over its own values; raises ConfigurationError."""
+        """Read the app, and lay the options over its own values; raises ConfigurationError."""
         from fedcore.comparison.target import Target
         from fedcore.flower.app import FlowerApp
         from fedcore.run.settings import JobSettings
@@ -66,7 +66,7 @@ class SimulationOptions:
         )
 
     def check_target(self) -> None:
-        """Refuse a target that no evaluation can reach, as far as the app says what it reports."""
+        """Refuse a target whose metric no evaluation reports, if the app says what it reports."""
         from fedcore.comparison.own_figures import CLIENTS
         from fedcore.errors import ConfigurationError
         from fedcore.flower.apps.personalization import PREFIX
@@ -84,7 +84,7 @@ class SimulationOptions:
             )
 
     def at(self, point: SweepPoint) -> SimulationOptions:
-        """The same with the values of one of several runs, and its seed where the app has one."""
+        """The same with the values of one run of a sweep, and its seed if the app has one."""
         from fedcore.cli.sweep import SEED
         from fedcore.run.settings import JobSettings
 
@@ -99,18 +99,18 @@ class SimulationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where models and results are put. out: the last model. best: the best one.
-
-    report: of the run. force: replace what is there.
-    """
+    """Where models and results are written; existing files are replaced only with `force`."""
 
     out: Path | None
+    """The last model."""
     best: Path | None
+    """The best model."""
     report: Path | None
+    """The folder of the report."""
     force: bool
 
     def check(self, settings: JobSettings) -> None:
-        """Refuse what can come to nothing before the run; raises ConfigurationError."""
+        """Refuse before the run what could not be written after it; raises ConfigurationError."""
         from fedcore.monitoring.output_paths import OutputPaths
 
         if self.report is not None:
@@ -122,45 +122,45 @@ class Outputs:
         if self.best is not None:
             if not settings.best_model:
                 raise ConfigurationError(
-                    "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
+                    "--best: no setting says which model is best; give one, such as --set best-model=eval_acc:max"
                 )
             OutputPaths.beside(self.best).check_free(force=self.force, option="--best")
 
     def at(self, point: SweepPoint) -> Outputs:
-        """The same for one of several runs: each in a folder of its own."""
+        """The same for one run of a sweep: each in a folder of its own."""
         return replace(
             self,
-            out=point.place(self.out, folder=False),
-            best=point.place(self.best, folder=False),
-            report=point.place(self.report, folder=True),
+            out=point.path(self.out, folder=False),
+            best=point.path(self.best, folder=False),
+            report=point.path(self.report, folder=True),
         )
 
-    def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
-        """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
+    def results(self, simulation: Simulation, folder: Path) -> dict[str, Any]:
+        """Write the ServerApp's results and files next to the model; their paths, by kind."""
         from fedcore.monitoring.output_paths import OutputPaths
 
-        return {} if self.out is None else OutputPaths.beside(self.out).write(simulation.results, left)
+        return {} if self.out is None else OutputPaths.beside(self.out).write(simulation.results, folder)
 
     def reported(
-        self, wanted: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord
+        self, options: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord
     ) -> Sequence[CurvePoint] | None:
-        """Write the report where it is wanted; the curve in it, None without a report."""
+        """Write the report if there is to be one; the curve in it, None without a report."""
         if self.report is None:
             return None
         from fedcore.comparison.report import write_report
         from fedcore.comparison.simulated import comparison_of
 
-        own = wanted.app.run_config
+        own = options.app.run_config
         comparison = comparison_of(
             record,
             simulation.results,
-            app=wanted.app.name,
-            clients=wanted.clients,
-            run_config=wanted.run_config,
-            settings=wanted.settings.to_mapping(),
-            changed=[key for key, value in wanted.run_config.items() if value != own.get(key)],
+            app=options.app.name,
+            clients=options.clients,
+            run_config=options.run_config,
+            settings=options.settings.to_mapping(),
+            changed=[key for key, value in options.run_config.items() if value != own.get(key)],
             seed=simulation.seed,
-            target=wanted.target,
+            target=options.target,
             parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
         )
         self.report.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ class Outputs:
         return comparison.runs[0].curve
 
     def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Write the last and the best model where they are wanted; what was written."""
+        """Write the last and the best model if they are to be saved; kind and path of each."""
         from fedcore.simulation import best_facts, model_facts
         from fedcore.state import write_model
 

@@ -1,26 +1,33 @@
-"""Several simulations from one command: the same app with several seeds and values, and one table of all."""
+"""A sweep of simulations: the same app with several seeds and values, and one table of all."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import typer
+
+from fedcore.cli.main import print_json
 from fedcore.comparison.report.summary import Spread, ToTarget
 from fedcore.comparison.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
+    from fedcore.cli.simulation_options import Outputs, SimulationOptions
+    from fedcore.monitoring.run_record import RunRecord
     from fedcore.wire.control import Scalar
 
 SEED = "seed"
+Simulate: TypeAlias = "Callable[[SimulationOptions, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
+"""Runs one simulation with its seed and checkpoint folder: its record, and the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One of several runs. seed: of the simulation, and of the app where its run config has a seed."""
+    """One run of a sweep. seed: of the simulation, and of the app if its run config has a seed."""
 
     seed: int
     values: Mapping[str, Scalar]
@@ -31,15 +38,15 @@ class SweepPoint:
         words = [f"{key}={value}" for key, value in self.values.items()]
         return ",".join([*words, f"{SEED}={self.seed}"]).replace("/", "_")
 
-    def place(self, path: Path | None, *, folder: bool) -> Path | None:
-        """Where this run puts what a run alone would put at `path`: in a folder of its own."""
+    def path(self, path: Path | None, *, folder: bool) -> Path | None:
+        """The path of this run in place of `path`: in a folder of its own."""
         if path is None:
             return None
         return path / self.name if folder else path.parent / self.name / path.name
 
 
-def points_of(
-    seeds: str, vary: Sequence[str], *, seed: int, run_config: Mapping[str, Scalar], settings: Mapping[str, Scalar]
+def sweep_points(
+    seeds: str, vary: Sequence[str], seed: int, run_config: Mapping[str, Scalar], settings: Mapping[str, Scalar]
 ) -> list[SweepPoint]:
     """All combinations of the values with all seeds, the seeds of one combination after one another.
 
@@ -61,25 +68,74 @@ def points_of(
     ]
 
 
+def run_sweep(
+    points: Sequence[SweepPoint],
+    options: SimulationOptions,
+    outputs: Outputs,
+    state: Path | None,
+    simulate: Simulate,
+    *,
+    as_json: bool,
+) -> bool:
+    """Run each point, and print the table of all, or of those before one that failed.
+
+    Settings and folders of all are checked before the first begins. Returns whether one ended by its privacy budget.
+    """
+    runs = [(point, options.at(point), outputs.at(point)) for point in points]
+    for _, run_options, run_outputs in runs:
+        run_outputs.check(run_options.settings)
+    summaries: list[dict[str, Any]] = []
+    over_budget = False
+    try:
+        for number, (point, run_options, run_outputs) in enumerate(runs, start=1):
+            typer.echo(f"run {number} of {len(runs)}: {point.name}", err=True)
+            record, summary = simulate(run_options, run_outputs, point.seed, point.path(state, folder=True))
+            summaries.append({"seed": point.seed, "values": dict(point.values), **summary})
+            over_budget = over_budget or bool(record.reason)
+    finally:
+        if summaries:
+            _print(summaries, as_json=as_json)
+    return over_budget
+
+
+def _print(summaries: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print all runs as JSON, or the table of the combinations, whose runs follow one another."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = []
+    for values, group in itertools.groupby(summaries, key=lambda one: one["values"]):
+        runs = list(group)
+        rows.append(row_of(values, runs, [run["seed"] for run in runs]))
+    if as_json:
+        print_json({"runs": summaries, "table": rows})
+        return
+    header, *lines = lines_of(rows)
+    table = Table(*header, box=None)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
 def row_of(
     values: Mapping[str, Scalar], summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Mean and spread of the last metrics over the seeds of one combination, as plain JSON."""
     numbers = [_numbers(summary) for summary in summaries]
     names = dict.fromkeys(itertools.chain.from_iterable(numbers))
-    spreads = {name: Spread.of(found.get(name) for found in numbers) for name in names}
+    spreads = {name: Spread.of(run.get(name) for run in numbers) for name in names}
     metrics = {
         name: {"mean": spread.mean, "sd": spread.sd, "n": spread.n} for name, spread in spreads.items() if spread
     }
     row = {"values": dict(values), "seeds": list(seeds), "metrics": metrics}
-    told = [summary["target"] for summary in summaries if "target" in summary]
-    return {**row, "target": _to_target(told)} if told else row
+    targets = [summary["target"] for summary in summaries if "target" in summary]
+    return {**row, "target": _to_target(targets)} if targets else row
 
 
-def _to_target(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the runs that reached the target: how many, and what it took them; told: as by `Target.told`."""
-    found = [Reached(**one["reached"]) if one["reached"] else None for one in told]
-    return {"name": str(Target.of(told[0])), **asdict(ToTarget.of(found))}
+def _to_target(targets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the runs that reached the target: how many, and what it took them. targets: by `Target.told`."""
+    reached = [Reached(**one["reached"]) if one["reached"] else None for one in targets]
+    return {"name": str(Target.of(targets[0])), **asdict(ToTarget.of(reached))}
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -89,35 +145,35 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     targets = _target_columns([row["target"] for row in rows if "target" in row])
     yield (*keys, "seeds", *names, *targets)
     for row in rows:
-        shown = [_shown(row["metrics"].get(name)) for name in names]
-        shown += [_target_cell(row["target"], kind) for kind in targets.values()]
-        yield (*(str(row["values"][key]) for key in keys), str(len(row["seeds"])), *shown)
+        cells = [_metric_cell(row["metrics"].get(name)) for name in names]
+        cells += [_target_cell(row["target"], kind) for kind in targets.values()]
+        yield (*(str(row["values"][key]) for key in keys), str(len(row["seeds"])), *cells)
 
 
-def _target_columns(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _target_columns(targets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Title -> key of `ToTarget`: the round, and the seconds by the clock that counts."""
-    if not found:
+    if not targets:
         return {}
-    virtual = any(one["virtual_seconds"] for one in found)
+    virtual = any(one["virtual_seconds"] for one in targets)
     clock = {"virtual s to it": "virtual_seconds"} if virtual else {"seconds to it": "seconds"}
-    return {f"round of {found[0]['name']}": "round", **clock}
+    return {f"round of {targets[0]['name']}": "round", **clock}
 
 
-def _target_cell(found: Mapping[str, Any], kind: str) -> str:
+def _target_cell(target: Mapping[str, Any], kind: str) -> str:
     clocks = ("round", "seconds", "virtual_seconds")
-    spreads = {clock: Spread(**found[clock]) if found[clock] else None for clock in clocks}
-    taken = ToTarget(reached=found["reached"], runs=found["runs"], **spreads)
-    return taken.shown(spreads[kind], lambda value: f"{value:.1f}")
+    spreads = {clock: Spread(**target[clock]) if target[clock] else None for clock in clocks}
+    summary = ToTarget(reached=target["reached"], runs=target["runs"], **spreads)
+    return summary.shown(spreads[kind], lambda value: f"{value:.1f}")
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    """What of a run has a mean: its last metrics, and how long it took on the virtual clock."""
-    found = {name: value for name, value in summary["metrics"].items() if isinstance(value, int | float)}
+    """The numbers of a run that have a mean: its last metrics, and its seconds on the virtual clock."""
+    metrics = {name: value for name, value in summary["metrics"].items() if isinstance(value, int | float)}
     virtual = summary["virtual_seconds"]
-    return found if virtual is None else {**found, "virtual_seconds": virtual}
+    return metrics if virtual is None else {**metrics, "virtual_seconds": virtual}
 
 
-def _shown(metric: Mapping[str, Any] | None) -> str:
+def _metric_cell(metric: Mapping[str, Any] | None) -> str:
     if metric is None:
         return "-"
     return f"{metric['mean']:.4f}" + ("" if metric["sd"] is None else f" ± {metric['sd']:.4f}")

@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from fedcore.wire.operator import is_plain_path
-
 MOST_FILES: Final = 1000
 MOST_BYTES: Final = 1 << 30
 """Of all files together."""
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path leads to a file below any folder that it is joined to: no dots, no roots, nothing hidden."""
+    parts = path.split("/")
+    sound = all(part.isprintable() and part and not part.startswith(".") and "\\" not in part for part in parts)
+    return sound and len(parts) <= 10 and len(path.encode()) <= 300
 
 
 @dataclass(slots=True)

@@ -72,6 +72,13 @@ def checked_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def user_output_to_stderr() -> Iterator[None]:
+    """Send what an app prints to standard error, so that standard output has the result alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
 def _named() -> Iterator[None]:
     try:
         yield

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
+from fedcore.system.left_files import is_plain_path
 from fedcore.wire.control import Bytes, Message, ModelRef, Scalar, Sha256
 
 
@@ -121,13 +122,6 @@ class RunClientsOut(Message):
 
 RESULTS_FILE: Final = "results.json"
 """The path of a run's metrics by round, among the files of the run."""
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether a path leads to a file below any folder that it is joined to: no dots, no roots, nothing hidden."""
-    parts = path.split("/")
-    sound = all(part.isprintable() and part and not part.startswith(".") and "\\" not in part for part in parts)
-    return sound and len(parts) <= 10 and len(path.encode()) <= 300
 
 
 def _checked_path(path: str) -> str:

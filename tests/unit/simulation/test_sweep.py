@@ -14,7 +14,7 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.cli.sweep import SweepPoint, lines_of, points_of, row_of
+from fedcore.cli.sweep import SweepPoint, lines_of, row_of, sweep_points
 from fedcore.errors import ConfigurationError
 
 CONFIG = {"lr": 0.1, "seed": 7, "num-server-rounds": 2}
@@ -22,7 +22,7 @@ COMMAND = ("simulate", str(TINY), "--engine", "inline", "--clients", "3")
 
 
 def names(seeds: str, *vary: str, config: dict[str, object] = CONFIG) -> list[str]:
-    return [point.name for point in points_of(seeds, vary, seed=0, run_config=config, settings={"clip-norm": 1.0})]
+    return [point.name for point in sweep_points(seeds, vary, seed=0, run_config=config, settings={"clip-norm": 1.0})]
 
 
 def test_all_values_meet_all_seeds() -> None:
@@ -48,9 +48,9 @@ def test_what_cannot_be_meant_is_refused(seeds: str, vary: list[str], says: dict
 
 def test_each_run_has_a_folder_of_its_own() -> None:
     point = SweepPoint(seed=2, values={"path": "a/b"})
-    assert point.place(Path("out/m.safetensors"), folder=False) == Path("out/path=a_b,seed=2/m.safetensors")
-    assert point.place(Path("state"), folder=True) == Path("state/path=a_b,seed=2")
-    assert point.place(None, folder=True) is None
+    assert point.path(Path("out/m.safetensors"), folder=False) == Path("out/path=a_b,seed=2/m.safetensors")
+    assert point.path(Path("state"), folder=True) == Path("state/path=a_b,seed=2")
+    assert point.path(None, folder=True) is None
 
 
 def test_a_row_is_the_mean_and_the_spread_over_seeds() -> None:
