@@ -23,6 +23,7 @@ from fedcore.system.sandbox.sandbox import Sandbox
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a message."""
+_READ_BYTES: Final = 1 << 20
 LINE_CHARACTERS: Final = 2000
 """Of a line that user code prints."""
 Received = TypeVar("Received")
@@ -110,6 +111,43 @@ async def printed_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         rest = rest[:LINE_CHARACTERS]
     if rest:
         yield rest.rstrip()
+
+
+class PolledConnection(Generic[Received]):
+    """The side that waits for many at once, with `selectors`.
+
+    Args:
+        connection: the socket.
+        expected: the messages that may come.
+    """
+
+    def __init__(self, connection: socket.socket, expected: TypeAdapter[Received]) -> None:
+        self._connection = connection
+        self._expected = expected
+        self._rest = bytearray()
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._connection.fileno()
+
+    def send(self, message: BaseModel) -> None:
+        """Send one message; raises OSError."""
+        self._connection.sendall(_line(message))
+
+    def receive(self) -> list[Received]:
+        """The messages that have arrived whole, after a wait for some part; raises OSError at the end of the stream."""
+        part = self._connection.recv(_READ_BYTES)
+        if not part:
+            raise ConnectionResetError
+        self._rest += part
+        if b"\n" not in part:
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
+        return [self._expected.validate_json(line) for line in lines]
+
+    def close(self) -> None:
+        """Close the connection, which ends a process that listens at the other end."""
+        self._connection.close()
 
 
 class BlockingConnection(Generic[Received]):

@@ -1,21 +1,17 @@
 """The client sessions of simulated rounds, spread over processes.
 
-What a session does holds Python's lock for the most part, so the sessions of thousands in one process keep one core
+A session holds Python's lock for most of its work, so the sessions of thousands of clients in one process keep one core
 busy. Here each process has the sessions of every n-th client of a cohort, and the sum of their masked vectors; the
-server, who hears of everything, stays with the simulation.
+server stays in the simulation's process. Orders and answers are JSON lines; models and sums are files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
+import selectors
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -37,8 +33,11 @@ from fedcore.secagg import (
     UnmaskShares,
 )
 from fedcore.simulation.sessions.sessions import Members, Update
-from fedcore.simulation.sessions.shard import Order, Raised, SessionShard
+from fedcore.simulation.sessions.shard import CALLS, SessionShard
 from fedcore.state import FileSink, ModelState
+from fedcore.system.json_lines import PolledConnection
+from fedcore.system.workers.failures import RaisedError, WorkerMessage, ending, memory_hint
+from fedcore.system.workers.starting import end_worker, start_worker
 
 _AHEAD: Final = 2
 """Orders that a process has at a time, so that it need not wait for this one."""
@@ -53,11 +52,12 @@ class SessionProcesses:
     """`count` processes that hold sessions; a context manager, at whose end they are gone."""
 
     def __init__(self, count: int) -> None:
-        self._connections: list[Connection] = []
+        self._connections: list[PolledConnection[Any]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pending = [0] * count
-        for _ in range(count):
-            self._start()
+        self._selector = selectors.DefaultSelector()
+        for index in range(count):
+            self._start(index)
 
     def __enter__(self) -> Self:
         return self
@@ -68,21 +68,21 @@ class SessionProcesses:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def all(self, orders: Iterable[tuple[int, Order]]) -> Iterator[Any]:
-        """What comes of orders, each to the process at a place, in any order; raises what they raise, and WorkerDied.
+    def all(self, orders: Iterable[tuple[int, WorkerMessage]]) -> Iterator[Any]:
+        """Send orders, each to the process of that index, and give their results in any order.
 
-        Whoever stops in the middle has to `settle`.
+        Raises what a session raised, and WorkerDied. A caller that stops before the end has to `settle`.
         """
-        for place, order in orders:
-            while self._pending[place] >= _AHEAD:
+        for index, order in orders:
+            while self._pending[index] >= _AHEAD:
                 yield from self._arrived(None)
-            self._send(place, order)
+            self._send(index, order)
             yield from self._arrived(0)
         while any(self._pending):
             yield from self._arrived(None)
 
     def settle(self) -> None:
-        """Wait for whatever still works, and forget what comes of it."""
+        """Wait until all processes are idle, and ignore their results."""
         while any(self._pending):
             with contextlib.suppress(Exception):
                 for _ in self._arrived(None):
@@ -93,51 +93,48 @@ class SessionProcesses:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.kill()
-            process.wait()
+            end_worker(process)
+        self._selector.close()
 
-    def _start(self) -> None:
+    def _start(self, index: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
             self._processes.append(
-                subprocess.Popen(  # noqa: S603 - a module of ours
-                    [sys.executable, "-P", "-m", "fedcore.simulation.sessions.worker", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,  # Ctrl-C reaches this process, which then ends all
+                start_worker(
+                    "fedcore.simulation.sessions.worker",
+                    str(theirs.fileno()),
+                    sockets=[theirs.fileno()],
+                    environment={},
                 )
             )
-        self._connections.append(Connection(ours.detach()))
+        self._connections.append(PolledConnection(ours, CALLS.answers))
+        self._selector.register(ours, selectors.EVENT_READ, index)
 
-    def _send(self, place: int, order: Order) -> None:
+    def _send(self, index: int, order: WorkerMessage) -> None:
         try:
-            self._connections[place].send(order)
+            self._connections[index].send(order)
         except OSError:
-            raise self._died(place) from None
-        self._pending[place] += 1
+            raise self._died(index) from None
+        self._pending[index] += 1
 
     def _arrived(self, timeout: float | None) -> Iterator[Any]:
-        """The answers that are there, or that come within `timeout` seconds; None for as long as it takes."""
-        busy = [connection for connection, count in zip(self._connections, self._pending, strict=True) if count]
-        for ready in wait(busy, timeout):
-            place = self._connections.index(ready)  # type: ignore[arg-type]
+        """The results that have arrived, or that arrive within `timeout` seconds; None to wait for the first."""
+        for key, _ in self._selector.select(timeout):
             try:
-                answer = self._connections[place].recv()
-            except (EOFError, OSError):
-                raise self._died(place) from None
-            self._pending[place] -= 1
-            if isinstance(answer, Raised):
-                raise answer.error()
-            yield answer
+                answers = self._connections[key.data].receive()
+            except OSError:
+                raise self._died(key.data) from None
+            self._pending[key.data] -= len(answers)
+            for answer in answers:
+                if isinstance(answer, RaisedError):
+                    raise answer.exception()
+                yield answer.value
 
-    def _died(self, place: int) -> WorkerDied:
-        self._pending[place] = 0
-        status = self._processes[place].wait(_STOP_SECONDS)
-        how = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-        memory = "; if the machine ran out of memory, try fewer workers" if status == -signal.SIGKILL else ""
-        return WorkerDied(f"a process with the secure sessions of simulated clients ended {how}{memory}")
+    def _died(self, index: int) -> WorkerDied:
+        self._pending[index] = 0
+        status = self._processes[index].wait(_STOP_SECONDS)
+        text = f"a process with the secure sessions of simulated clients {ending(status)}{memory_hint(status)}"
+        return WorkerDied(text)
 
 
 class ProcessSessions:
@@ -146,100 +143,113 @@ class ProcessSessions:
     def __init__(self, members: Members, processes: SessionProcesses) -> None:
         self._processes = processes
         self._clients: list[list[int]] = [[] for _ in range(min(len(processes), len(members.identities)))]
-        self._places: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         for number, client in enumerate(sorted(members.identities)):
-            self._places[client] = number % len(self._clients)
-            self._clients[self._places[client]].append(client)
+            self._index[client] = number % len(self._clients)
+            self._clients[self._index[client]].append(client)
         self._heard: dict[int, frozenset[int]] = {}
         self._processes.settle()  # a round that failed may have left some at work
-        self._tell(_begin(members, clients) for clients in self._clients)
+        self._to_each(_begin(members, clients) for clients in self._clients)
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
-        """As `SecureSessions`."""
-        yield from self._each(clients, _MANY, lambda those: partial(SessionShard.advertise, clients=those))
+        """R0."""
+        yield from self._chunked(clients, _MANY, lambda chunk: CALLS.order(SessionShard.advertise, clients=chunk))
 
     def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
-        """As `SecureSessions`."""
-        told: list[dict[int, Advertisement]] = [{} for _ in self._clients]
+        """R1; a process gets each advertisement once, although it is shown to hundreds of its clients."""
+        sent: list[dict[int, Advertisement]] = [{} for _ in self._clients]
 
-        def order(those: Sequence[int]) -> Order:
-            messages, known = {client: advertised(client) for client in those}, told[self._places[those[0]]]
+        def order(chunk: Sequence[int]) -> WorkerMessage:
+            messages, known = {client: advertised(client) for client in chunk}, sent[self._index[chunk[0]]]
             members = {one.client_id: one for message in messages.values() for one in message.members}
             fresh = {client: one for client, one in members.items() if known.get(client) is not one}
             known.update(fresh)
             shown = [(client, [m.client_id for m in one.members], one.proof) for client, one in messages.items()]
-            return partial(SessionShard.share_keys, ids=messages[those[0]].ids, fresh=list(fresh.values()), shown=shown)
+            return CALLS.order(
+                SessionShard.share_keys, ids=messages[chunk[0]].ids, fresh=list(fresh.values()), shown=shown
+            )
 
-        yield from self._each(clients, _FEW, order)
+        yield from self._chunked(clients, _FEW, order)
 
     def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
-        """As `SecureSessions`."""
+        """R1."""
 
-        def order(those: Sequence[int]) -> Order:
-            return partial(SessionShard.receive_shares, deliveries=[(client, delivery(client)) for client in those])
+        def order(chunk: Sequence[int]) -> WorkerMessage:
+            messages = {client: delivery(client) for client in chunk}
+            return CALLS.order(
+                SessionShard.receive_shares,
+                sharers=messages[chunk[0]].sharers,
+                deliveries=[(client, one.shares, one.pair_secrets) for client, one in messages.items()],
+            )
 
-        self._heard.update(self._each(clients, _FEW, order))
+        self._heard.update(self._chunked(clients, _FEW, order))
 
     def heard(self, client: int) -> frozenset[int]:
-        """As `SecureSessions`."""
+        """Whose keys a client has verified; after `receive_shares`."""
         return self._heard[client]
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[tuple[int, bytes]]:
-        """As `SecureSessions`. The new models lie in files, as `AppResults` has them."""
-        self._tell(partial(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
-        with TemporaryDirectory(prefix="fedcore-simulate-") as folder:
-            models = _ModelFiles(Path(folder))
+        """R2. The new models lie in files, as `AppResults` has them."""
+        self._to_each(CALLS.order(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
+        with TemporaryDirectory(prefix="fedcore-simulate-") as name:
+            folder = Path(name)
+            models = _ModelFiles(folder)
             yield from self._processes.all(
                 (
-                    self._places[update.client],
+                    self._index[update.client],
                     _adding(update, models.path(update.start.model) if encoding.layout else None),
                 )
                 for update in updates
             )
-        for part in self._processes.all((place, SessionShard.end_sum) for place in range(len(self._clients))):
-            np.add(total, part, out=total)
+            files = (folder / f"{index}.sum" for index in range(len(self._clients)))
+            sums = [CALLS.order(SessionShard.end_sum, file=file) for file in files]
+            for file in self._processes.all(enumerate(sums)):
+                np.add(total, np.fromfile(file, np.uint64), out=total)
+                file.unlink()
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
-        """As `SecureSessions`."""
-        yield from self._each(
-            clients, _MANY, lambda those: partial(SessionShard.sign_survivors, clients=those, survivors=survivors)
+        """R3."""
+        yield from self._chunked(
+            clients, _MANY, lambda chunk: CALLS.order(SessionShard.sign_survivors, clients=chunk, survivors=survivors)
         )
 
     def outcome(self, client: int) -> Outcome:
-        """As `SecureSessions`."""
-        (found,) = self._processes.all([(self._places[client], partial(SessionShard.outcome, client=client))])
+        """What a client has signed in R3."""
+        (found,) = self._processes.all([(self._index[client], CALLS.order(SessionShard.outcome, client=client))])
         assert isinstance(found, Outcome)  # noqa: S101 - the answer
         return found
 
     def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
-        """As `SecureSessions`."""
-        yield from self._each(
-            clients, _MANY, lambda those: partial(SessionShard.unmask, clients=those, signatures=signatures)
+        """R4."""
+        yield from self._chunked(
+            clients, _MANY, lambda chunk: CALLS.order(SessionShard.unmask, clients=chunk, signatures=signatures)
         )
 
-    def _each(self, clients: Sequence[int], size: int, order: Callable[[Sequence[int]], Order]) -> Iterator[Any]:
-        """What comes of these clients, one by one, of orders for `size` of them in one process each."""
-        for answer in self._processes.all((place, order(those)) for place, those in self._chunks(clients, size)):
+    def _chunked(
+        self, clients: Sequence[int], size: int, order: Callable[[Sequence[int]], WorkerMessage]
+    ) -> Iterator[Any]:
+        """The results for these clients, one by one, from orders for up to `size` of them in one process each."""
+        for answer in self._processes.all((index, order(chunk)) for index, chunk in self._chunks(clients, size)):
             yield from answer
 
     def _chunks(self, clients: Sequence[int], size: int) -> Iterator[tuple[int, list[int]]]:
-        wanted = set(clients)
-        left = [[client for client in those if client in wanted] for those in self._clients]
+        requested = set(clients)
+        left = [[client for client in those if client in requested] for those in self._clients]
         for start in range(0, max(map(len, left)), size):
-            for place, those in enumerate(left):
+            for index, those in enumerate(left):
                 if chunk := those[start : start + size]:
-                    yield place, chunk
+                    yield index, chunk
 
-    def _tell(self, orders: Iterable[Order]) -> None:
-        """An order to each process, of which nothing is to come."""
+    def _to_each(self, orders: Iterable[WorkerMessage]) -> None:
+        """An order to each process, which has no result."""
         for _ in self._processes.all(enumerate(orders)):
             pass
 
 
-def _begin(members: Members, clients: Sequence[int]) -> Order:
-    return partial(
+def _begin(members: Members, clients: Sequence[int]) -> WorkerMessage:
+    return CALLS.order(
         SessionShard.begin,
         parameters=members.parameters,
         identities={client: members.identities[client].private_bytes_raw() for client in clients},
@@ -249,10 +259,10 @@ def _begin(members: Members, clients: Sequence[int]) -> Order:
     )
 
 
-def _adding(update: Update, model: Path | None) -> Order:
+def _adding(update: Update, model: Path | None) -> WorkerMessage:
     result = update.result
     assert result.file is not None or not result.trained  # noqa: S101 - of kept results
-    return partial(
+    return CALLS.order(
         SessionShard.add_masked,
         client=update.client,
         model=model,

@@ -1,16 +1,14 @@
-"""The sessions of some of a simulated round's clients, as one of several processes holds them.
+"""The sessions of some of a simulated round's clients, which one of several processes has.
 
-What is asked of it is an `Order`: one of its methods with arguments.
+The simulation calls its public methods through `CALLS`, whose messages have the arguments and results by these types.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Final
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,32 +31,8 @@ from fedcore.secagg import (
 )
 from fedcore.simulation.sessions.sessions import Members, encoded, masked
 from fedcore.state import ModelState
+from fedcore.system.workers.calls import Calls
 from fedcore.wire.control import MetricValue
-
-Order: TypeAlias = Callable[["SessionShard"], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The answer to an order that came to nothing: an exception, taken apart, since not all can be pickled whole."""
-
-    kind: type[Exception]
-    args: tuple[Any, ...]
-    values: Mapping[str, Any]
-    trace: str
-
-    @classmethod
-    def by(cls, error: Exception) -> Raised:
-        """Of the exception that is being handled."""
-        return cls(type(error), error.args, dict(vars(error)), traceback.format_exc())
-
-    def error(self) -> Exception:
-        """The exception as it was, and as a note where it was raised."""
-        error = self.kind.__new__(self.kind)
-        error.args = self.args
-        vars(error).update(self.values)
-        error.add_note(f"in a process that holds sessions:\n{self.trace}")
-        return error
 
 
 class SessionShard:
@@ -111,11 +85,13 @@ class SessionShard:
             for client, members, proof in shown
         ]
 
-    def receive_shares(self, deliveries: Sequence[tuple[int, ShareDelivery]]) -> list[tuple[int, frozenset[int]]]:
-        """R1: what is delivered to each client; whose keys each has verified."""
-        for client, delivery in deliveries:
-            self._sessions[client].receive_shares(delivery)
-        return [(client, self._sessions[client].heard) for client, _ in deliveries]
+    def receive_shares(
+        self, sharers: tuple[int, ...], deliveries: Sequence[tuple[int, Mapping[int, bytes], Mapping[int, bytes]]]
+    ) -> list[tuple[int, frozenset[int]]]:
+        """R1: each client with the shares and pair secrets for it, from the `sharers`; whose keys each has verified."""
+        for client, shares, pair_secrets in deliveries:
+            self._sessions[client].receive_shares(ShareDelivery(sharers, shares, pair_secrets))
+        return [(client, self._sessions[client].heard) for client, _, _ in deliveries]
 
     def begin_sum(self, encoding: AnyEncoding) -> None:
         """R2 begins."""
@@ -142,10 +118,11 @@ class SessionShard:
         np.add(self._sum, words, out=self._sum)
         return client, digest
 
-    def end_sum(self) -> NDArray[np.uint64]:
-        """R2 is over: the sum of these clients' masked vectors."""
-        found, self._sum = self._sum, np.zeros(0, np.uint64)
-        return found
+    def end_sum(self, file: Path) -> Path:
+        """R2 is over: write the sum of these clients' masked vectors, 64-bit words as they are in memory."""
+        self._sum.tofile(file)
+        self._sum = np.zeros(0, np.uint64)
+        return file
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> list[ConsistencySignature]:
         """R3."""
@@ -166,3 +143,7 @@ class SessionShard:
         if self._start is None or self._start[0] != path:
             self._start = path, ModelState.open(path)
         return self._start[1]
+
+
+CALLS: Final = Calls(SessionShard)
+"""The messages between the simulation and a process with sessions."""

@@ -1,56 +1,29 @@
-"""A process that holds the sessions of some of a simulated round's clients.
+"""A process with the sessions of some of a simulated round's clients.
 
     python -m fedcore.simulation.sessions.worker DESCRIPTOR
 
-DESCRIPTOR is that of a socket to the simulation, which nobody else has. Both ends are one program of one user, so
-orders and answers are pickled, as `multiprocessing` does it. A session never is: it is made here, and nothing of it
-leaves but what a client sends. When the socket closes, the process ends with the order that it is at.
+DESCRIPTOR is that of a socket to the simulation. A session is made here, and only what a client sends leaves the
+process. It ends when the simulation closes the socket.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
-import threading
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 
-from fedcore.simulation.sessions.shard import Order, Raised, SessionShard
-
-
-def serve(connection: Connection) -> None:
-    """Do what is ordered until the other end is closed.
-
-    A thread takes the orders, so that who sends one never waits for somebody to take the answer to the last.
-    """
-    orders: SimpleQueue[Order | None] = SimpleQueue()
-    threading.Thread(target=_take, args=(connection, orders), name="orders", daemon=True).start()
-    shard = SessionShard()
-    while (order := orders.get()) is not None:
-        try:
-            answer = order(shard)
-        except Exception as error:
-            answer = Raised.by(error)
-        try:
-            connection.send(answer)
-        except OSError:
-            return
-
-
-def _take(connection: Connection, orders: SimpleQueue[Order | None]) -> None:
-    try:
-        while True:
-            orders.put(connection.recv())
-    except (EOFError, OSError):
-        orders.put(None)
+from fedcore.simulation.sessions.shard import CALLS, SessionShard
+from fedcore.system.json_lines import BlockingConnection
 
 
 def main() -> None:
-    """Be such a process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever simulates ends it
-    serve(Connection(int(sys.argv[1])))
-    os._exit(0)
+    """Carry out what the simulation orders until it closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulation ends this process
+    connection = BlockingConnection(socket.socket(fileno=int(sys.argv[1])), CALLS.orders, gone=lambda: os._exit(0))
+    shard = SessionShard()
+    while True:
+        connection.send(CALLS.carry_out(shard, connection.receive()))
 
 
 if __name__ == "__main__":
