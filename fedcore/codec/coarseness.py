@@ -35,7 +35,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorChange:
-    """By how much one tensor changed in the sum of `contributors` clients, in steps; step: in units of the mean."""
+    """By how much one tensor changed in the sum of `contributors` clients, in steps.
+
+    step: in units of the mean.
+    """
 
     spec: TensorSpec
     step: float
@@ -47,7 +50,11 @@ class TensorChange:
     def of(
         cls, spec: TensorSpec, parts: Iterable[Change], *, unit: float, fraction_bits: int, contributors: int
     ) -> TensorChange:
-        """From the parts of the tensor, in whole fields. unit: of a field; a step is a fraction of it."""
+        """From the parts of the tensor, in whole fields.
+
+        Args:
+            unit: of a field; a step is a fraction of it.
+        """
         found = list(parts)
         return cls(
             spec=spec,
@@ -68,7 +75,11 @@ class TensorChange:
         return math.sqrt(self.contributors) / 2 / self.typical if self.elements else 0.0
 
     def is_coarse(self, base: ModelState) -> bool:
-        """Whether rounding is too much of the update to pass it on; base: the model before it."""
+        """Whether rounding is too much of the update to pass it on.
+
+        Args:
+            base: the model before it.
+        """
         if self.share <= MOST_ROUNDING:
             return False
         error = math.sqrt(self.contributors * self.elements) / 2 * self.step

@@ -78,18 +78,19 @@ def decode(
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
-    The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
-    that is None; the sum and the base are read block by block. Neither changes, but that the masks of
-    clients that failed come off the sum, in place, or off a copy where the sum cannot be written to. The result
-    does not depend on `threads`. With `sums` the metrics are no means but sums (of a query, where each
-    client is one example).
-    release: called now and then, where `words` is a map of a file, to give back the memory of what was read of it.
+    The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where that is None; the
+    sum and the base are read block by block. Neither changes, but that the masks of clients that failed come off the
+    sum, in place, or off a copy where the sum cannot be written to. The result does not depend on `threads`. With
+    `sums` the metrics are no means but sums (of a query, where each client is one example).
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
     NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`,
     UpdateTooLarge where clients locked it; RoundingTooCoarse where too much of a tensor's update is rounding;
     RoundFailed when they have no examples; RepliesDiffer when their numbers cannot be added up; EncodingError when the
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
+
+    Args:
+        release: called now and then, where `words` is a map of a file, to give back the memory of what was read of it.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     failures, words = unlock(encoding, words, survivors, threads)
@@ -174,7 +175,11 @@ def unlock(
 def _metrics(
     encoding: Encoding, words: NDArray[np.uint64], found: list[int], contributors: int, examples: int, *, sums: bool
 ) -> tuple[tuple[MetricName, ...] | None, dict[str, float | list[float]]]:
-    """The names, None where they differ, and what they name. found: the words of the metrics."""
+    """The names, None where they differ, and what they name.
+
+    Args:
+        found: the words of the metrics.
+    """
     names = encoding.metrics
     if names is None:
         names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
@@ -247,7 +252,11 @@ class _Mean:
         self._check_rounding()
 
     def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Change]]) -> None:
-        """By how much each tensor of a section changed; found: of each of its spans."""
+        """By how much each tensor of a section changed.
+
+        Args:
+            found: of each of its spans.
+        """
         parts: dict[str, list[Change]] = {}
         for spec, moved in found:
             parts.setdefault(spec.name, []).append(moved)
@@ -277,7 +286,11 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of the fields of one section. offset: that of an update of zeros. units: of a field, by tensor."""
+    """The sums of the fields of one section.
+
+    offset: that of an update of zeros.
+    units: of a field, by tensor.
+    """
 
     part: FieldSection
     packed: NDArray[np.uint64]

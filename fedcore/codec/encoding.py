@@ -194,7 +194,7 @@ class FieldSection:
 
     kept_share: how many of the coordinates of rotated tensors are sent; None where nothing is rotated.
     fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 where
-    there are none.
+        there are none.
     """
 
     name: str

@@ -268,7 +268,11 @@ def split(
 def join(
     whole: NDArray[np.uint64], fractions: NDArray[np.uint32], offset: int, fraction_bits: int, out: NDArray[np.float64]
 ) -> None:
-    """Write what sums of such words stand for, in steps, to `out` [m]; offset: L times the number of terms."""
+    """Write what sums of such words stand for, in steps, to `out` [m].
+
+    Args:
+        offset: L times the number of terms.
+    """
     np.subtract(whole.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
     out += np.ldexp(fractions.astype(np.float64), -fraction_bits)
 

@@ -52,7 +52,9 @@ def rotation_seed(model_sha256: str) -> str:
 class Unit:
     """Elements [start, stop) of a tensor with scale `index`, as a matrix of which `kept` rows are sent.
 
-    number: of all units of a section. place: the first of its fields. per_word: of these to a word.
+    number: of all units of a section.
+    place: the first of its fields.
+    per_word: of these to a word.
     """
 
     number: int

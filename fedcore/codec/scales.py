@@ -86,7 +86,8 @@ _GROWTH = 2.0
 class ScaleMemory:
     """What a client remembers of the scales of one model in one run.
 
-    exchange: the number of the one that it saw last. falls: how many it saw with other scales than a first one.
+    exchange: the number of the one that it saw last.
+    falls: how many it saw with other scales than a first one.
     """
 
     exchange: StrictInt
@@ -161,9 +162,12 @@ def first_encoding(
 class Known:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
-    lasting: for each scale the largest peak, as far as it has not faded. usual: the mean client's largest value, but
-    for what is far larger than in the exchanges before; 0 where nobody knows. last: the scales that were asked with
-    last. least: none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
+    lasting: for each scale the largest peak, as far as it has not faded.
+    usual: the mean client's largest value, but for what is far larger than in the exchanges before; 0 where nobody
+        knows.
+    last: the scales that were asked with last.
+    least: none is to be below these.
+    settled: the free falls are used up, so no scale falls by more than half.
     """
 
     latest: MagnitudeStatistics
@@ -187,7 +191,7 @@ def next_encoding(
     """The encoding of a round of up to `n_max` clients after others.
 
     Clients that dropped out or are new are assumed to be like the contributors: a bound on the fourth powers grows with
-    the number of clients to the 1/4. failures: how many clients that contribute nothing the sum tolerates.
+    the number of clients to the 1/4.
 
     A tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
     best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
@@ -198,6 +202,9 @@ def next_encoding(
     32 bits are coarse as well they have 64. Fields of 12 bits and fewer are coarse at the best of scales, so there a
     scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates. They are wide, too, where the
     last sum moved a tensor by so little that rounding would be more than an eighth of it.
+
+    Args:
+        failures: how many clients that contribute nothing the sum tolerates.
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
@@ -330,7 +337,11 @@ class ScaleTrack:
         again: bool = False,
         rotation: str = "",
     ) -> Encoding:
-        """The encoding of the next exchange of up to `n_max` clients. again: no scale is below that of the last one."""
+        """The encoding of the next exchange of up to `n_max` clients.
+
+        Args:
+            again: no scale is below that of the last one.
+        """
         first = first_encoding(settings, layout, n_max, metrics=metrics, failures=failures, rotation=rotation)
         last = self._asked.scales if self._asked else first.scales
         least = self._raised or (0.0,) * len(last)

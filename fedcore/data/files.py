@@ -112,8 +112,10 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
 def read_verified(name: str, data_dir: Path | str | None = None) -> bytes:
     """The bytes of a known file, fetched first if it is absent and has a public address.
 
-    name: path below the data folder, a key of KNOWN_FILES. Raises DataError if the file is absent
-    and cannot be fetched, cannot be read, or has another SHA-256 than it must.
+    Raises DataError if the file is absent and cannot be fetched, cannot be read, or has another SHA-256 than it must.
+
+    Args:
+        name: path below the data folder, a key of KNOWN_FILES.
     """
     known = KNOWN_FILES[name]
     path = data_folder(data_dir) / name

@@ -32,8 +32,11 @@ def flower_partition(
 ) -> tuple[list[Integers], list[Integers]]:
     """Rows of each client in the training half and in the test half.
 
-    text: NAME, or NAME:KEY=VALUE,... Raises ConfigurationError where the extra is missing, or for a name or a key that
-    it does not have; DataError where the partitioner leaves rows to nobody.
+    Raises ConfigurationError where the extra is missing, or for a name or a key that it does not have; DataError where
+    the partitioner leaves rows to nobody.
+
+    Args:
+        text: NAME, or NAME:KEY=VALUE,...
     """
     name, _, given = text.partition(":")
     partitioner = _make(name, _values(given), clients, seed)

@@ -26,13 +26,14 @@ _COLUMNS = 14
 def load_heart_disease(data_dir: Path | str | None = None, *, standardise: str = "site") -> Dataset:
     """486 training and 254 test patients: x float32 [n, 13], y 1 for disease, groups by hospital.
 
-    The split is FLamby's. standardise: whose training rows give the mean and the standard deviation
-    (n - 1). With "site" every hospital uses its own and nothing leaves it: for federated runs, and
-    for the results by hospital. With "pooled" one set serves all, which only someone who holds all
-    rows can do: FLamby's pooled baseline trains so, and the pooled test set of its table is
-    prepared so, for federated models too. Raises DataError and ConfigurationError.
-    Source: Janosi, Steinbrunn, Pfisterer and Detrano (1988), UCI; Ogier du Terrail et al. (2022),
-    FLamby, arXiv 2210.04620.
+    The split is FLamby's. Raises DataError and ConfigurationError. Source: Janosi, Steinbrunn, Pfisterer and Detrano
+    (1988), UCI; Ogier du Terrail et al. (2022), FLamby, arXiv 2210.04620.
+
+    Args:
+        standardise: whose training rows give the mean and the standard deviation (n - 1). With "site" every hospital
+            uses its own and nothing leaves it: for federated runs, and for the results by hospital. With "pooled" one
+            set serves all, which only someone who holds all rows can do: FLamby's pooled baseline trains so, and the
+            pooled test set of its table is prepared so, for federated models too.
     """
     if standardise not in ("site", "pooled"):
         raise ConfigurationError(f"standardise must be site or pooled, not {standardise!r}")

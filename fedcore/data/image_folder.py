@@ -21,9 +21,12 @@ def load_image_folder(
 ) -> tuple[Split, Split]:
     """Training and test part of the images in folder/CLASS: x float32 [n, channels, height, width] in [0, 1], y int64.
 
-    size: height and width, to which every image is resized. channels: 3 for colours, 1 for grey. In the order of their
-    names, every fifth image of a class is of the test part. Raises DataError for a folder or an image that cannot be
-    read, for a class that is not among `classes`, and where a part would be empty.
+    In the order of their names, every fifth image of a class goes to the test part. Raises DataError for a folder or an
+    image that cannot be read, for a class that is not among `classes`, and if a part would be empty.
+
+    Args:
+        size: height and width, to which every image is resized.
+        channels: 3 for colours, 1 for grey.
     """
     root = Path(folder).expanduser()
     if channels not in _MODES:

@@ -133,9 +133,12 @@ def unequal(train: Split, test: Split, *, seed: int, shares: NDArray[np.float64]
 def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[ClientRows]:
     """The parts of `clients` clients by a rule written as text.
 
-    spec: "iid", "dirichlet:ALPHA", "shards:COUNT", "labels:COUNT", "quantity:ALPHA", "lognormal:SIGMA",
-    "power-law:EXPONENT", "natural", or "flower:NAME:KEY=VALUE,..." for a partitioner of flwr-datasets. Raises
-    ConfigurationError for a rule that does not exist or does not fit the data, DataError if a part would be too small.
+    Raises ConfigurationError for a rule that does not exist or does not fit the data, DataError if a part would be too
+    small.
+
+    Args:
+        spec: "iid", "dirichlet:ALPHA", "shards:COUNT", "labels:COUNT", "quantity:ALPHA", "lognormal:SIGMA",
+            "power-law:EXPONENT", "natural", or "flower:NAME:KEY=VALUE,..." for a partitioner of flwr-datasets.
     """
     if clients < 1:
         raise ConfigurationError(f"a partition needs at least one client, not {clients}", check="no-clients")

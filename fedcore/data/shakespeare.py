@@ -43,9 +43,13 @@ def load_shakespeare(
 
     Windows follow one another without overlap; the last one of a role is filled with PADDING, and its y with NO_TARGET.
     Groups are the roles with more than two lines; the first 80 % of a role's lines train, the rest test.
-    encode: turns text into tokens below `vocabulary`; without it a token is a character, 0 for padding, 1 and up for
-    the sorted characters of the whole text. Raises ConfigurationError and DataError.
-    Source: McMahan et al. (2017), section 3: the split, the limit of two lines, the window of 80.
+
+    Raises ConfigurationError and DataError. Source: McMahan et al. (2017), section 3: the split, the limit of two
+    lines, the window of 80.
+
+    Args:
+        encode: turns text into tokens below `vocabulary`; without it a token is a character, 0 for padding, 1 and up
+            for the sorted characters of the whole text.
     """
     if window < 1:
         raise ConfigurationError(f"a window needs at least one token, not {window}")

@@ -43,11 +43,14 @@ _NOISED: Final = 3
 class StatisticsQuery:
     """What is asked of every client.
 
-    names: of the columns; empty for all that the app has. low, high: bounds of each of them, or one pair for all. bins:
-    cells of each histogram, all of the same width. epsilon, delta: differential privacy of each record of a client; 0
-    for none. releases: questions that share this epsilon. first, most: which columns where none are named.
-
     Raises ConfigurationError for what cannot be answered.
+
+    names: of the columns; empty for all that the app has.
+    low, high: bounds of each of them, or one pair for all.
+    bins: cells of each histogram, all of the same width.
+    epsilon, delta: differential privacy of each record of a client; 0 for none.
+    releases: questions that share this epsilon.
+    first, most: which columns where none are named.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -184,8 +187,11 @@ def count_column(
 class Column:
     """One column over all clients.
 
-    low, high: its bounds. missing, below, above: how many values were missing or outside of the bounds (not told where
-    there is noise). first, second: sums of the values, scaled to [-1, 1], and of their squares. cells: the histogram.
+    low, high: its bounds.
+    missing, below, above: how many values were missing or outside of the bounds (not told where there is noise).
+    first, second: sums of the values, scaled to [-1, 1], and of their squares.
+    cells: the histogram.
+
     With noise all of them may be fractions and below zero.
     """
 
@@ -272,7 +278,9 @@ class Column:
 class Statistics:
     """Columns over a federation.
 
-    clients: how many answered. asked: how many were asked. epsilon, delta: see `Question`.
+    clients: how many answered.
+    asked: how many were asked.
+    epsilon, delta: see `StatisticsQuery`.
     """
 
     columns: Mapping[str, Column]
@@ -332,9 +340,12 @@ def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) 
 def standardised(x: NDArray[Any], config: Mapping[str, Any], names: Sequence[str] | None = None) -> NDArray[np.float32]:
     """Features [n, d] less the federation's mean, over its standard deviation; float32. A missing value becomes 0.
 
-    config: what `Statistics.as_config` gave, as `LocalJob.message` has it. names: of the columns, "x0" and so on by
-    default. A column that is the same everywhere becomes 0. In the answer to a question for statistics, before there
-    are any, x is returned as it is. Raises AppError where the round's configuration does not have them.
+    A column that is the same everywhere becomes 0. In the answer to a query for statistics, before there are any, x is
+    returned as it is. Raises AppError if the round's configuration has no statistics.
+
+    Args:
+        config: what `Statistics.as_config` gave, as `LocalJob.message` has it.
+        names: of the columns, "x0" and so on by default.
     """
     if f"{PREFIX}bins" in config:
         return np.asarray(x, np.float32)

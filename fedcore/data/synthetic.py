@@ -15,11 +15,14 @@ _TRAIN_SHARE = 0.9
 def load_synthetic(alpha: float, beta: float, *, devices: int = 30, seed: int = 0, iid: bool = False) -> Dataset:
     """Made by the seed: x float32 [n, 60], y in 0..9; groups are devices, of at least 50 samples, split 90 / 10.
 
-    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); its labels are argmax(W x + b) with W, b ~ N(u, 1), its inputs
-    x ~ N(v, S) with v ~ N(B, 1) and S diagonal, S_jj = j^-1.2. So alpha says how much the devices' models differ, and
-    beta how much their data do. iid: W and b are the same for all, and v is B everywhere. As in the authors' code alpha
-    and beta are standard deviations, sizes floor(lognormal(4, 2)) + 50. Raises ConfigurationError.
-    Source: Li et al. (2020), Federated Optimization in Heterogeneous Networks, MLSys, section 5.1, arXiv 1812.06127.
+    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); its labels are argmax(W x + b) with W, b ~ N(u, 1), its inputs x
+    ~ N(v, S) with v ~ N(B, 1) and S diagonal, S_jj = j^-1.2. So alpha says how much the devices' models differ, and
+    beta how much their data do. As in the authors' code alpha and beta are standard deviations, sizes
+    floor(lognormal(4, 2)) + 50. Raises ConfigurationError. Source: Li et al. (2020), Federated Optimization in
+    Heterogeneous Networks, MLSys, section 5.1, arXiv 1812.06127.
+
+    Args:
+        iid: W and b are the same for all, and v is B everywhere.
     """
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf and devices > 0):
         raise ConfigurationError(

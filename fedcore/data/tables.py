@@ -39,7 +39,11 @@ MISSING: Final = ("?",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column. low, high: of a number, between what it is counted. categories: of a category, in order."""
+    """A column.
+
+    low, high: of a number, between what it is counted.
+    categories: of a category, in order.
+    """
 
     name: str
     kind: Kind
@@ -67,10 +71,11 @@ class TableColumn:
 class TableSchema:
     """What all sites agree on: the columns that are used, and what is to be predicted.
 
-    target: name of the column. task: "binary" (classes are two), "classes", or "regression", for which `target_low` and
-    `target_high` bound the target where it is counted, and `target_unit` is what a model and its errors count it in, so
-    that squares of large numbers stay within a run's metric-max. left_out: columns of the first table that are
-    not used, and why.
+    target: name of the column.
+    task: "binary" (classes are two), "classes", or "regression", for which `target_low` and `target_high` bound the
+        target where it is counted, and `target_unit` is what a model and its errors count it in, so that squares of
+        large numbers stay within a run's metric-max.
+    left_out: columns of the first table that are not used, and why.
     """
 
     target: str
@@ -124,7 +129,10 @@ class TableSchema:
     def read(self, path: Path, *, targets: bool = True) -> Split:
         """The rows of a CSV file that have a target: x float32 [n, features], y int64 [n], or float32 for a number.
 
-        targets: False for rows to predict, whose y is 0. Raises DataError for a file that does not fit.
+        Raises DataError for a file that does not fit.
+
+        Args:
+            targets: False for rows to predict, whose y is 0.
         """
         table = read_cells(path)
         wanted = [one.name for one in self.columns] + ([self.target] if targets else [])

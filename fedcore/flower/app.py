@@ -30,11 +30,13 @@ ReadSettings: TypeAlias = Callable[[Mapping[str, Any], str], JobSettings]
 class FlowerApp:
     """A Flower app in a folder.
 
-    serverapp, clientapp: object references, `module:attribute`. run_config: `[tool.flwr.app.config]` with nested keys
-    joined by dots, as Flower does. settings: `[tool.fedcore]`, which Flower ignores. statistics: the table
-    `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a table's schema in
-    the folder, has become its `bounds` in it. predictor, example_input: object references
-    of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call (fedcore/flower/apps/trained.py); "" for none.
+    serverapp, clientapp: object references, `module:attribute`.
+    run_config: `[tool.flwr.app.config]` with nested keys joined by dots, as Flower does.
+    settings: `[tool.fedcore]`, which Flower ignores.
+    statistics: the table `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a
+        table's schema in the folder, has become its `bounds` in it.
+    predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
+        (fedcore/flower/apps/trained.py); "" for none.
     simulation_clients: how many clients `fedcore simulate` has where nobody says, `[tool.fedcore] simulation-clients`.
     """
 
@@ -53,7 +55,9 @@ class FlowerApp:
     def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:
         """Read `folder`/pyproject.toml; raises AppError, UnknownKey or ConfigurationError.
 
-        settings_of: makes settings of the table `[tool.fedcore]` and its place, for who collects what is wrong there.
+        Args:
+            settings_of: makes settings of the table `[tool.fedcore]` and its place, for who collects what is wrong
+                there.
         """
         document = _read(folder / "pyproject.toml")
         tool = document.get("tool", {})

@@ -80,7 +80,8 @@ class Answer:
 class LocalContent:
     """What a message of a plain exchange holds for an app of ours; one for all clients that are sent the same.
 
-    message: the values of its ConfigRecords. key: of the ArrayRecord that holds the model.
+    message: the values of its ConfigRecords.
+    key: of the ArrayRecord that holds the model.
     """
 
     message: Mapping[str, Any]
@@ -111,8 +112,10 @@ class LocalTask:
 class ClientRunner:
     """A loaded ClientApp that stays warm; its Context lasts as long as the run.
 
-    In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
-    for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.
+    In a group of ranks every one of them has a runner, and all do the same tasks.
+
+    engine: how the ranks work together, for an app that leaves it to us.
+    local_folder: where the client's own model stays; without one, in the Context.
     counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
     began: a record file with the Context's state that the first run begins with, which another runner has left.
     durable: whether the files that it writes outlive a power failure.
@@ -163,7 +166,8 @@ class ClientRunner:
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
 
-        model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
+        Args:
+            model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
         """
         if (app := self.local_app(task)) is not None:
             return self._work(app, task, self.job(task), model)
@@ -179,9 +183,11 @@ class ClientRunner:
     def answer(self, task: Task, content: Path | LocalContent | None, out: Place | None) -> Answer:
         """Run the ClientApp on a message of a plain exchange, whose content is a record file, as Flower's runtime does.
 
-        content: the file; for an app of ours it may have been read already. The reply's records go to `out`, unless the
-        reply is an error; a rank without an `out` only helps.
-        Raises AppError for what is no reply, PeerError for what is no record file, and what the user's code raises.
+        The reply's records go to `out`, unless the reply is an error; a rank without an `out` only helps. Raises
+        AppError for what is no reply, PeerError for what is no record file, and what the user's code raises.
+
+        Args:
+            content: the file; for an app made by `local_app` it may have been read already.
         """
         if content is None or task.message is None:
             raise AppError("a plain exchange sends every client a message")

@@ -48,7 +48,10 @@ _NUMBERS: Final = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class LoadedApp:
-    """An app that can be loaded now. in_memory: it is no folder, so its hash says nothing of its code."""
+    """An app that can be loaded now.
+
+    in_memory: it is no folder, so its hash says nothing of its code.
+    """
 
     app: FlowerApp
     in_memory: bool
@@ -85,7 +88,8 @@ def load_app(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[Loade
 def folder_of(given: AppLike, purpose: str) -> FlowerApp:
     """The app in a folder; raises AppError for objects, which no other process can be handed.
 
-    purpose: what needs other processes, as in "a comparison".
+    Args:
+        purpose: what needs other processes, as in "a comparison".
     """
     if isinstance(given, FlowerApp):
         return given

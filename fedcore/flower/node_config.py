@@ -18,7 +18,10 @@ PARTITIONS = "num-partitions"
 
 
 class MissingNodeValue(DataError, KeyError):
-    """An app asked for something of its node that the node's config does not have. key: what it asked for."""
+    """An app asked for something of its node that the node's config does not have.
+
+    key: what it asked for.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(_what_to_write(key))
@@ -36,7 +39,11 @@ class NodeConfig(dict[str, Scalar]):
 
 
 def share_of_client(client: int, clients: int) -> NodeConfig:
-    """The node config of one client of a simulation. client: counted from 1."""
+    """The node config of one client of a simulation.
+
+    Args:
+        client: counted from 1.
+    """
     return NodeConfig({PARTITION: client - 1, PARTITIONS: clients})
 
 

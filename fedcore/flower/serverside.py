@@ -59,14 +59,20 @@ def run_server_app(
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
-    most_nodes: that there can ever be, as far as is known now: a strategy that waits for more is refused. on_results:
-    gets what there is by then when the run ends, be it by an error or its privacy budget. initial: what its strategy
-    starts from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply,
-    and ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's
-    own code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
-    compressed: whether the updates in them lose a part, evenly.
-    buffered: whether a training sums updates of several rounds.
-    groups: those into which its trainings are cut. on_loaded: called when the app is imported, and nothing has run yet.
+    Raises RunFailed if the app came to its end although no exchange gave a reply, and ConfigurationError if it cannot
+    start from `initial`.
+
+    Args:
+        most_nodes: that there can ever be, as far as is known now: a strategy that waits for more is refused.
+        on_results: gets what there is by then when the run ends, be it by an error or its privacy budget.
+        initial: what its strategy starts from in place of its own model.
+        on_refusal: gets what secure mode refuses of the app's own code, and may go on to hear of more; by default it
+            ends the run.
+        noised: whether secure sums have privacy noise.
+        compressed: whether the updates in them lose a part, evenly.
+        buffered: whether a training sums updates of several rounds.
+        groups: those into which its trainings are cut.
+        on_loaded: called when the app is imported, and nothing has run yet.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0

@@ -26,7 +26,9 @@ def graph_over(members: tuple[int, ...], *, degree: int, seed: bytes) -> Graph:
 class Graph:
     """The graph over `members` (ascending ids, U1), with `degree` neighbours each where there are as many; immutable.
 
-    seed: 32 bytes from which the order follows. Raises UsageError for an odd degree on a graph that is not full.
+    Raises UsageError for an odd degree on a graph that is not full.
+
+    seed: 32 bytes from which the order follows.
     """
 
     def __init__(self, members: tuple[int, ...], *, degree: int, seed: bytes) -> None:

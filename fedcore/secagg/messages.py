@@ -88,7 +88,11 @@ class AdvertisedCohort:
             _check_bytes(value, HASH_BYTES, "a hash")
 
     def digest(self, root: bytes | None = None) -> bytes:
-        """32 bytes. root: that of `root()`, where it is known already."""
+        """32 bytes.
+
+        Args:
+            root: that of `root()`, where it is known already.
+        """
         return _digest("cohort", root or self.root(), pack_ids(self.ids), *(member.digest() for member in self.members))
 
     def root(self) -> bytes:

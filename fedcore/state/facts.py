@@ -31,12 +31,16 @@ _FORMAT: Final = {"format": "pt"}
 class ModelFacts:
     """Where a model comes from.
 
-    run, federation: empty for a simulation. app, app_sha256: the app that made it, its name where it is known. rounds:
-    that it has seen. epsilon, delta: what the run had spent by then; None without differential privacy. time: when the
-    file was written, ISO 8601 with a time zone. kind: "final", "checkpoint" (of a run that goes on, or came to no end)
-    "best" (of the evaluations; `best` says by which metric) or "own" (a client's). run_config: that it was made with.
+    run, federation: empty for a simulation.
+    app, app_sha256: the app that made it, its name where it is known.
+    rounds: that it has seen.
+    epsilon, delta: what the run had spent by then; None without differential privacy.
+    time: when the file was written, ISO 8601 with a time zone.
+    kind: "final", "checkpoint" (of a run that goes on, or came to no end) "best" (of the evaluations; `best` says by
+        which metric) or "own" (a client's).
+    run_config: that it was made with.
     told: the configurations, by their keys and as `config_to_json` has them, that every client got with the last round
-    of training, such as a federation's means; empty where they are not known, as after a plain exchange.
+        of training, such as a federation's means; empty where they are not known, as after a plain exchange.
     """
 
     app_sha256: str

@@ -44,7 +44,10 @@ class OwnModelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A client's own model as it lies on the disk. state: all tensors, the global ones of its round included."""
+    """A client's own model as it lies on the disk.
+
+    state: all tensors, the global ones of its round included.
+    """
 
     state: ModelState
     record: OwnModelRecord
@@ -63,9 +66,12 @@ class OwnModelFolder:
     def write(self, layout: Layout, write: Callable[[StateSink], None], record: OwnModelRecord) -> None:
         """Replace the model, durable on return; it need not be in memory at once.
 
-        layout: of all tensors. write: hands them over, every element once. Raises UsageError for a personal tensor that
-        the layout does not have, StorageFull when the disk is full, and what `write` raises; the model before is then
-        unchanged.
+        Raises UsageError for a personal tensor that the layout does not have, StorageFull when the disk is full, and
+        what `write` raises; the model before is then unchanged.
+
+        Args:
+            layout: of all tensors.
+            write: hands them over, every element once.
         """
         if unknown := sorted(set(record.personal) - {spec.name for spec in layout.specs}):
             raise UsageError(f"the client's own model has no tensor {unknown[0]!r}, which is said to be personal")
@@ -82,8 +88,10 @@ class OwnModelFolder:
     def load(self, *, app_sha256: str | None = None, layout: Layout | None = None) -> OwnModel | None:
         """The client's own model, or None where none was saved yet; its tensors are read when they are used.
 
-        app_sha256, layout: what it must be of, where given. Raises ConfigurationError for another app's model, for
-        another layout's, and for a damaged folder.
+        Raises ConfigurationError for another app's model, for another layout's, and for a damaged folder.
+
+        Args:
+            app_sha256, layout: what it must be of, where given.
         """
         # A save between reading the record and opening the file removes the file: then there is a new record.
         for _ in range(3):

@@ -42,7 +42,8 @@ class Averager:
     def average(self, weight: float) -> None:
         """Make one outer step, and set this rank's parameters to its result; running statistics become their mean.
 
-        weight: of this rank, such that the weights of all ranks add up to 1. Each dtype is sent as one vector.
+        Args:
+            weight: of this rank, such that the weights of all ranks add up to 1. Each dtype is sent as one vector.
         """
         for shared, own in zip(self._shared, self._own, strict=True):
             shared.grad = (shared - own).mul_(weight)

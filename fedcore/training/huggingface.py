@@ -90,8 +90,11 @@ def with_lora(transformer: Any, *, rank: int, alpha: float, targets: str | Seque
     """The transformer frozen, with trainable matrices of the given rank beside its linear layers.
 
     The update of a weight is alpha / rank times B A, with B zero at the start (Hu et al. 2021, arXiv 2106.09685,
-    section 4.1), so the model starts as it was. targets: names of layers; by default every linear layer but the last.
-    The matrices are drawn from torch's global generator. Raises ConfigurationError for a rank that means nothing.
+    section 4.1), so the model starts as it was. They are drawn from torch's global generator. Raises ConfigurationError
+    for a rank below 1.
+
+    Args:
+        targets: names of layers; by default every linear layer but the last.
     """
     if rank < 1:
         raise ConfigurationError(f"LoRA needs a rank of at least 1, not {rank}")

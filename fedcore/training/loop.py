@@ -57,7 +57,8 @@ class TrainSummary:
     """What a client reports of its training.
 
     examples: size of its training part, the weight of its update in FedAvg.
-    steps: optimizer steps taken. loss: mean over the examples seen, each before its step.
+    steps: optimizer steps taken.
+    loss: mean over the examples seen, each before its step.
     """
 
     examples: int
@@ -69,9 +70,11 @@ class TrainSummary:
 class Evaluation:
     """What a test gave.
 
-    examples: size of the test part. targets: what was predicted, and what the loss is the mean over: one for each
-    example, but for sequences one for each counted position. loss: by the engine's own loss. sums: of each metric, by
-    its name; `values` are the figures that they make.
+    examples: size of the test part.
+    targets: what was predicted, and what the loss is the mean over: one for each example, but for sequences one for
+        each counted position.
+    loss: by the engine's own loss.
+    sums: of each metric, by its name; `values` are the figures that they make.
     """
 
     examples: int
@@ -131,11 +134,16 @@ def train(
 ) -> TrainSummary:
     """Train the engine's model for a number of epochs, or of optimizer steps.
 
-    batch_size: examples of one step over all ranks; 0 means one full batch in the order of the data. epochs, steps:
-    exactly one is positive; with steps, passes over the data follow one another, each in a new order, until the steps
-    are used up (FLamby counts its rounds so). seed: decides order and dropout. sharded: each rank has data of its own.
-    rule: what a federated algorithm changes in each step, `job.rule`. Raises ConfigurationError for settings that mean
-    nothing, OutOfMemory with what to lower; the engine can then go on with another batch size.
+    Raises ConfigurationError for settings that mean nothing, OutOfMemory with what to lower; the engine can then go on
+    with another batch size.
+
+    Args:
+        batch_size: examples of one step over all ranks; 0 means one full batch in the order of the data.
+        epochs, steps: exactly one is positive; with steps, passes over the data follow one another, each in a new
+            order, until the steps are used up (FLamby counts its rounds so).
+        seed: decides order and dropout.
+        sharded: each rank has data of its own.
+        rule: what a federated algorithm changes in each step, `job.rule`.
     """
     batches = engine.batches(
         data, batch_size=batch_size, seed=seed, epochs=epochs, steps=steps, sharded=sharded, workers=workers
@@ -206,7 +214,10 @@ def evaluate(
 ) -> Evaluation:
     """Loss and metrics of the engine's model on `data`, all of it; its mode and weights stay as they are.
 
-    The loss is the engine's own. metrics: by default the accuracy where that is cross entropy, and none elsewhere.
+    The loss is the engine's own.
+
+    Args:
+        metrics: by default the accuracy where that is cross entropy, and none elsewhere.
     """
     if metrics is None:
         metrics = default_metrics(engine.recipe.loss)

@@ -41,9 +41,11 @@ class Loss:
     """What a model is trained and tested by.
 
     over: "example" where `compute` gives the loss of each example [n], which depends on no other; "batch" where it
-    gives one number [] for the batch, as its mean. counts: of targets [n, ...], how many each example's loss is the
-    mean over, float64 [n], which is its weight in a test; None for one each. total: the sum [] of what `compute` gives,
-    in fewer operations and with the same gradient bit for bit; None, also as its result, where there is no such way.
+        gives one number [] for the batch, as its mean.
+    counts: of targets [n, ...], how many each example's loss is the mean over, float64 [n], which is its weight in a
+        test; None for one each.
+    total: the sum [] of what `compute` gives, in fewer operations and with the same gradient bit for bit; None, also as
+        its result, where there is no such way.
     """
 
     name: str

@@ -35,10 +35,13 @@ _ROWS = 1024
 class Metric:
     """A figure of a model on some examples.
 
-    name: as it is reported. better: whether more or less of it is better. length: number of sums. count: (output of the
-    model [n, ...], targets [n, ...]) -> sums over these examples [length]. value: sums over all -> the figure,
-    nan where it means nothing. over: "example" where the sums of any parts add up to those of the whole; "set" where
-    examples are compared with each other, so that a site counts its whole test set at once and only sites are added.
+    name: as it is reported.
+    better: whether more or less of it is better.
+    length: number of sums.
+    count: (output of the model [n, ...], targets [n, ...]) -> sums over these examples [length].
+    value: sums over all -> the figure, nan where it means nothing.
+    over: "example" where the sums of any parts add up to those of the whole; "set" where examples are compared with
+        each other, so that a site counts its whole test set at once and only sites are added.
     """
 
     name: str

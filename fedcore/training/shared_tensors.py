@@ -25,8 +25,10 @@ from fedcore.errors import ConfigurationError
 def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(shared, personal): `names` in their order, those that match a pattern and those that do not.
 
-    patterns: as for `fnmatch`, case counts: "head.*" is everything below `head`. None makes everything shared.
     Raises ConfigurationError for a pattern that matches nothing, and where nothing would be left to share.
+
+    Args:
+        patterns: as for `fnmatch`, case counts: "head.*" is everything below `head`. None makes everything shared.
     """
     names = tuple(names)
     for pattern in patterns:
@@ -49,8 +51,11 @@ def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[st
 def personal_names(model: nn.Module, patterns: Sequence[str] = (), *, batch_norm: bool = False) -> tuple[str, ...]:
     """The personal tensors of `model`, in the order of its state dict.
 
-    batch_norm: all of its batch normalisation too. Raises ConfigurationError as `split_names` does, for a model without
-    batch normalisation where that is asked for, and where tensors that share their memory would be parted.
+    Raises ConfigurationError as `split_names` does, for a model without batch normalisation where that is asked for,
+    and where tensors that share their memory would be parted.
+
+    Args:
+        batch_norm: all of its batch normalisation too.
     """
     tensors = model.state_dict(keep_vars=True)
     found = batch_norm_names(model) if batch_norm else ()

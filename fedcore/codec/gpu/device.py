@@ -49,7 +49,8 @@ _COPIED: Final = 1 << 20
 class Rounded:
     """What happened to one tensor with scale `index`.
 
-    largest: its largest |delta|; NaN or infinity where one is not finite. clipped: how many elements were.
+    largest: its largest |delta|; NaN or infinity where one is not finite.
+    clipped: how many elements were.
     """
 
     index: int
@@ -83,8 +84,10 @@ class DeviceVector:
     ) -> list[Rounded]:
         """Fill the words of one section, which begin at word `start`, with the fields of (local - base) * factor.
 
-        factors: by scale. key: of the random bits, as in `StochasticRounder`. Where a value is not finite its field is
-        meaningless, as all of them are to the caller.
+        Args:
+            factors: by scale.
+            key: of the random bits, as in `StochasticRounder`. Where a value is not finite its field is meaningless, as
+                all of them are to the caller.
         """
         import torch
 

@@ -31,8 +31,10 @@ _MECHANISM: Final[Mechanism] = "discrete-gaussian"
 class SiteNoise:
     """The noise of one of `releases` sums that together keep (epsilon, delta) for each record of a site.
 
-    dimension: values of a sum. bound: largest L2 norm by which one record changes them.
     Raises ConfigurationError for a budget that is none.
+
+    dimension: values of a sum.
+    bound: largest L2 norm by which one record changes them.
     """
 
     epsilon: float

@@ -45,8 +45,10 @@ def ignore_line(line: str) -> None:
 class BatchedClients:
     """Runs tasks for clients whose runners are in this process.
 
-    runner: of a client. at_once: how many clients train at once, 1 for one by one, 0 for as many as pay. warn: is told
-    once why clients train one by one: always where both ways differ, otherwise only where at_once is greater than 1.
+    runner: of a client.
+    at_once: how many clients train at once, 1 for one by one, 0 for as many as pay.
+    warn: is told once why clients train one by one: always where both ways differ, otherwise only where at_once is
+        greater than 1.
     """
 
     runner: Callable[[int], ClientRunner]

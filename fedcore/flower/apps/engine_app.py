@@ -85,17 +85,21 @@ def local_app(
 ) -> LocalApp:
     """A ClientApp that trains and evaluates on an engine.
 
-    model: made from the run config. optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
-    loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
-    data: training and test part of a node, for others, such as a comparison, to train and test the same model on the
-    same examples. metrics: what its models are judged by; `evaluate` has to report them (`Evaluation.reported`).
-    columns: names of the features, and which statistics of theirs the clients need before they train.
-    personal: what stays on the client, from the run config.
-    optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
-    (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
-    adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
-    every client and on the server. So does what `freeze` in the run config names
-    (`fedcore.flower.apps.personalization`).
+    Args:
+        model: made from the run config.
+        optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
+        loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
+        data: training and test part of a node, for others, such as a comparison, to train and test the same model on
+            the same examples.
+        metrics: what its models are judged by; `evaluate` has to report them (`Evaluation.reported`).
+        columns: names of the features, and which statistics of theirs the clients need before they train.
+        personal: what stays on the client, from the run config.
+        optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last
+            round (lost when it restarts), or the federation's average, which is then part of the model that the server
+            holds.
+        adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same
+            on every client and on the server. So does what `freeze` in the run config names
+            (`fedcore.flower.apps.personalization`).
     """
     definition = Definition(
         model=model,
@@ -227,7 +231,8 @@ class LocalApp(TensorApp):
     def initial_arrays(self, config: UserConfig, statistics: Mapping[str, Any] | None = None) -> ArrayRecord:
         """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state.
 
-        statistics: what `columns.ask` gave, for the model's layers that stand for columns (`Standardise`).
+        Args:
+            statistics: what `columns.ask` gave, for the model's layers that stand for columns (`Standardise`).
         """
         warm = self.definition.warm(config, EngineConfig(), World())
         set_statistics(warm.engine.model, statistics or {})
@@ -363,10 +368,14 @@ def supervised_app(
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
     epochs, and `seed`; of the node's, nothing. It reports `train_loss`, `eval_loss`, and of each metric what
     `Evaluation.reported` says.
-    loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that are
-    whole numbers are classes, for cross entropy and accuracy, and others are refused.
-    data: called in every round, so it should keep what it has read. columns: as for `local_app`. weigh: what a test
-    result weighs in the federation's mean; "targets" for sequences, whose loss and accuracy are means over positions.
+
+    Args:
+        loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that
+            are whole numbers are classes, for cross entropy and accuracy, and others are refused.
+        data: called in every round, so it should keep what it has read.
+        columns: as for `local_app`.
+        weigh: what a test result weighs in the federation's mean; "targets" for sequences, whose loss and accuracy are
+            means over positions.
     """
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:

@@ -35,7 +35,7 @@ class AlternatingStates:
     """What an algorithm keeps on one client, in two places that take turns.
 
     counted: the round of the client's last training whose update was in its sum; None where nobody knows, and every
-    training counts, as in Flower's own runtime.
+        training counts, as in Flower's own runtime.
     """
 
     store: OwnModelStore

@@ -19,7 +19,8 @@ _RECORD = "fedcore.local-model"
 class Provenance:
     """What there is to say about a model that is kept.
 
-    server_round: whose global model is in it. personal: names of the tensors that never leave the client.
+    server_round: whose global model is in it.
+    personal: names of the tensors that never leave the client.
     """
 
     server_round: int

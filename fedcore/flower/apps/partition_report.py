@@ -21,8 +21,9 @@ from fedcore.flower.node_config import share_of_client
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelCounts:
-    """Training examples of each client by label, int64 [clients, labels]; test: the same of the test parts.
+    """Training examples of each client by label, int64 [clients, labels].
 
+    test: the same of the test parts.
     labels: the classes; empty where the targets are no classes, and the one column counts examples.
     """
 

@@ -30,7 +30,10 @@ def patterns_in(config: UserConfig, key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Which parameters are left alone. patterns: of their names, () for none."""
+    """Which parameters are left alone.
+
+    patterns: of their names, () for none.
+    """
 
     patterns: tuple[str, ...]
 
@@ -97,8 +100,8 @@ class Personal:
     """What stays on the client.
 
     patterns: names of parameters and buffers, with * and ?, that never leave it and are never overwritten, such as the
-    head (FedPer, Arivazhagan et al. 2019). batch_norm: the same for all layers of batch normalisation (FedBN, Li et al.
-    2021).
+        head (FedPer, Arivazhagan et al. 2019).
+    batch_norm: the same for all layers of batch normalisation (FedBN, Li et al. 2021).
     keep_model: keep the model as it was after the local training, fine-tuned, for use on the client.
     ditto: strength of the pull of a second, personal model towards the global one (Ditto, Li et al. 2021); 0 for none.
     """
@@ -129,9 +132,11 @@ class Personal:
 class Personalization:
     """Carries out a `Personal` on one engine.
 
-    shared: names of the tensors that come from the server and go to it. own: of those that stay. initial: the values
-    of these when the engine was made, for a client that has kept nothing yet; None on ranks other than 0. averaged:
-    whether the optimizer's state is shared, too.
+    shared: names of the tensors that come from the server and go to it.
+    own: of those that stay.
+    initial: the values of these when the engine was made, for a client that has kept nothing yet; None on ranks other
+        than 0.
+    averaged: whether the optimizer's state is shared, too.
     """
 
     engine: Engine

@@ -37,8 +37,12 @@ def server_test(
 
     It finds `eval_loss`, `eval_acc` for the accuracy, and the app's other metrics by their names. Of a larger test set
     it takes as many examples as `central-test` says, drawn by the seed of the run and the same in every round.
-    statistics: what `columns.ask` gave. Raises ConfigurationError for a negative number, an app without a test set, and
-    a model that has parts which stay on the clients.
+
+    Raises ConfigurationError for a negative number, an app without a test set, and a model that has parts which stay on
+    the clients.
+
+    Args:
+        statistics: what `columns.ask` gave.
     """
     most = int(config.get(KEY, 0))
     if most < 0:

@@ -64,8 +64,9 @@ def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> Non
 class TrainingColumns:
     """The columns of an app whose data are known: of the training part, features [n, d], and the targets [n] as "y".
 
-    names: of the features; "x0", "x1" and so on where there are none. bounds: from the run config, those of the columns
-    whose statistics every client has to know before it trains (`standardised`); None where they need none.
+    names: of the features; "x0", "x1" and so on where there are none.
+    bounds: from the run config, those of the columns whose statistics every client has to know before it trains
+        (`standardised`); None where they need none.
     """
 
     names: tuple[str, ...] | None = None
@@ -164,10 +165,13 @@ def federated_statistics(
 ) -> Statistics:
     """Ask all connected clients, at least `min_nodes`, for statistics of their columns; blocks.
 
-    bounds: (low, high) of each column by its name, or one pair for all columns that there are. bins: cells of each
-    histogram. epsilon, delta: differential privacy of each record of a client in all of it together; 0 for none.
-    Many columns take several exchanges. Raises ConfigurationError for a question that makes no sense, AppError where
-    nobody can answer it, RepliesDiffer where the clients do not have the same columns.
+    Many columns take several exchanges. Raises ConfigurationError for a query that makes no sense, AppError if nobody
+    can answer it, RepliesDiffer if the clients do not have the same columns.
+
+    Args:
+        bounds: (low, high) of each column by its name, or one pair for all columns that there are.
+        bins: cells of each histogram.
+        epsilon, delta: differential privacy of each record of a client in all of it together; 0 for none.
     """
     return answered(grid, StatisticsQuery.of(bounds, bins=bins, epsilon=epsilon, delta=delta), min_nodes, timeout)
 

@@ -34,8 +34,11 @@ _Sent: TypeAlias = list[tuple[Entry, str]]
 
 @dataclass(slots=True)
 class _EngineCheck:
-    """What was found out about one engine. reason: why its clients do not train at once. checked: which kinds of
-    training (a pull, a bound on the gradient) were compared with those one by one."""
+    """What was found out about one engine.
+
+    reason: why its clients do not train at once.
+    checked: which kinds of training (a pull, a bound on the gradient) were compared with those one by one.
+    """
 
     engine: Engine
     reason: str | None
@@ -44,7 +47,10 @@ class _EngineCheck:
 
 
 class SupervisedBatches:
-    """Does the work of clients of one app. at_once, warn: as in `BatchedClients`."""
+    """Does the work of clients of one app.
+
+    at_once, warn: as in `BatchedClients`.
+    """
 
     def __init__(
         self, app: TensorApp, engine: EngineConfig | None, *, at_once: int, warn: Callable[[str], None]
@@ -65,8 +71,9 @@ class SupervisedBatches:
     def work(self, jobs: Mapping[int, LocalJob], model: ModelState, *, trains: bool) -> dict[int, LocalResult]:
         """The results of those clients whose work can be done together, maybe of none.
 
-        jobs: of clients that were sent the same, with one run config. Their new models are each client's own, and
-        need not be written before the next task.
+        Args:
+            jobs: of clients that were sent the same, with one run config. Their new models are each client's own, and
+                need not be written before the next task.
         """
         if len(jobs) < 2 or type(self._app) is not SupervisedApp:
             return {}

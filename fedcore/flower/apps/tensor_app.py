@@ -32,8 +32,9 @@ Write = Callable[[StateSink | None], None]
 class LocalResult:
     """The examples, the metrics without them, and the new model: its layout (None unless it trained) and its writer.
 
-    The model is what the next task will overwrite, so it has to be written before that. file: a safetensors file that
-    holds it already, and now belongs to whoever has the result.
+    The model is what the next task will overwrite, so it has to be written before that.
+
+    file: a safetensors file that holds it already, and now belongs to whoever has the result.
     """
 
     examples: int
@@ -106,9 +107,12 @@ def take_examples(metrics: dict[str, MetricValue], key: str) -> int:
 class LocalJob:
     """What one task asks of this client.
 
-    config: the app's run config. node: this node's own. message: the values that the strategy sent along. client: the
-    node's id. rule: what the strategy, or Ditto, changes in the steps of this training; for `train`. counted: the round
-    of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
+    config: the app's run config.
+    node: this node's own.
+    message: the values that the strategy sent along.
+    client: the node's id.
+    rule: what the strategy, or Ditto, changes in the steps of this training; for `train`.
+    counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
     """
 
     config: UserConfig

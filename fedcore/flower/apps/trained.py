@@ -64,10 +64,13 @@ class TrainedModel:
 
 
 def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> TrainedModel:
-    """The model of a file as the app in `folder` makes it; run_config: what is laid over that of the file.
+    """The model of a file as the app in `folder` makes it.
 
     Raises ConfigurationError for a file that holds no model of this app, or only the shared part of one whose rest
     stays on the clients, and AppError for an app that is not made by `supervised_app` or `local_app`.
+
+    Args:
+        run_config: what is laid over that of the file.
     """
     app = FlowerApp.load(folder)
     state, facts = _open(model)

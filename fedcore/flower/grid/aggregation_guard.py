@@ -92,8 +92,8 @@ _WORKFLOW = workflow.DefaultWorkflow.__call__.__code__
 class ReplyConsumer:
     """Who gets the replies.
 
-    weight_key: the metric that weighs them. found: what one of Flower's own loops returns in the end, and fills until
-    then; None where the loop is the app's.
+    weight_key: the metric that weighs them.
+    found: what one of Flower's own loops returns in the end, and fills until then; None where the loop is the app's.
     """
 
     weight_key: str = DEFAULT_WEIGHT_KEY
@@ -158,7 +158,8 @@ def check_callers(groups: Groups | None = None) -> None:
 def check_strategy(strategy: object, groups: Groups | None = None) -> None:
     """Refuse a strategy, of either of Flower's APIs, that may want more than the clients' mean; raises AppError.
 
-    groups: of a run whose trainings are cut into them, where a strategy may compare their means.
+    Args:
+        groups: of a run whose trainings are cut into them, where a strategy may compare their means.
     """
     name = type(strategy).__name__
     if groups is not None:

@@ -63,13 +63,15 @@ class ExchangeBackend(Protocol):
 class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
-    weight_key: the metric with the number of examples. found: by Flower's own loop that used this grid last, so far.
-    most_nodes: that there can ever be, as far as is known now. noised: whether sums have privacy noise, and none
-    of the metrics of a training. compressed: whether updates lose a part, evenly. buffered: whether a training sums
-    updates of several rounds. ahead: message type ->
-    how many nodes the strategy will ask, while it has its first message. awaits_start: whether a model lies ready that
-    no strategy has started from yet. beside: names of tensors that
-    a strategy sends beside its model, and that are no part of it.
+    weight_key: the metric with the number of examples.
+    found: by Flower's own loop that used this grid last, so far.
+    most_nodes: that there can ever be, as far as is known now.
+    noised: whether sums have privacy noise, and none of the metrics of a training.
+    compressed: whether updates lose a part, evenly.
+    buffered: whether a training sums updates of several rounds.
+    ahead: message type -> how many nodes the strategy will ask, while it has its first message.
+    awaits_start: whether a model lies ready that no strategy has started from yet.
+    beside: names of tensors that a strategy sends beside its model, and that are no part of it.
     """
 
     backend: ExchangeBackend

@@ -24,7 +24,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message to one node; content: its place among the contents of the request."""
+    """A message to one node.
+
+    content: its place among the contents of the request.
+    """
 
     node: int
     message_type: str
@@ -36,9 +39,10 @@ class Outgoing:
 class PlainRequest:
     """Messages to different nodes, which get them at the same time; equal contents are there once.
 
-    weight_key: the metric with the number of examples, for the record of the run. timeout: seconds after which no reply
-    is wanted any more. model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send;
-    None where they hold none, or different ones.
+    weight_key: the metric with the number of examples, for the record of the run.
+    timeout: seconds after which no reply is wanted any more.
+    model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send; None where they
+        hold none, or different ones.
     """
 
     server_round: int

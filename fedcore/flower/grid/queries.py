@@ -20,7 +20,8 @@ from fedcore.wire.control import MetricValue
 def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:
     """The numbers of a reply, each named after its record and itself; raises AppError for what has no place in a sum.
 
-    query_max: the largest of them, the setting of that name.
+    Args:
+        query_max: the largest of them, the setting of that name.
     """
     if content.array_records:
         raise AppError(

@@ -42,7 +42,11 @@ def samples(present: int) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What code that asks for nodes waits for. nodes: how many, 0 where that is not known. setting: which says so."""
+    """What code that asks for nodes waits for.
+
+    nodes: how many, 0 where that is not known.
+    setting: which says so.
+    """
 
     nodes: int
     setting: str = ""
@@ -68,7 +72,10 @@ def awaited() -> Awaited | None:
 
 @dataclass(slots=True)
 class Polling:
-    """How long nodes have been asked for in vain, and when that is to be said. clock: seconds."""
+    """How long nodes have been asked for in vain, and when that is to be said.
+
+    clock: seconds.
+    """
 
     clock: Callable[[], float] = time.monotonic
     _last: float | None = field(default=None, init=False)

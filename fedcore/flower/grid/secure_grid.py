@@ -48,8 +48,8 @@ def refuse(error: AppError) -> None:
 class SecureGrid(ExchangeGrid):
     """Messages to a cohort become one exchange, and its sum the reply to the first of them.
 
-    on_refusal: gets the AppError for code that wants more than the mean, before any exchange. groups: those into which
-    trainings are cut, each with a reply of its own; None where they are not.
+    on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
+    groups: those into which trainings are cut, each with a reply of its own; None where they are not.
     """
 
     on_refusal: OnRefusal = field(default=refuse, kw_only=True)

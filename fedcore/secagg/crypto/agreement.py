@@ -90,8 +90,10 @@ class Agreement(StrEnum):
     def disclosed(self, public: bytes, agreed: bytes, mlkem_seed: bytes, ciphertext: bytes) -> Secret | None:
         """The secret behind a ciphertext for the key `public`, by whoever was shown how its owner comes to it.
 
-        agreed: X25519's secret, 32 bytes. mlkem_seed: that of the owner's ML-KEM pair, empty without ML-KEM; None is
-        the answer where it is another pair's.
+        Args:
+            agreed: X25519's secret, 32 bytes.
+            mlkem_seed: that of the owner's ML-KEM pair, empty without ML-KEM; None is the answer where it is another
+                pair's.
         """
         if self is Agreement.X25519:
             return None if mlkem_seed else Secret(agreed)

@@ -46,8 +46,11 @@ def make_algorithm(
 ) -> LocalAlgorithm | None:
     """The algorithm of one training; None for a name that asks for nothing of the client.
 
-    federated: names of the tensors that go to the server. settings: what the strategy sent along. Raises
-    ConfigurationError for an engine, an optimizer or a value that the algorithm cannot work with.
+    Raises ConfigurationError for an engine, an optimizer or a value that the algorithm cannot work with.
+
+    Args:
+        federated: names of the tensors that go to the server.
+        settings: what the strategy sent along.
     """
     kind = ALGORITHMS.get(name)
     return None if kind is None else kind(engine, federated, settings)

@@ -23,8 +23,9 @@ _ENGINES = frozenset({"single", "ddp"})
 class LocalAlgorithm(LocalRule):
     """One training of one client. Every rank makes one, and makes the same calls in the same order.
 
-    name: of the strategy. section: prefix of the tensors that travel beside the model, "" for none; there is one for
-    each federated parameter. keeps: whether the client keeps a tensor for each of them from round to round.
+    name: of the strategy.
+    section: prefix of the tensors that travel beside the model, "" for none; there is one for each federated parameter.
+    keeps: whether the client keeps a tensor for each of them from round to round.
     needs_sgd: whether the optimizer has to be SGD with fresh momentum.
     """
 

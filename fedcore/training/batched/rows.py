@@ -21,8 +21,9 @@ from fedcore.training.losses import as_features
 class StackedBatch:
     """One step's batches of the first k clients.
 
-    x, y: inputs and targets [k, n, ...]. totals: examples of each client's own batch, float64 [k]. weights: float32
-    [k, n], 1 for these and 0 for what fills up the shorter batches; None where all are equally long.
+    x, y: inputs and targets [k, n, ...].
+    totals: examples of each client's own batch, float64 [k].
+    weights: float32 [k, n], 1 for these and 0 for what fills up the shorter batches; None where all are equally long.
     """
 
     x: Tensor
@@ -34,9 +35,12 @@ class StackedBatch:
 class StackedBatches:
     """All batches of some clients' training.
 
-    steps: of each client. plans: of clients with arrays of the same shape and dtype but for their number, those with
-    more steps first, so that the clients of any step are the first ones. padding: examples of weight 0 that are added
-    to every batch. What fills up a batch is its own first example: whatever the model makes of it, it makes anyway.
+    steps: of each client.
+
+    plans: of clients with arrays of the same shape and dtype but for their number, those with more steps first, so that
+        the clients of any step are the first ones.
+    padding: examples of weight 0 that are added to every batch. What fills up a batch is its own first example:
+        whatever the model makes of it, it makes anyway.
     """
 
     def __init__(self, plans: Sequence[TrainingPlan], device: torch.device, *, padding: int = 0) -> None:

@@ -39,8 +39,11 @@ class Stack:
     def step(self, losses: Tensor, totals: Tensor, *, clip_norm: float, mu: float) -> None:
         """One step of every client that still trains, on the mean of its own batch.
 
-        losses: of each client's batch together [k]. totals: examples of each [k]. clip_norm: bound on the L2 norm of
-        each client's gradient, 0 for none. mu: strength of the pull towards the common start.
+        Args:
+            losses: of each client's batch together [k].
+            totals: examples of each [k].
+            clip_norm: bound on the L2 norm of each client's gradient, 0 for none.
+            mu: strength of the pull towards the common start.
         """
         self._optimizer.zero_grad()
         losses.backward((1.0 / totals).to(losses.dtype))  # type: ignore[no-untyped-call]

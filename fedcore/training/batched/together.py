@@ -19,7 +19,10 @@ from fedcore.training.loop import TrainingPlan, TrainSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedClient:
-    """What the training of one client gave. parameters: those that are trained, by their names, as they are now."""
+    """What the training of one client gave.
+
+    parameters: those that are trained, by their names, as they are now.
+    """
 
     summary: TrainSummary
     parameters: Mapping[str, Tensor]
@@ -28,10 +31,12 @@ class TrainedClient:
 def train_together(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> list[TrainedClient]:
     """Train one client by each of the plans, all from the engine's parameters, which stay as they are.
 
-    plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm. mu: strength
-    of the pull towards the start (FedProx). Raises ConfigurationError for plans that mean nothing, and
-    RuntimeError for what vmap cannot do: ask `why_not` and `find_difference` first. The loss of a client that diverged
-    is no number.
+    Raises ConfigurationError for plans that mean nothing, and RuntimeError for what vmap cannot do: ask `why_not` and
+    `find_difference` first. The loss of a client that diverged is no number.
+
+    Args:
+        plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm.
+        mu: strength of the pull towards the start (FedProx).
     """
     with engine.seeded(plans[0].seed):  # nobody may draw; whoever does leaves the generators as they were
         return train_stack(engine, plans, mu=mu)
@@ -42,7 +47,8 @@ def train_stack(
 ) -> list[TrainedClient]:
     """`train_together` with the generators as they are.
 
-    padding: examples of weight 0 added to every batch, which change nothing but for models that mix examples.
+    Args:
+        padding: examples of weight 0 added to every batch, which change nothing but for models that mix examples.
     """
     if len({plan.clip_norm for plan in plans}) > 1:
         raise ConfigurationError(

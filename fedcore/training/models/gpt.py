@@ -36,7 +36,9 @@ _DEVIATION = 0.02
 class GPTConfig:
     """Shape of a GPT.
 
-    vocabulary: number of tokens. context: longest input, in tokens. width: of the residual stream, a multiple of heads.
+    vocabulary: number of tokens.
+    context: longest input, in tokens.
+    width: of the residual stream, a multiple of heads.
     tied: the output layer uses the weight of the token embedding (Press and Wolf 2017), as GPT-2 does.
     """
 

@@ -53,11 +53,16 @@ def resnet18_groupnorm(
     """ResNet-18 with GroupNorm for images of about 32x32: 11,173,962 parameters for ten classes.
 
     Input float [n, channels, height, width], output logits [n, classes]. The stem is one 3x3 convolution without
-    pooling. width: channels of the first stage; it doubles from stage to stage. groups: of every GroupNorm; two as in
-    the papers below. norm: "batch" puts BatchNorm in its place, for methods that keep it local (FedBN); its running
-    statistics are buffers, so the number of parameters is the same. Raises ConfigurationError.
-    Source: He et al. (2015), arXiv 1512.03385; Hsieh et al. (2020), arXiv 1910.00189, section 5; Reddi et al. (2021),
-    arXiv 2003.00295, appendix C.
+    pooling.
+
+    Raises ConfigurationError. Source: He et al. (2015), arXiv 1512.03385; Hsieh et al. (2020), arXiv 1910.00189,
+    section 5; Reddi et al. (2021), arXiv 2003.00295, appendix C.
+
+    Args:
+        width: channels of the first stage; it doubles from stage to stage.
+        groups: of every GroupNorm; two as in the papers below.
+        norm: "batch" puts BatchNorm in its place, for methods that keep it local (FedBN); its running statistics are
+            buffers, so the number of parameters is the same.
     """
     make_norm = _norm(norm, groups, width)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
