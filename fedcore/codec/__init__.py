@@ -6,7 +6,7 @@ is unbiased, so its errors average out over clients and rounds (as in QSGD, Alis
 has room for the sum of n_max values, so fields are packed several to a word and words added modulo 2^64 without any
 field running into its neighbour; parameters for which that would not hold are refused before a round starts.
 
-Where a line is slow, fields are narrower still, or hold a part of the coordinates only; `rotation` says how an update
+If a line is slow, fields are narrower still, or hold a part of the coordinates only; `rotation` says how an update
 is made fit for that (docs/adr/0052).
 
 A scale must cover the largest update of any client, which nobody may see. Clients therefore let power sums of their
@@ -14,12 +14,12 @@ magnitudes travel in the sum, from which an upper bound for the next round follo
 docs/adr/0014).
 
 `ScaleTrack` fixes the public parameters of each exchange, every client calls `encode`, or
-`encode_nothing` where its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
+`encode_nothing` if its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
 With differential privacy the parameters are those of `private_encoding`, and noise goes into the words of each client
 (`private`, `noised`). What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
 whatever honest clients send decodes to within the proven error; a sum that no honest clients can have made raises
-PeerError; of a client that failed the sum tells that there was one, and nothing else; and where more failed than the
-encoding says, it tells how many, and nothing of the others either; where an update is too large for the scales, it
+PeerError; of a client that failed the sum tells that there was one, and nothing else; and if more failed than the
+encoding says, it tells how many, and nothing of the others either; if an update is too large for the scales, it
 tells how many are, and magnitudes (`locks`).
 """
 

@@ -92,7 +92,7 @@ def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:
 def for_each(cut: Sequence[_Part], prepare: Callable[[], Callable[[_Part], _Result]], *, threads: int) -> list[_Result]:
     """The results for all blocks, in order. `prepare()` gives a thread its function, with buffers of its own.
 
-    Where several blocks fail, the error of the first of them is raised: it is the same for any
+    If several blocks fail, the error of the first of them is raised: it is the same for any
     number of threads, since blocks are started in order.
     """
     if threads < 1:

@@ -66,12 +66,12 @@ class TensorChange:
 
     @property
     def typical(self) -> float:
-        """Root mean square of the sum over the elements that changed, in steps; 0 where none did."""
+        """Root mean square of the sum over the elements that changed, in steps; 0 if none did."""
         return math.sqrt(self.squares / self.elements) if self.elements else 0.0
 
     @property
     def share(self) -> float:
-        """The standard error of rounding over the norm of the sum; 0 where nothing changed."""
+        """The standard error of rounding over the norm of the sum; 0 if nothing changed."""
         return math.sqrt(self.contributors) / 2 / self.typical if self.elements else 0.0
 
     def is_coarse(self, base: ModelState) -> bool:

@@ -46,10 +46,10 @@ class Decoded:
         How much of the norm of their updates was cut off: the mean over the clients, weighted by examples, of the norm
         that an update lost over its norm, from 0 to 1. Not 0 with the setting clipping = "warn" alone.
     metrics
-        Means weighted by examples, by name; lists where the clients reported lists. Empty where the clients' names
+        Means weighted by examples, by name; lists if the clients reported lists. Empty if the clients' names
         differ.
     names
-        The names of the metrics, which the next exchange of the kind can be encoded with; None where they differ.
+        The names of the metrics, which the next exchange of the kind can be encoded with; None if they differ.
     statistics
         What the next encoding follows from.
     state
@@ -78,14 +78,14 @@ def decode(
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
-    The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where that is None; the
+    The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory if that is None; the
     sum and the base are read block by block. Neither changes, but that the masks of clients that failed come off the
-    sum, in place, or off a copy where the sum cannot be written to. The result does not depend on `threads`. With
-    `sums` the metrics are no means but sums (of a query, where each client is one example).
+    sum, in place, or off a copy if the sum cannot be written to. The result does not depend on `threads`. With
+    `sums` the metrics are no means but sums (of a query, in which each client is one example).
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
     NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`,
-    UpdateTooLarge where clients locked it; RoundingTooCoarse where too much of a tensor's update is rounding;
+    UpdateTooLarge if clients locked it; RoundingTooCoarse if too much of a tensor's update is rounding;
     RoundFailed when they have no examples; RepliesDiffer when their numbers cannot be added up; EncodingError when the
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
 
@@ -154,7 +154,7 @@ Releases = Sequence[Callable[[], None]]
 def unlock(
     encoding: Encoding, words: NDArray[np.uint64], survivors: int, threads: int
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Take off the masks of the clients that failed, where they are few enough: their number, and the words."""
+    """Take off the masks of the clients that failed, if they are few enough: their number, and the words."""
     sections = encoding.sections
     failures, keys = int(words[sections["failed"]][0]), sections["keys"]
     if failures > survivors:
@@ -175,7 +175,7 @@ def unlock(
 def _metrics(
     encoding: Encoding, words: NDArray[np.uint64], found: list[int], contributors: int, examples: int, *, sums: bool
 ) -> tuple[tuple[MetricName, ...] | None, dict[str, float | list[float]]]:
-    """The names, None where they differ, and what they name.
+    """The names, None if they differ, and what they name.
 
     Args:
         found: the words of the metrics.
@@ -203,7 +203,7 @@ def check_sum(
     if not 1 <= survivors <= encoding.n_max:
         raise UsageError(f"{survivors} survivors of at most {encoding.n_max} clients")
     if (base is None) != (encoding.layout is None):
-        raise UsageError("pass the global model where the encoding has a layout, and only there", check="global-model")
+        raise UsageError("pass the global model if the encoding has a layout, and only then", check="global-model")
     if base is not None and encoding.layout is not None:
         encoding.layout.check_same(base.layout, what="the global model")
 
@@ -301,7 +301,7 @@ class _Sums:
     def of(
         cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
     ) -> _Sums:
-        """Raises PeerError where the section's padding holds anything."""
+        """Raises PeerError if the section's padding holds anything."""
         stray = padding(packed, part.field_bits, part.fields)
         if part.fraction_bits:
             stray = padding(packed[part.fields :], FRACTION_BITS, part.fields)

@@ -32,7 +32,7 @@ def encode(
     factor: float = 1.0,
     device: DeviceVector | None = None,
 ) -> Encoded:
-    """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same.
+    """One client's words: `encoder.encode`, or `noised.encode_noised`, in which every client weighs the same.
 
     `threads` and `device` do the work of the former; the words do not depend on them. Noise is added by the processor,
     to words that go to the device afterwards. `factor` as there; noised updates have none.

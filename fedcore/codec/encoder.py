@@ -42,7 +42,7 @@ _RELEASE_UNITS = 12
 
 MOST_CLIPPED = 8
 MOST_CLIPPED_SHARE = 0.01
-"""Where updates are clipped, one of which more elements than both of these would be, under any scale, is not sent."""
+"""If updates are clipped, one of which more elements than both of these would be, under any scale, is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def encode(
 
     `factor`, from 0 to 1, scales floating point tensors, after the L2 clip, and neither the weight that the sum is
     divided by nor tensors of integers. `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64,
-    contiguous) takes the words where it is given; after an error its content is meaningless. The result does not
+    contiguous) takes the words if it is given; after an error its content is meaningless. The result does not
     depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are
     returned wait for their masks (`DeviceVector.apply_masks`); until then they hold a part of them.
 
@@ -189,7 +189,7 @@ def _encode_floats(
     randomness: Callable[[int], bytes],
     device: DeviceVector | None,
 ) -> int:
-    """Fill the fields, on the device where given, and their statistics; returns the number of clipped elements."""
+    """Fill the fields, on the device if given, and their statistics; returns the number of clipped elements."""
     encoding, sections = update.encoding, update.encoding.sections
     ratios, clipped = [0.0] * len(encoding.scales), [0] * len(encoding.scales)
     for part in encoding.field_sections:

@@ -4,28 +4,28 @@
 `[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
 
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
-              a word, the first field in the lowest bits; zero padding in the last word only. Where
+              a word, the first field in the lowest bits; zero padding in the last word only. If
               uploads are compressed, one for each rotated coordinate that is sent, see rotation.py
     small     for each element of all floating point tensors below 1,024 elements the whole steps, as fields of 64 bits;
               then, for each of them, what is left of a step, as fields of 32 bits
-    failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
+    failed    1 if the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
     large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
               covers all but the words from `failed` to `clipped`, and the keys
     sizes     for each scale: the largest |w * delta| under it (sum, to bound the mean), see statistics.py,
     powers    from 8 clients on: the fourth power of that (to bound the largest client),
-    clipped   and how many elements exceeded the scale, or, where they are not to be clipped, 1 where any did
+    clipped   and how many elements exceeded the scale, or, if they are not to be clipped, 1 if any did
     examples  the number of training (or test) examples
-    shrunk    1 where the L2 clip shrank the update
-    lost      where updates are clipped: the part of the update's norm that was cut off * examples, in fixed point
+    shrunk    1 if the L2 clip shrank the update
+    lost      if updates are clipped: the part of the update's norm that was cut off * examples, in fixed point
     integers  for each element of each integer tensor: (local - global) * examples
     metrics   each metric * examples, in fixed point; unused slots are zero
-    names     where the names of the metrics are not known yet: what they are, see names.py
-    keys      where a sum may hold clients that failed: what their masks come off with, see locks.py
+    names     if the names of the metrics are not known yet: what they are, see names.py
+    keys      if a sum may hold clients that failed: what their masks come off with, see locks.py
 
 Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
 of each client. One of them may change by 10^15 times as much as another, as BatchNorm's statistics of raw columns do
-beside the moments of an optimizer, so each element has 96 bits: of so few that costs little, and no neighbour is large
+next to the moments of an optimizer, so each element has 96 bits: of so few that costs little, and no neighbour is large
 enough to take precision from another.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
@@ -81,7 +81,7 @@ POWERS_FROM = 8
 """Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
 
 WIDE_BITS = 32
-"""Width of the fields of large tensors where narrow ones would be coarse."""
+"""Width of the fields of large tensors if narrow ones would be coarse."""
 
 SMALL_BITS = FIRST_BITS
 """Width of the fields of small tensors, whatever the others have."""
@@ -91,7 +91,7 @@ FRACTION_BITS = 32
 
 
 def levels_of_bits(field_bits: int, n_max: int) -> int:
-    """L for fields of `field_bits` bits in a sum of `n_max`; 0 or less where there is no room for a value."""
+    """L for fields of `field_bits` bits in a sum of `n_max`; 0 or less if there is no room for a value."""
     if field_bits <= NARROW_BITS:
         return ((1 << field_bits) - 1) // (2 * n_max)
     value_bits = field_bits - carry_bits(n_max)
@@ -103,7 +103,7 @@ def levels_of_bits(field_bits: int, n_max: int) -> int:
 def auto_field_bits(n_max: int, upload_fraction: float) -> int:
     """The width for field-bits = "auto" in a cohort of `n_max`.
 
-    The narrowest that has room for the sum, or where an `upload_fraction` leaves room for more, as wide as that allows
+    The narrowest that has room for the sum, or if an `upload_fraction` leaves room for more, as wide as that allows
     for all coordinates, up to 16 bits.
     """
     wide_enough = [bits for bits in FIELD_BITS if levels_of_bits(bits, n_max) >= LEAST_LEVELS]
@@ -192,8 +192,8 @@ def scale_groups(layout: Layout | None) -> tuple[ScaleGroup, ...]:
 class FieldSection:
     """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
 
-    kept_share: how many of the coordinates of rotated tensors are sent; None where nothing is rotated.
-    fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 where
+    kept_share: how many of the coordinates of rotated tensors are sent; None if nothing is rotated.
+    fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 if
         there are none.
     """
 
@@ -249,10 +249,10 @@ class FieldSection:
 class Encoding:
     """How one exchange turns updates into words and back.
 
-    `layout` is None where only metrics are exchanged (evaluation). `scales` has one entry for each
+    `layout` is None if only metrics are exchanged (evaluation). `scales` has one entry for each
     of `groups`: the bound on |w * delta|, with w = examples / w_max. `metrics` are the names in the order of
-    their slots; None where they are not known yet. `failures` is how many clients that contributed nothing a sum may
-    hold; one with more stays closed (`locks`). `rotation` is the seed (32 bytes, hex) of signs and subsets where
+    their slots; None if they are not known yet. `failures` is how many clients that contributed nothing a sum may
+    hold; one with more stays closed (`locks`). `rotation` is the seed (32 bytes, hex) of signs and subsets if
     uploads are compressed, else "".
 
     Raises EncodingError for parameters whose worst case could wrap or that leave too few bits.
@@ -312,7 +312,7 @@ class Encoding:
             raise EncodingError("the seed of the rotation is not 32 bytes in hex", check="rotation-seed-form")
         if bool(self.rotation) != (self.settings.compresses and self.layout is not None):
             raise EncodingError(
-                "a seed of a rotation is needed where uploads are compressed, and only there", check="rotation-seed"
+                "a seed of a rotation is needed if uploads are compressed, and only then", check="rotation-seed"
             )
 
     @property
@@ -322,7 +322,7 @@ class Encoding:
 
     @property
     def groups(self) -> tuple[ScaleGroup, ...]:
-        """What has a scale each: every large tensor, in order, and at the end the small ones, where there are any."""
+        """What has a scale each: every large tensor, in order, and at the end the small ones, if there are any."""
         return scale_groups(self.layout)
 
     @property
@@ -360,14 +360,14 @@ class Encoding:
 
     @property
     def fraction_bits(self) -> int:
-        """Bits of the fraction of a step that small tensors have beside whole ones, so that a sum never wraps."""
+        """Bits of the fraction of a step in small tensors, next to the whole steps, so that a sum never wraps."""
         return FRACTION_BITS - 1 - carry_bits(self.n_max)
 
     @property
     def levels(self) -> int:
         """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L. With 64-bit fields 2^(q-2).
 
-        With 12 bits and fewer floor((2^b - 1) / 2n), which is the same where n is a power of two, and else more. The
+        With 12 bits and fewer floor((2^b - 1) / 2n), which is the same if n is a power of two, and else more. The
         range is symmetric so that zero is a level: what did not change is sent exactly.
         """
         return self._levels(self.field_bits)

@@ -81,7 +81,7 @@ def _pack_few(words: NDArray[np.uint64], field_bits: int, start: int, fields: ND
 
 
 def unpack(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any]:
-    """Fields [start, start + count) as the dtype of the width; a view of the words where possible."""
+    """Fields [start, start + count) as the dtype of the width; a view of the words if possible."""
     view = field_view(words, field_bits, start, count)
     if view is not None:
         return view
@@ -165,7 +165,7 @@ class StochasticRounder:
         """Fields of values * factor, clipped to [-L, L] and offset by L.
 
         `values` ([m], finite, m <= BLOCK_FIELDS) is not changed. `largest` is their largest magnitude,
-        where the caller knows it. The fields are written to `out` ([m]) where it is given, else
+        if the caller knows it. The fields are written to `out` ([m]) if it is given, else
         they are valid until the next call.
         """
         size = largest_magnitude(values) if largest is None else largest
@@ -283,7 +283,7 @@ def _nonce(chunk: int) -> bytes:
 
 
 def largest_magnitude(values: NDArray[np.float32]) -> float:
-    """The largest |value|, 0 for none; NaN or infinity where one of them is not finite."""
+    """The largest |value|, 0 for none; NaN or infinity if one of them is not finite."""
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 

@@ -1,14 +1,14 @@
-"""Two locks on a sum: it opens where at most `failures` clients contributed nothing, and no update was too large.
+"""Two locks on a sum: it opens if at most `failures` clients contributed nothing, and no update was too large.
 
 Secure aggregation promises a sum over so many clients; of those that failed it would hold nothing, and a model under
 which all but one fail would lay that one open. So a client that fails draws a key k, adds a mask that follows from k to
 its words, and puts the powers k^1 .. k^F into the sum, elements of GF(p) with p = 2^255 - 19. Those that do not fail
 put zeros there.
 
-Where F' <= F clients failed the sum tells the first F power sums of their F' keys. Newton's identities turn these into
+If F' <= F clients failed the sum tells the first F power sums of their F' keys. Newton's identities turn these into
 the coefficients of the polynomial that has the keys as its roots; its roots are found as by Cantor and Zassenhaus
 ("A new algorithm for factoring polynomials over finite fields", Mathematics of Computation 36, 1981), and the masks
-come off. Where F' > F the coefficients from x^(F' - F - 1) down are free, so each key can still be any of about p
+come off. If F' > F the coefficients from x^(F' - F - 1) down are free, so each key can still be any of about p
 values; a mask under such a key is as good as random, and so is what it covers. Keys of clients that help the server
 are known to it, and taken off: what counts is how many honest ones failed.
 
@@ -99,7 +99,7 @@ def apply_lock(words: NDArray[np.uint64], spared: slice, masks: Sequence[MaskTer
 def find_keys(words: NDArray[np.uint64], count: int) -> list[int]:
     """The keys of `count` clients from the sum of their sections `keys`; `count` is at most the number of power sums.
 
-    Raises PeerError where no honest clients can have made that sum.
+    Raises PeerError if no honest clients can have made that sum.
     """
     rows = words.view(np.int64).reshape(-1, LIMBS).tolist()
     sums = [sum(limb << _LIMB_BITS * place for place, limb in enumerate(row)) % PRIME for row in rows]

@@ -1,6 +1,6 @@
 """Metrics in the sum: each value times the client's examples, in 64-bit fixed point.
 
-Slots are filled in the order of the sorted names, lists element by element. Where the names are known there are just as
+Slots are filled in the order of the sorted names, lists element by element. If the names are known there are just as
 many slots; else the rest stays zero.
 """
 
@@ -102,7 +102,7 @@ def lost_word(encoding: Encoding, share: float, examples: int) -> int:
 
 
 def lost_share(encoding: Encoding, words: Sequence[int], *, contributors: int, examples: int) -> float:
-    """The mean from the sum of such words; 0 where the encoding has none. Raises PeerError for more than all."""
+    """The mean from the sum of such words; 0 if the encoding has none. Raises PeerError for more than all."""
     unit = examples << encoding.metric_fraction_bits
     if sum(words) > unit + contributors:
         raise PeerError("more was cut off than there was: a client sent a malformed update", check="malformed-update")

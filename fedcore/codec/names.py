@@ -1,8 +1,9 @@
-"""The names of an exchange's metrics: part of the encoding, or, where nobody knows them yet, in the sum itself.
+"""The names of an exchange's metrics: part of the encoding, or, before they are known, of the sum.
 
-Names that are known are public parameters like the scales, so whoever reports others has no place to put them. Before
-the first exchange nobody knows them: then every client writes its names as canonical JSON, one byte to a 64-bit word,
-and the sum is a multiple of those bytes where all that contributed agree. Where they do not, the sum tells that, and
+Names that are known are public parameters like the scales, so a client that reports others has no place to put them.
+Before
+the first exchange they are not known: then every client writes its names as canonical JSON, one byte to a 64-bit word,
+and the sum is a multiple of those bytes if all that contributed agree. If they do not, the sum tells that, and
 not who differs.
 """
 
@@ -20,7 +21,7 @@ MetricName = tuple[str, int | None]
 """Name of a metric, and the length of its list; None for a single number."""
 
 NAMES_BYTES = 1000
-"""Most bytes that the names take where they travel in the sum, and so the words of their section."""
+"""Most bytes that the names take if they travel in the sum, and so the words of their section."""
 
 _LONGEST_NAME = 200
 
@@ -50,7 +51,7 @@ def check_names(names: Sequence[MetricName], max_metrics: int) -> None:
 
 
 def names_text(names: Sequence[MetricName]) -> str:
-    """Names and lengths for a person; "none" where there are none."""
+    """Names and lengths for a person; "none" if there are none."""
     return ", ".join(name if length is None else f"{name}:{length}" for name, length in names) or "none"
 
 
@@ -60,11 +61,11 @@ def names_json(names: Sequence[MetricName]) -> bytes:
 
 
 def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
-    """One client's section `names` ([NAMES_BYTES], uint64). Raises EncodingError where the names are too long."""
+    """One client's section `names` ([NAMES_BYTES], uint64). Raises EncodingError if the names are too long."""
     text = names_json(names)
     if len(text) > NAMES_BYTES:
         raise EncodingError(
-            f"the names of the metrics take {len(text)} bytes, {NAMES_BYTES} are allowed where the task does not name "
+            f"the names of the metrics take {len(text)} bytes, {NAMES_BYTES} are allowed if the task does not name "
             "them; report fewer, or set train-metrics and evaluate-metrics",
             check="metric-names",
         )
@@ -74,7 +75,7 @@ def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
 
 
 def names_from_sum(words: NDArray[np.uint64], contributors: int, max_metrics: int) -> tuple[MetricName, ...] | None:
-    """The names that all `contributors` wrote, from the sum of their sections; None where they do not agree."""
+    """The names that all `contributors` wrote, from the sum of their sections; None if they do not agree."""
     quotients, remainders = np.divmod(words, np.uint64(contributors))
     if remainders.any() or (quotients > np.uint64(0xFF)).any():
         return None

@@ -4,7 +4,7 @@ A scale has to cover the largest element, and a few bits below it say nothing of
 element over many: afterwards all are about alike, and the largest is 4 to 5 times the mean (Suresh et al., "Distributed
 Mean Estimation with Limited Communication", 2017, section 3; Kairouz et al., "The Distributed Discrete Gaussian
 Mechanism for Federated Learning", 2021, section 4.2). Random signs, then a Walsh-Hadamard transform, which takes
-log2(R) additions an element and is its own inverse: H D x there, D H y back, over sqrt(R). Where even less is to be
+log2(R) additions an element and is its own inverse: H D x there, D H y back, over sqrt(R). If even less is to be
 sent, a random subset of the rotated coordinates is (Konecny et al., "Federated Learning: Strategies for Improving
 Communication Efficiency", 2016, sections 2 and 3); any of them holds a little of all elements.
 

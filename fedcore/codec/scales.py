@@ -8,14 +8,14 @@ a client locks the sum, or sends no update of which much would be clipped (`enco
 
 The next scale is the largest that the clients' updates were of late, times a headroom. "Of late" fades slowly, by half
 in eight exchanges: a large client that misses some finds room when it comes back. A peak so far above the updates since
-that it would make narrow fields coarse fades by half in one, and fields are wide until it has. Where fields are wide
+that it would make narrow fields coarse fades by half in one, and fields are wide until it has. If fields are wide
 the headroom is large as well, since their steps stay fine enough. An update that grows by more than the headroom all
-the same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped
+the same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). If it is clipped
 instead, the next scales have more room; so have those after a failure, which may have been for want of room: scales
 double while clients fail, up to a limit.
 
 How far the last sum moved a tensor is known, so the fields are as wide as it takes that rounding stays well below that
-(`coarseness`). Where the next sum moves it by so much less that rounding is too much of it all the same, the same
+(`coarseness`). If the next sum moves it by so much less that rounding is too much of it all the same, the same
 clients are asked again, in wider fields (`ScaleTrack.learn_coarse`).
 """
 
@@ -52,7 +52,7 @@ WIDE_HEADROOM = 64.0
 """The same in fields that keep 2^15 levels or more of it."""
 
 HEADROOM_CLIPPED = 4.0
-"""At least so much after a round that clipped, or in which a client failed where updates are clipped."""
+"""At least so much after a round that clipped, or in which a client failed if updates are clipped."""
 
 MOST_HEADROOM = 64.0
 """Up to so much, in the end, while clients fail in one round after another."""
@@ -64,7 +64,7 @@ FAR = 2.0**5
 """A peak so many times as large as the last one fades by half: its scale costs wide fields."""
 
 UNTOLD_RISE = 2.0**20
-"""How much larger a scale becomes where an update exceeded that of a first exchange by more than statistics tell.
+"""How much larger a scale becomes if an update exceeded that of a first exchange by more than statistics tell.
 Those of other exchanges tell 2^14. Steps of 64-bit fields are fine enough for that."""
 
 FREE_FALLS = 2
@@ -73,13 +73,13 @@ cohorts, and that after it, which knows the tight one."""
 
 _COARSEST_STEP = 1 / 32
 _COARSEST_WIDE_STEP = 1 / 256
-"""The same for 32-bit fields: about what 16 bits give where nothing holds a scale up."""
+"""The same for 32-bit fields: about what 16 bits give if nothing holds a scale up."""
 _FINE_BITS = 16
 _HELD = 4.0
-"""A scale is held up where it is so many times what the updates need that are usual."""
+"""A scale is held up if it is so many times what the updates need that are usual."""
 
 _GROWTH = 2.0
-"""How fast that which is usual grows in an exchange: slower than one outlier, and it shrinks at once."""
+"""How fast the usual peak grows in an exchange: slower than one outlier, and it shrinks at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class ScaleMemory:
 
 
 def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: int) -> ScaleMemory:
-    """What to remember of an exchange whose scales keep the rule; raises EncodingError where they do not.
+    """What to remember of an exchange whose scales keep the rule; raises EncodingError if they do not.
 
     `memory` is that of the same run and layout. Exchanges that this client was not asked for count, so a scale may have
     fallen by half for each of them. A client that is new to a run cannot know whether free falls were before.
@@ -163,7 +163,7 @@ class Known:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
     lasting: for each scale the largest peak, as far as it has not faded.
-    usual: the mean client's largest value, but for what is far larger than in the exchanges before; 0 where nobody
+    usual: the mean client's largest value, but for what is far larger than in the exchanges before; 0 if nobody
         knows.
     last: the scales that were asked with last.
     least: none is to be below these.
@@ -196,11 +196,11 @@ def next_encoding(
     A tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
     best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
 
-    Fields are wide where a scale is much larger than usual updates would make it, or its peak only the loose bound,
+    Fields are wide if a scale is much larger than usual updates would make it, or its peak only the loose bound,
     sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is:
-    in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where
+    in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. If
     32 bits are coarse as well they have 64. Fields of 12 bits and fewer are coarse at the best of scales, so there a
-    scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates. They are wide, too, where the
+    scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates. They are wide, too, if the
     last sum moved a tensor by so little that rounding would be more than an eighth of it.
 
     Args:
@@ -229,7 +229,7 @@ def next_encoding(
 
 
 def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
-    """As large as the fields of `group` allow: they keep 2^15 levels, where they have them."""
+    """As large as the fields of `group` allow: they keep 2^15 levels, if they have them."""
     bits = SMALL_BITS if group.small else settings.field_bits
     return min(max(2.0 ** (bits - carry_bits(n_max) - 1 - _FINE_BITS), HEADROOM), WIDE_HEADROOM)
 
@@ -241,7 +241,7 @@ def _needed_scales(
     latest: MagnitudeStatistics,
     peaks: tuple[float, ...],
 ) -> tuple[float, ...]:
-    """Powers of two above peaks times headroom; the median of these where a peak is zero."""
+    """Powers of two above peaks times headroom; the median of these if a peak is zero."""
     absent = max((n_max / latest.contributors) ** (1 / POWER), 1.0)
     scales = []
     for group, peak, clipped in zip(groups, peaks, latest.clipped, strict=True):
@@ -256,7 +256,7 @@ def _needed_scales(
 def _within_rule(settings: CodecSettings, needed: float, last: float, known: Known) -> float:
     """The scale that is taken: not below half of the last one; the double of it while clients fail, up to a limit.
 
-    Where updates are not clipped none fails for want of room.
+    If updates are not clipped none fails for want of room.
     """
     if not known.settled:
         return needed

@@ -46,11 +46,11 @@ class CodecSettings:
         L2 norm to which a client shrinks its whole update (all floating point tensors together),
         or None for no such clipping.
     clipping
-        What comes of an element that exceeds its scale: with "warn" it is cut off; with "repeat" and "fail" the client
-        locks the sum.
+        What to do with an element that exceeds its scale: with "warn" it is cut off; with "repeat" and "fail" the
+        client locks the sum.
     upload_fraction
         What an upload of large tensors takes of their size in float32, in every exchange; 0 for what `field_bits` make
-        of it. Where a field for each coordinate takes more, a random subset of the coordinates is sent.
+        of it. If a field for each coordinate takes more, a random subset of the coordinates is sent.
 
     Uploads are compressed with an `upload_fraction`, and with fields of 12 bits and fewer: updates are then rotated.
     """
@@ -85,7 +85,7 @@ class CodecSettings:
 
     @property
     def compresses(self) -> bool:
-        """Whether updates are rotated, and a subset of the coordinates sent where all of them would take more."""
+        """Whether updates are rotated, and a subset of the coordinates sent if all of them would take more."""
         return bool(self.upload_fraction) or self.field_bits <= NARROW_BITS
 
     def kept_share(self, field_bits: int) -> float:

@@ -4,14 +4,14 @@ A scale must cover the largest |w * delta| of any client, but only sums over cli
 adds, for each scale, its largest value a and, in cohorts of 8 and more, a^4. The sums bound the maximum from above,
 sum(a) >= max(a) and sum(a^4)^(1/4) >= max(a), the second within a factor n^(1/4): 1.7 for 8 clients, 3.2 for 100. Both
 are rounded up, so they stay bounds. a^4 has resolution only near the current scale; far below it, as after the first
-round, sum(a) takes over. What exceeds its scale is told as well, up to 2^14 times the scale; in a first exchange, whose
-scale is generous, up to twice, and what is far below it the more exactly.
+round, sum(a) takes over. The sum tells what exceeds its scale as well, up to 2^14 times the scale; in a first exchange,
+whose scale is generous, up to twice, and what is far below it the more exactly.
 
 In a cohort below 8 both sums together would come close to telling each a, and with the sum of a lone element its sign;
 so there is no a^4 there, sum(a) is bound enough, and a itself is rounded up to a power of two: what the sum tells of
 any client is an exponent at most. Which scale follows is in `scales`.
 
-Words that no honest clients can have summed up to are refused. Where updates are not clipped (`CodecSettings.clips`)
+Words that no honest clients can have summed up to are refused. If updates are not clipped (`CodecSettings.clips`)
 those whose update fits its scales tell no more than the scales, so what is more is of those that say `large`.
 """
 
@@ -91,16 +91,16 @@ class MagnitudeStatistics:
     peaks
         Upper bound on the largest |w * delta| of any contributor.
     measured
-        Whether the peak is as good as it gets: from the fourth powers, where there are any.
+        Whether the peak is as good as it gets: from the fourth powers, if there are any.
     saturated
         Whether a client may have exceeded what its word in `sizes` can tell.
     clipped
-        Elements that exceeded the scale, over all contributors; or, where elements are not clipped, contributors of
+        Elements that exceeded the scale, over all contributors; or, if elements are not clipped, contributors of
         which any did.
     shrunk
         Contributors whose update the L2 clip shrank; 0 for a sum that is locked.
     moved
-        Root mean square of the sum of w * delta over the elements that changed; 0 for small tensors and where nothing
+        Root mean square of the sum of w * delta over the elements that changed; 0 for small tensors and if nothing
         is known. Empty for a sum that is locked.
     """
 

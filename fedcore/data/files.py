@@ -1,4 +1,4 @@
-"""Data files: where they are, what they must hash to, and how an absent one is fetched.
+"""Data files: their folder, their SHA-256, and the download of absent ones.
 
 A file is read once, and the bytes that were hashed are the bytes that are parsed, so a file that
 changes between check and use changes nothing.
@@ -143,7 +143,7 @@ def read_verified(name: str, data_dir: Path | str | None = None) -> bytes:
 def download(url: str, path: Path, sha256: str) -> None:
     """Fetch `url` to `path`; the file appears there only when it is complete and verified.
 
-    Raises DataError, which says what to set where there is no network.
+    Raises DataError, which says what to set if there is no network.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

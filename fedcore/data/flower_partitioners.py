@@ -32,7 +32,7 @@ def flower_partition(
 ) -> tuple[list[Integers], list[Integers]]:
     """Rows of each client in the training half and in the test half.
 
-    Raises ConfigurationError where the extra is missing, or for a name or a key that it does not have; DataError where
+    Raises ConfigurationError if the extra is missing, or for a name or a key that it does not have; DataError if
     the partitioner leaves rows to nobody.
 
     Args:

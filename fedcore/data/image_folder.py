@@ -65,7 +65,7 @@ def _split(paths: Sequence[Path], classes: Sequence[str], size: tuple[int, int],
 
 
 def load_image(path: Path, *, size: tuple[int, int], channels: int = 3) -> NDArray[np.float32]:
-    """One image, float32 [channels, height, width] in [0, 1], resized; raises DataError where it cannot be read."""
+    """One image, float32 [channels, height, width] in [0, 1], resized; raises DataError if it cannot be read."""
     from PIL import Image
 
     try:

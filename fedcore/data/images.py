@@ -161,7 +161,7 @@ def load_cifar10(data_dir: Path | str | None = None) -> Dataset:
     """
     raw = read_verified(CIFAR10, data_dir)
     try:
-        # Members are read where they lie in the archive; nothing is unpacked onto the disk.
+        # Members are read from the archive; nothing is unpacked onto the disk.
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as archive:
             train, test = _split(archive, _TRAIN_FILES), _split(archive, _TEST_FILES)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:

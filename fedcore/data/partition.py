@@ -123,7 +123,7 @@ def k_labels(train: Split, test: Split, *, clients: int, seed: int, per_client: 
 
 
 def unequal(train: Split, test: Split, *, seed: int, shares: NDArray[np.float64]) -> list[ClientRows]:
-    """Quantity skew: both halves shuffled and cut by `shares` [clients]; what is left beside each client's least."""
+    """Quantity skew: both halves shuffled and cut by `shares` [clients]; what remains after each client's least."""
     return _joined(
         skews.by_sizes(train, shares, [seed, 1], MIN_TRAIN_EXAMPLES),
         skews.by_sizes(test, shares, [seed, 2], MIN_TEST_EXAMPLES),

@@ -28,7 +28,7 @@ Bounds: TypeAlias = Mapping[str, tuple[float, float]] | tuple[float, float]
 """The lowest and the highest value of each column by name, or of all columns that there are."""
 
 PREFIX: Final = "statistics-"
-"""Of every key in a message's configuration that has to do with statistics."""
+"""Prefix of every key in a message's configuration that concerns statistics."""
 BINS: Final = 64
 MOST_BINS: Final = 2048
 _FRACTION: Final = 2.0**20
@@ -50,7 +50,7 @@ class StatisticsQuery:
     bins: cells of each histogram, all of the same width.
     epsilon, delta: differential privacy of each record of a client; 0 for none.
     releases: questions that share this epsilon.
-    first, most: which columns where none are named.
+    first, most: which columns if none are named.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -67,7 +67,7 @@ class StatisticsQuery:
 
     @classmethod
     def of(cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0) -> StatisticsQuery:
-        """The whole question; `federated_statistics` parts it where it is too long for one exchange."""
+        """The whole question; `federated_statistics` parts it if it is too long for one exchange."""
         named = bounds if isinstance(bounds, Mapping) else {"": bounds}
         return cls(
             names=tuple(bounds) if isinstance(bounds, Mapping) else (),
@@ -188,7 +188,7 @@ class Column:
     """One column over all clients.
 
     low, high: its bounds.
-    missing, below, above: how many values were missing or outside of the bounds (not told where there is noise).
+    missing, below, above: how many values were missing or outside of the bounds (not told if there is noise).
     first, second: sums of the values, scaled to [-1, 1], and of their squares.
     cells: the histogram.
 
@@ -212,7 +212,7 @@ class Column:
 
     @property
     def mean(self) -> float:
-        """Of the values within the bounds; NaN where there are none."""
+        """Of the values within the bounds; NaN if there are none."""
         return self.low + (self._moments[0] + 1) * self._half
 
     @property
@@ -242,7 +242,7 @@ class Column:
         return self._outer(range(len(self.cells) - 1, -1, -1))
 
     def quantile(self, q: float) -> float:
-        """The value below which a fraction q of all values lies, to the width of a cell; NaN where there are none."""
+        """The value below which a fraction q of all values lies, to the width of a cell; NaN if there are none."""
         if not 0 <= q <= 1:
             raise ConfigurationError(f"a quantile is a number from 0 to 1, not {q:g}")
         counts = np.maximum(np.asarray(self.cells), 0.0)
@@ -262,7 +262,7 @@ class Column:
 
     @property
     def _moments(self) -> tuple[float, float]:
-        """Means of the scaled values and of their squares, where noise cannot lead out of what is possible."""
+        """Means of the scaled values and of their squares, if noise cannot lead out of what is possible."""
         if self.count <= 0:
             return math.nan, math.nan
         return min(max(self.first / self.count, -1.0), 1.0), min(max(self.second / self.count, 0.0), 1.0)

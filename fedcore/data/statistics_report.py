@@ -23,7 +23,7 @@ _BOUNDS = re.compile(r"(?:(?P<name>.+)=)?(?P<low>[^=:]+):(?P<high>[^=:]+)")
 def bounds_from(texts: Iterable[str], table: Mapping[str, Any]) -> Bounds:
     """Bounds from options ("age=0:120", or "0:120" for all columns), else from `[tool.fedcore.statistics]`.
 
-    Raises ConfigurationError that says how to give them where there are none.
+    Raises ConfigurationError that says how to give them if there are none.
     """
     check_table(table)
     given = [part for text in texts for part in text.split()]
@@ -38,7 +38,7 @@ def bounds_from(texts: Iterable[str], table: Mapping[str, Any]) -> Bounds:
         "nobody says within which bounds the columns are to be counted; give them for each column "
         "(--bounds 'age=0:120 dose=0:5'), for all columns alike (--bounds 0:1), or in the app's pyproject.toml: "
         "[tool.fedcore.statistics.bounds] with lines such as age = [0, 120], or [tool.fedcore.statistics] with "
-        'schema = "schema.toml" where the app has a schema of its table',
+        'schema = "schema.toml" if the app has a schema of its table',
         check="no-bounds",
     )
 
@@ -81,7 +81,7 @@ def _of_texts(texts: Sequence[str]) -> Bounds:
         pair = _pair((found["low"], found["high"]), f"--bounds {text}")
         if found["name"] is None:
             if len(texts) > 1:
-                raise ConfigurationError(f"--bounds {text} is for all columns, so no others can be given beside it")
+                raise ConfigurationError(f"--bounds {text} is for all columns, so no others can be given with it")
             return pair
         if found["name"] in named:
             raise ConfigurationError(f"--bounds names {found['name']} twice")
@@ -106,7 +106,7 @@ def headings(quantiles: Sequence[float]) -> list[str]:
 
 
 def rows(statistics: Statistics, quantiles: Sequence[float]) -> list[list[str | float]]:
-    """A row for each column, under `headings`; NaN where there is nothing to tell."""
+    """A row for each column, under `headings`; NaN if there is nothing to tell."""
     return [[name, *_row(column, quantiles, statistics.epsilon > 0)] for name, column in statistics.columns.items()]
 
 
@@ -125,7 +125,7 @@ def as_text(value: str | float) -> str:
 
 
 def as_csv(statistics: Statistics, quantiles: Sequence[float]) -> str:
-    """The table, with an empty field where there is nothing to tell."""
+    """The table, with an empty field if there is nothing to tell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(headings(quantiles))
@@ -135,7 +135,7 @@ def as_csv(statistics: Statistics, quantiles: Sequence[float]) -> str:
 
 
 def as_json(statistics: Statistics, quantiles: Sequence[float]) -> dict[str, Any]:
-    """The table and the histograms, null where there is nothing to tell."""
+    """The table and the histograms, null if there is nothing to tell."""
     keys = headings(quantiles)[1:]
     columns = {}
     for name, *values in rows(statistics, quantiles):

@@ -57,7 +57,7 @@ class TableColumn:
         return tuple(f"{self.name}={one}" for one in self.categories) or (self.name,)
 
     def values(self, cells: Cells) -> NDArray[np.float32]:
-        """Of each row, float32 [n, features]; nan where a number is missing, all 0 where a category is."""
+        """Of each row, float32 [n, features]; nan if a number is missing, all 0 if a category is."""
         match self.kind:
             case "number":
                 return numbers(cells)[:, None].astype(np.float32)
@@ -73,7 +73,7 @@ class TableSchema:
 
     target: name of the column.
     task: "binary" (classes are two), "classes", or "regression", for which `target_low` and `target_high` bound the
-        target where it is counted, and `target_unit` is what a model and its errors count it in, so that squares of
+        target in the counts, and `target_unit` is what a model and its errors count it in, so that squares of
         large numbers stay within a run's metric-max.
     left_out: columns of the first table that are not used, and why.
     """
@@ -89,7 +89,7 @@ class TableSchema:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read schema.toml; raises ConfigurationError where it says something else than a schema does."""
+        """Read schema.toml; raises ConfigurationError if it says something else than a schema does."""
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
             columns = tuple(_column(name, values) for name, values in found.pop("columns").items())
@@ -213,7 +213,7 @@ def read_cells(path: Path) -> pandas.DataFrame:
 
 
 def numbers(cells: Cells) -> NDArray[np.float64]:
-    """Float64 [n], nan where missing; raises DataError for a cell that is no finite number."""
+    """Float64 [n], nan if missing; raises DataError for a cell that is no finite number."""
     import pandas
 
     values = np.asarray(pandas.to_numeric(cells, errors="coerce"), np.float64)
@@ -221,14 +221,14 @@ def numbers(cells: Cells) -> NDArray[np.float64]:
 
 
 def booleans(cells: Cells) -> NDArray[np.float64]:
-    """1.0 or 0.0, nan where missing, float64 [n]; raises DataError for a cell that is neither."""
+    """1.0 or 0.0, nan if missing, float64 [n]; raises DataError for a cell that is neither."""
     known = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
     values = np.asarray(cells.str.lower().map(known), np.float64)
     return _all_understood(cells, values, "neither true nor false")
 
 
 def places(cells: Cells, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Which of the names each cell is, -1 where missing, int64 [n]; raises DataError for another one."""
+    """Which of the names each cell is, -1 if missing, int64 [n]; raises DataError for another one."""
     known = {name: place for place, name in enumerate(names)}
     values = np.asarray(cells.map(known), np.float64)
     if np.isnan(values[cells.notna()]).any() and all(map(_is_number, names)):  # 1 and 1.0 are one number
@@ -243,7 +243,7 @@ def table_data(
 ) -> tuple[Split, Split]:
     """Training and test part of one site, or of one client of a simulation; every fifth row is of the test part.
 
-    A site names its own file in its node config, `csv = "/data/patients.csv"`, and all rows of it are its own. Where
+    A site names its own file in its node config, `csv = "/data/patients.csv"`, and all rows of it are its own. If
     none is named, one file is divided evenly among all clients, for trying things out: `csv` of the run config, in the
     folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv.
     Raises DataError for a file that is absent, does not fit the schema, or has too few rows.

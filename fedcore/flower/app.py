@@ -37,7 +37,7 @@ class FlowerApp:
         table's schema in the folder, has become its `bounds` in it.
     predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
         (fedcore/flower/apps/trained.py); "" for none.
-    simulation_clients: how many clients `fedcore simulate` has where nobody says, `[tool.fedcore] simulation-clients`.
+    simulation_clients: how many clients `fedcore simulate` has by default, `[tool.fedcore] simulation-clients`.
     """
 
     folder: Path
@@ -56,8 +56,8 @@ class FlowerApp:
         """Read `folder`/pyproject.toml; raises AppError, UnknownKey or ConfigurationError.
 
         Args:
-            settings_of: makes settings of the table `[tool.fedcore]` and its place, for who collects what is wrong
-                there.
+            settings_of: makes settings of the table `[tool.fedcore]` and its place, for a caller that collects what is
+                wrong there.
         """
         document = _read(folder / "pyproject.toml")
         tool = document.get("tool", {})
@@ -121,7 +121,7 @@ def _statistics(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def _own_reference(settings: dict[str, Any], key: str, folder: Path) -> str:
-    """Takes a reference out of `[tool.fedcore]`, "" where there is none."""
+    """Takes a reference out of `[tool.fedcore]`, "" if there is none."""
     reference = settings.pop(key, "")
     if not isinstance(reference, str) or (reference and reference.count(":") != 1):
         raise AppError(f"{key} in [tool.fedcore] of {folder}/pyproject.toml must be 'module:attribute'")
@@ -194,7 +194,7 @@ class AppBundle:
     def write(self, folder: Path) -> None:
         """Write the files below `folder`, which must not exist yet, for its owner alone and to read only.
 
-        Folders stay as they are wanted for `rm -rf`: what somebody adds to them is found by `from_copy`.
+        Folders stay writable, for `rm -rf`: `from_copy` finds files that were added to them.
         """
         folder.mkdir(parents=True)
         for path, content in self.files.items():
@@ -239,7 +239,7 @@ def _read_files(folder: Path, left_out: Callable[[str], bool]) -> dict[str, byte
         if path.suffix in _COMPILED:
             raise AppError(
                 f"{path} is compiled code, which nobody can read before agreeing to it; move it out of the app's "
-                "folder, and install it as a package beside fedcore if the app needs it",
+                "folder, and install it as a package next to fedcore if the app needs it",
                 check="compiled-code",
             )
         size += path.stat().st_size

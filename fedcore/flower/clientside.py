@@ -1,4 +1,4 @@
-"""Running a Flower ClientApp for one task, and checking what it returns.
+"""Runs a Flower ClientApp for one task, and checks its result.
 
 An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.apps.engine_app.local_app`
 made gets it tensor by tensor, on whatever engine the owner of the machines chose.
@@ -58,9 +58,9 @@ EXAMPLES: Final = "num-examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a message of a plain exchange: an error, or records, of which these numbers are told.
+    """The reply to a message of a plain exchange: an error, or records, of which these numbers are reported.
 
-    held: the records, where they are in no file.
+    held: the records, if they are in no file.
     """
 
     examples: int | None = None
@@ -78,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalContent:
-    """What a message of a plain exchange holds for an app of ours; one for all clients that are sent the same.
+    """What a message of a plain exchange holds for a `TensorApp`; one for all clients that are sent the same.
 
     message: the values of its ConfigRecords.
     key: of the ArrayRecord that holds the model.
@@ -116,7 +116,7 @@ class ClientRunner:
 
     engine: how the ranks work together, for an app that leaves it to us.
     local_folder: where the client's own model stays; without one, in the Context.
-    counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
+    counted: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
     began: a record file with the Context's state that the first run begins with, which another runner has left.
     durable: whether the files that it writes outlive a power failure.
     """
@@ -145,11 +145,11 @@ class ClientRunner:
 
     @property
     def stays_in_process(self) -> bool:
-        """Whether the app keeps something of a client beside its Context, so that no other process can go on."""
+        """Whether the app keeps state of a client outside its Context, so that no other process can continue."""
         return isinstance(self._client_app, TensorApp) and self._client_app.stays_in_process
 
     def leave(self, state: Path) -> bool:
-        """Write the Context's state to a record file, for another runner of this client; False where there is none.
+        """Write the Context's state to a record file, for another runner of this client; False if there is none.
 
         Raises StorageFull.
         """
@@ -216,7 +216,7 @@ class ClientRunner:
         return app if task.message is None or task.message_type in ("train", "evaluate") else None
 
     def job(self, task: Task) -> LocalJob:
-        """What a task asks of an app of ours."""
+        """What a task asks of a `TensorApp`."""
         message = merged_values(config_from_json(config) for config in task.configs.values())
         return self._job(self._context_of(task), message)
 

@@ -1,7 +1,7 @@
-"""What a strategy makes of the replies, told while the run goes on: an AUC read off sums, what `evaluate_fn` said.
+"""Figures that a strategy computes from the replies, reported during the run: an AUC from sums, `evaluate_fn`.
 
 Flower's loops collect it in a Result or a History that they return at the end. The grid is asked again and again until
-then, so it looks there each time and tells what is new.
+then, so it looks there each time and reports what is new.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _MOST_NAMES: Final = 256
 
 @dataclass(slots=True)
 class NewFigures:
-    """Remembers what was told, and what the replies themselves said: their means are known without the strategy."""
+    """Remembers what was reported, and what the replies themselves said: their means are known without the strategy."""
 
     _told: set[tuple[str, int]] = field(default_factory=set)
     _means: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def note(self, replies: list[Message]) -> None:
-        """Replies that go to the strategy. Of several replies the mean is known to whoever carried out the exchange."""
+        """Replies that go to the strategy.
+
+        Of several replies the mean is known to the server or simulator that ran the exchange.
+        """
         for reply in replies:
             if reply.has_error():
                 continue

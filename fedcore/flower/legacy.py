@@ -28,7 +28,7 @@ from fedcore.flower.grid.secure_grid import SecureGrid
 Ins: TypeAlias = FitIns | EvaluateIns
 Res: TypeAlias = FitRes | EvaluateRes
 _A_WHILE: Final = 5
-"""Seconds of Flower's waiting, after which is looked who is there: a question of its own goes on beside it."""
+"""Seconds of Flower's waiting, after which it looks again who is connected; a query of its own runs meanwhile."""
 Found: TypeAlias = tuple[list[tuple[ClientProxy, Any]], list[Any]]
 
 
@@ -54,7 +54,7 @@ def legacy_rounds(grid: ExchangeGrid) -> Iterator[None]:
 def _one_exchange(
     message_type: str, original: Callable[..., Found], result: Callable[[RecordDict, bool], Res]
 ) -> Callable[..., Found]:
-    """What asks all clients of a round at once; `original` where they are not those of one of our grids."""
+    """What asks all clients of a round at once; `original` if they are not those of one of our grids."""
 
     def ask_clients(
         client_instructions: list[tuple[ClientProxy, Any]],

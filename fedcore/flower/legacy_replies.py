@@ -15,7 +15,7 @@ LEGACY_EXAMPLES: Final = "num_examples"
 def legacy_metrics(content: RecordDict) -> dict[str, Any] | None:
     """The examples and the metrics of a legacy client's reply, which has a record for each; None for any other reply.
 
-    Raises AppError where the client says that it failed, or for a metric that is no number.
+    Raises AppError if the client says that it failed, or for a metric that is no number.
     """
     kind = next((kind for kind in ("fitres", "evaluateres") if f"{kind}.status" in content.config_records), None)
     if kind is None:

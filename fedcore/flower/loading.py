@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def load_object(folder: Path, reference: str, kind: type[T]) -> T:
-    """Import `module:attribute` from `folder`; raises AppError where it is not a `kind`.
+    """Import `module:attribute` from `folder`; raises AppError if it is not a `kind`.
 
     An error inside the app's own modules is raised as it is, so that its traceback points to the app's line.
     """

@@ -1,4 +1,4 @@
-"""Apps as a person hands them over in Python: the folder of one, or objects that live in this process alone.
+"""Apps given in Python: a folder, or objects that live in this process alone.
 
 An object becomes an app like any other, by a module that only this process knows. Its hash covers no code, so no owner
 could agree to it, and no other process could load it: it is for simulations.
@@ -61,7 +61,7 @@ class LoadedApp:
 def load_app(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[LoadedApp]:
     """An app that this process can run until the end of the block; raises AppError or UnknownKey.
 
-    A folder's modules are read anew, whatever was imported before, so that an edited app is the one that runs. For
+    A folder's modules are read again, whatever was imported before, so that an edited app is the one that runs. For
     objects, `run_config` may hold any key, since only their own code knows which it reads.
     """
     if isinstance(given, str | Path | FlowerApp):
@@ -104,7 +104,7 @@ def folder_of(given: AppLike, purpose: str) -> FlowerApp:
 
 
 def _parts(given: object) -> tuple[str, ClientApp, ServerApp | None]:
-    """Name, ClientApp and ServerApp of what was given; None where the ready one is to be used."""
+    """Name, ClientApp and ServerApp of what was given; None if the ready one is to be used."""
     name = "an app of this process"
     if callable(given) and not isinstance(given, ClientApp | ServerApp):
         name = getattr(given, "__name__", name)
@@ -158,7 +158,7 @@ def _module(client: ClientApp, server: ServerApp | None) -> Iterator[str]:
 
 @contextmanager
 def fresh_modules(app: FlowerApp) -> Iterator[None]:
-    """Let the app's modules be imported anew, from its folder and from nowhere else, and be forgotten afterwards.
+    """Let the app's modules be imported again, from its folder and from nowhere else, and be forgotten afterwards.
 
     An app that was edited since it was last imported is otherwise run as it was then, and of two apps whose packages
     have one name the second would be the first.

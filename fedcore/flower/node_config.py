@@ -48,9 +48,9 @@ def share_of_client(client: int, clients: int) -> NodeConfig:
 
 
 def number_of_node(node: Mapping[str, Scalar], client: int) -> int:
-    """A number that tells a node from the others, from 0: its partition, and where it has none, by its client's id.
+    """A number that tells a node from the others, from 0: its partition, and if it has none, by its client's id.
 
-    Both are the same where the partitions were dealt in the order of the ids, as `provision` and simulations do.
+    Both are the same if the partitions were dealt in the order of the ids, as `provision` and simulations do.
     """
     return int(node.get(PARTITION, client - 1))
 

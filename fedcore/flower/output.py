@@ -1,4 +1,4 @@
-"""What a person sees of a run beside the app's own words."""
+"""Flower's own output during a run, without the lines that do not concern the user."""
 
 from __future__ import annotations
 

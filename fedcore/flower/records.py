@@ -34,7 +34,7 @@ SERVER_NODE = 0
 
 
 def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> ModelState:
-    """A state that shares the record's memory, its tensors in the order of `like` where the names agree.
+    """A state that shares the record's memory, its tensors in the order of `like` if the names agree.
 
     Raises AppError for an array that is not a NumPy one. (Flower cannot hold bfloat16: an app with bf16 parameters puts
     `tensor.float()` into its ArrayRecord, and `load_state_dict` casts back.)
@@ -73,7 +73,7 @@ def arrays_from_state(state: ModelState) -> ArrayRecord:
 
 
 def save_records(place: Place, content: RecordDict, *, durable: bool = True) -> None:
-    """Write all records of a message as a record file; raises AppError where they take too much, StorageFull."""
+    """Write all records of a message as a record file; raises AppError if they take too much, StorageFull."""
     write_records(place, [_stored(key, record) for key, record in content.items()], durable=durable)
 
 
@@ -114,7 +114,7 @@ def message_from(content: RecordDict, metadata: Metadata) -> Message:
 
 
 def error_from(error: Error, metadata: Metadata) -> Message:
-    """A reply with an error in the place of records; as `message_from`."""
+    """A reply with an error instead of records; as `message_from`."""
     return cast(Callable[..., Message], Message)(error=error, metadata=metadata)
 
 
@@ -164,7 +164,7 @@ def _stored(key: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Stor
 
 
 def _stored_array(name: str, array: Array) -> StoredArray:
-    """As a tensor where reading it makes the very same array again, else as the bytes that it is."""
+    """As a tensor if reading it makes the very same array again, else as the bytes that it is."""
     values, form = np.frombuffer(array.data, np.uint8), "raw"
     if (tensor := _tensor_of(array)) is not None:
         values, form = tensor, "npy"
@@ -226,7 +226,7 @@ def _from_json(value: Any) -> Any:
 
 
 def round_of(message: Message) -> int:
-    """The round that the message names, in a configuration or as its group; 0 where it names none."""
+    """The round that the message names, in a configuration or as its group; 0 if it names none."""
     for record in message.content.config_records.values():
         number = record.get("server-round")
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

@@ -1,4 +1,4 @@
-"""What a ServerApp found in a run, as plain JSON: Flower's Result without its model, or its legacy History."""
+"""The results of a ServerApp as plain JSON: Flower's Result without its model, or its legacy History."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnResults: TypeAlias = Callable[[Results], None]
 def results_of(found: Result | History | None) -> Results:
     """Metrics by round: "train" and "evaluate" of the clients, aggregated, and "server" for what `evaluate_fn` said.
 
-    Lists are whole. The losses of a History are metrics named "loss". Nothing where no loop of Flower's ran, or found
+    Lists are whole. The losses of a History are metrics named "loss". Nothing if no loop of Flower's ran, or found
     anything.
     """
     results = _all_of(found) if found is not None else {}

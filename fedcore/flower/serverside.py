@@ -1,4 +1,4 @@
-"""Running an unmodified Flower ServerApp: its Grid turns every `send_and_receive` into one exchange."""
+"""Runs an unmodified Flower ServerApp: its Grid turns every `send_and_receive` into one exchange."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedcore.wire.control import Scalar
 class ServerAppOutcome:
     """What a ServerApp ended with: the final global model, None if it never had one.
 
-    stopped: why it was ended before its own end; empty where it was not.
+    stopped: why it was ended before its own end; empty if it was not.
     """
 
     state: ModelState | None = None
@@ -63,7 +63,7 @@ def run_server_app(
     start from `initial`.
 
     Args:
-        most_nodes: that there can ever be, as far as is known now: a strategy that waits for more is refused.
+        most_nodes: that there can ever be, by what is known now: a strategy that waits for more is refused.
         on_results: gets what there is by then when the run ends, be it by an error or its privacy budget.
         initial: what its strategy starts from in place of its own model.
         on_refusal: gets what secure mode refuses of the app's own code, and may go on to hear of more; by default it

@@ -25,8 +25,8 @@ audit trail and tests refer to them.
 |                          |                | is no reason to accuse anybody                                 |
 | shares-for-both          | server         | shares of both secrets of one client                           |
 | wrong-neighbours         | client         | the keys of clients that the graph does not make neighbours    |
-| holders-below-threshold  | client         | sharers among whom too few hold shares of one's own secrets:   |
-|                          |                | none would be left whose masks hide one's vector               |
+| holders-below-threshold  | client         | sharers among whom too few hold shares of this client's        |
+|                          |                | secrets: none would be left whose masks hide its vector        |
 | wrong-recipients         | client, server | shares missing, or for someone who must not have one           |
 | own-id-missing           | client         | a set of clients that leaves out the one that is asked         |
 | sharers-not-advertised   | client         | a sharer whose keys nobody has checked                         |
@@ -41,7 +41,7 @@ audit trail and tests refer to them.
 Two different uploads of one client are a `ConflictingMessage`. A client that restarts cannot take up its round again:
 every session draws fresh keys and cannot be stored or copied.
 
-Whoever cheats in a way that can be proved is named by `ServerRound.blamed`, under a fixed reason (`Fault`):
+A client that cheats in a way that can be proved is named by `ServerRound.blamed`, under a fixed reason (`Fault`):
 
 | reason               | what the client did                                                                  |
 | -------------------- | ------------------------------------------------------------------------------------ |

@@ -104,7 +104,8 @@ class ClientSession:
 
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
     public key, comes from the client's kit and must not change during the session. `min_cohort`, which counts
-    clients beside those that may collude, and `min_threshold` are its owner's policy, which no server can lower.
+    clients in addition to those that may collude, and `min_threshold` are its owner's policy, which no server can
+    lower.
     Steps, in order: `advertise`, `share_keys`, `receive_shares`, `mask` or `mask_parts`, `sign_survivors`, `unmask`. A
     step repeated with the identical message returns the identical answer, with another one raises ProtocolViolation; a
     step out of order raises IllegalTransition.
@@ -254,8 +255,8 @@ class ClientSession:
         """R1: leave the round with a proof that a neighbour cheated in what it sealed for this client.
 
         `message` is the delivery that `receive_shares` refused, `dealing_shown` what the server shows that the
-        neighbour has signed. Raises ProtocolViolation("unsigned-dealing") where its signature does not cover what was
-        delivered: then it is the server that lies, and nobody is to be accused. UsageError where nothing is wrong.
+        neighbour has signed. Raises ProtocolViolation("unsigned-dealing") if its signature does not cover what was
+        delivered: then it is the server that lies, and nobody is to be accused. UsageError if nothing is wrong.
         """
         rule = client_transition(self._state, ClientEvent.COMPLAIN)
         message.check()
@@ -316,7 +317,7 @@ class ClientSession:
     def _masked(
         self, words: NDArray[np.uint64], part_words: int, threads: int, masker: Masker | None
     ) -> Generator[memoryview, None, None]:
-        """The parts; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
+        """The parts; the seeds stay in `_secrets`, so that abandoning the session erases them here too."""
         try:
             for start in range(0, words.size, part_words):
                 if not self._secrets.mask_terms:
@@ -456,7 +457,7 @@ class ClientSession:
         return text, dealing.fault_in(text, commitments, self._context, sender, self._client_id)
 
     def _fault_of(self, case: complaint.Case) -> tuple[ComplaintSubject, KeyPair]:
-        """What to complain of, and the key pair that it was sealed for; UsageError where everything is right."""
+        """What to complain of, and the key pair that it was sealed for; UsageError if everything is right."""
         accused, seal_pair, mask_pair = case.accused.client_id, self._secrets.seal_pair, self._secrets.mask_pair
         if self._opened(accused, case.parcel)[1] is not None:
             return ComplaintSubject.SHARES, _present(seal_pair)

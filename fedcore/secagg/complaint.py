@@ -7,7 +7,7 @@ ML-KEM pair. With these anybody derives the sealing key and opens the text: if t
 D is at fault; if it is, R is.
 
 Nothing is lost. X opens what R and D sealed for each other and nothing else, and an honest R complains only of what D
-has signed and an honest D would not have: so D is malicious, and knew all of it. A false complainant gives away
+has signed and an honest D would not have: so D is malicious, and knew all of it. A false complainant reveals
 secrets of its own. The ML-KEM seed costs R the hedge against quantum computers for what was sealed under that one key,
 in an attempt that R leaves.
 
@@ -60,7 +60,7 @@ class Complaint:
     """R1, client to server: `client_id` says that what `accused` sealed for it is not what it should be.
 
     `shared` is the point X (32 bytes, encoded as in RFC 8032), `proof` challenge and response (64 bytes); both are
-    zeros where the accused's key lies off the curve, which is proof enough. `mlkem_seed` has 64 bytes in the hybrid.
+    zeros if the accused's key lies off the curve, which is proof enough. `mlkem_seed` has 64 bytes in the hybrid.
     """
 
     client_id: int
@@ -87,7 +87,7 @@ class Complaint:
 class Case:
     """What a complaint is judged on, all of it public: the keys of both, and what the accused signed to have sealed.
 
-    `pair_secret` is None where the accused chose none for the complainant. That the accused's signature covers these is
+    `pair_secret` is None if the accused chose none for the complainant. That the accused's signature covers these is
     for the caller to see to (`dealing`).
     """
 
@@ -172,7 +172,7 @@ def _prove(
 
 
 def _proven(complaint: Complaint, case: Case, peer: bytes) -> bytes | None:
-    """X25519's secret of the two, 32 bytes, where the proof holds for it."""
+    """X25519's secret of the two, 32 bytes, if the proof holds for it."""
     own, agreed = edwards.lift(complaint.part.key_of(case.complainant)[:KEY_BYTES]), complaint.shared
     challenge, response = complaint.proof[:HASH_BYTES], complaint.proof[HASH_BYTES:]
     if own is None or not edwards.is_in_subgroup(agreed) or edwards.reduce(response) != response:

@@ -1,4 +1,4 @@
-"""What a dealer publishes about the shares that it deals, so that whoever cheats with one can be named.
+"""What a dealer publishes about the shares that it deals, so that a dealer that cheats with one can be named.
 
 A neighbour's *parcel* is two commitments, to its share of the mask root r and to its share of the self secret b, and
 behind them both shares, sealed. The commitments are hashes cut to 16 bytes: they bind, since only a second preimage,
@@ -6,7 +6,7 @@ behind them both shares, sealed. The commitments are hashes cut to 16 bytes: the
 them. (A dealer may find two shares with one commitment in 2^64 tries; that cheats nobody but itself.)
 
 The dealer signs the root of a tree with one leaf for each holder, itself included. Server and receivers look at that
-signature only where something is wrong: in the good case the sealing already tells a receiver whose share it has.
+signature only if something is wrong: in the good case the sealing already tells a receiver whose share it has.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def split_parcel(parcel: bytes) -> tuple[bytes, bytes]:
 
 
 def fault_in(text: bytes | None, commitments: bytes, context: bytes, owner: int, holder: int) -> Check | None:
-    """What is wrong with an opened parcel; `text` are 66 bytes, None where it did not open."""
+    """What is wrong with an opened parcel; `text` are 66 bytes, None if it did not open."""
     if text is None:
         return Check.SHARE_UNSEALING
     shares = text[:SHARE_BYTES], text[SHARE_BYTES:]
@@ -82,7 +82,7 @@ def dealing_for(message: KeyShares, graph: Graph, holder: int) -> Dealing:
 def dealt_root(dealing: Dealing, graph: Graph, holder: int, parcel: bytes, pair_secret: bytes) -> bytes:
     """The root that `dealing` must sign if its dealer sent `holder` these; `pair_secret` is empty if it chose none.
 
-    Raises ProtocolViolation("malformed") where the proof has another length.
+    Raises ProtocolViolation("malformed") if the proof has another length.
     """
     index = graph.point(dealing.client_id, holder) - 1
     return root_of({index: _leaf(holder, parcel, pair_secret)}, graph.holders, dealing.proof)

@@ -24,7 +24,7 @@ def graph_over(members: tuple[int, ...], *, degree: int, seed: bytes) -> Graph:
 
 
 class Graph:
-    """The graph over `members` (ascending ids, U1), with `degree` neighbours each where there are as many; immutable.
+    """The graph over `members` (ascending ids, U1), with `degree` neighbours each if there are as many; immutable.
 
     Raises UsageError for an odd degree on a graph that is not full.
 

@@ -43,8 +43,7 @@ def check_proposal(
     if (honest := parameters.quorum - parameters.corrupt) < min_cohort:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"the round goes on with {honest} clients beside those that may collude, this client takes part from "
-            f"{min_cohort} up",
+            f"the round continues with {honest} clients that do not collude, this client demands {min_cohort}",
         )
     if parameters.threshold < min_threshold:
         raise ProtocolViolation(
@@ -183,7 +182,7 @@ def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collect
 
 
 def check_signers(signers: Iterable[int], survivors: Collection[int], roster: Mapping[int, bytes]) -> None:
-    """R4: whoever signed is on the roster and among the survivors; only they can have seen U3."""
+    """R4: every signer is on the roster and among the survivors; only they can have seen U3."""
     _check_on_roster(signers, roster)
     known = frozenset(survivors)
     for signer in signers:
@@ -203,5 +202,5 @@ def _check_size(present: int, floor: int, what: str) -> None:
     if present < floor:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"{present} clients {what}, this client goes on with {floor} or more",
+            f"{present} clients {what}, this client continues with {floor} or more",
         )

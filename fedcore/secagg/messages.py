@@ -91,7 +91,7 @@ class AdvertisedCohort:
         """32 bytes.
 
         Args:
-            root: that of `root()`, where it is known already.
+            root: that of `root()`, if it is known already.
         """
         return _digest("cohort", root or self.root(), pack_ids(self.ids), *(member.digest() for member in self.members))
 
@@ -144,7 +144,7 @@ class Dealing:
     """R1, server to a client that asks: what a neighbour signed about its shares (`dealing`).
 
     `commitment` is the one to b (32 bytes), `signature` the dealer's (64 bytes). `proof` holds the hashes (32 bytes
-    each) beside the way from this client's leaf to the root.
+    each) and the way from this client's leaf to the root.
     """
 
     client_id: int

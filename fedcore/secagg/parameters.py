@@ -23,12 +23,12 @@ class RoundParameters:
     `cohort` are the ids that were asked, in ascending order. `quorum` is the fewest of them that may advertise, share,
     survive and sign. `degree` is k, the number of neighbours of a client: n - 1 on the full graph, even otherwise.
     `threshold` is t, the shares that rebuild a secret, held by a client's neighbours and itself. `corrupt` is how many
-    clients beside the server may collude without learning more than the sum. `agreement` is how keys are agreed.
-    `words` is the length of the masked vector in 64-bit words. `encoding` are the codec's canonical public parameters
-    (bits, clip, W_max, scales, privacy), opaque here. The three hashes have 32 bytes: of the roster, of the global
-    model that this party holds, of the training task.
+    clients in addition to the server may collude without learning more than the sum. `agreement` is how keys are
+    agreed. `words` is the length of the masked vector in 64-bit words. `encoding` are the codec's canonical public
+    parameters (bits, clip, W_max, scales, privacy), opaque here. The three hashes have 32 bytes: of the roster, of the
+    global model that this party holds, of the training task.
 
-    Raises ConfigurationError where the parameters contradict each other. A client that gets them from its server
+    Raises ConfigurationError if the parameters contradict each other. A client that gets them from its server
     builds them with `from_peer`, since then it is the server that erred.
     """
 
@@ -55,7 +55,7 @@ class RoundParameters:
 
     @classmethod
     def from_peer(cls, **fields: Any) -> RoundParameters:
-        """Parameters as the server proposes them; ProtocolViolation("bad-parameters") where they are refused."""
+        """Parameters as the server proposes them; ProtocolViolation("bad-parameters") if they are refused."""
         try:
             return cls(**fields)
         except ConfigurationError as refused:

@@ -149,7 +149,7 @@ class ServerRound:
     def blamed(self) -> dict[int, Fault]:
         """Client id -> how it was found to cheat: by a complaint, or when the secrets were rebuilt. Nobody else can be.
 
-        Also where the round has failed. Being blamed drops nobody.
+        Also if the round has failed. Being blamed drops nobody.
         """
         return dict(self._blamed)
 
@@ -168,7 +168,7 @@ class ServerRound:
     def receive_shares(self, message: KeyShares) -> None:
         """R1: a commitment, a parcel for every neighbour, and the secrets that the client chooses.
 
-        The signature over them is not looked at before somebody complains (`dealing`, `judge`).
+        The signature over them is not looked at before a client complains (`dealing`, `judge`).
         """
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
@@ -229,7 +229,7 @@ class ServerRound:
     def close_stage(self) -> None:
         """End the stage; who has not answered is dropped. The last close rebuilds the secrets.
 
-        Raises CohortTooSmall where fewer than a quorum have answered, UnmaskFailed where a secret is lost; the round
+        Raises CohortTooSmall if fewer than a quorum have answered, UnmaskFailed if a secret is lost; the round
         has failed then.
         """
         rule = server_transition(self._stage, ServerEvent.CLOSE)
@@ -288,7 +288,7 @@ class ServerRound:
     def dealing(self, client_id: int, sender: int) -> Dealing:
         """What `sender` signed about the shares that it dealt, for `client_id`, which wants to complain.
 
-        A signature that is none is found here, and its sender blamed; ProtocolViolation where `sender` has sealed
+        A signature that is none is found here, and its sender blamed; ProtocolViolation if `sender` has sealed
         nothing for `client_id`.
         """
         self._reached(ServerStage.INPUT, "dealing")
@@ -302,9 +302,9 @@ class ServerRound:
         return dealing.dealing_for(self._shares[sender], graph, client_id)
 
     def judge(self, message: Complaint) -> Verdict:
-        """Who is at fault where a client complains of what a neighbour sealed for it: one of the two, now `blamed`.
+        """Who is at fault if a client complains of what a neighbour sealed for it: one of the two, now `blamed`.
 
-        IllegalTransition before the shares were delivered, ProtocolViolation where the client was dropped or the
+        IllegalTransition before the shares were delivered, ProtocolViolation if the client was dropped or the
         message is malformed. Takes some 40 ms.
         """
         message.check()
@@ -347,7 +347,7 @@ class ServerRound:
         return self._terms
 
     def _signed_its_dealing(self, sender: int) -> bool:
-        """Whether the signature over what a client dealt is good; nobody needs it before somebody complains."""
+        """Whether the signature over what a client dealt is good; not needed before a client complains."""
         message, cohort = self._shares[sender], self._fixed()
         root = dealing.dealing_tree(message, cohort.graph).root
         signed = dealing.dealing_statement(cohort.transcript, sender, message.commitment, root)

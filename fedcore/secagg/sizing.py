@@ -26,7 +26,7 @@ FULL_GRAPH_BELOW = 65
 """Cohorts smaller than this are fully connected: a sparse graph would save next to nothing."""
 SECURITY_BITS = 128
 """A failure has probability 2^-128. A statistical 2^-40 is not enough: the order is a hash of the advertised keys, so
-whoever sends the last key, or chooses whom to list, can try orders as fast as it can hash."""
+a client that sends the last key, or a server that chooses whom to list, can try orders as fast as it can hash."""
 PUBLISHED_SECURITY_BITS = 40
 CORRECTNESS_BITS = 20
 """An honest round with no more than the expected dropouts fails with probability 2^-20."""
@@ -93,7 +93,7 @@ def graph_size(
     """The least degree, and a threshold, for `n` clients; `corrupt` and `dropout` are fractions of them.
 
     With PUBLISHED_SECURITY_BITS the first two adversaries give the figures of docs/protocol.md. Raises
-    ConfigurationError where no degree below n - 1 will do.
+    ConfigurationError if no degree below n - 1 will do.
     """
     if n < 3 or not 0 <= corrupt < 1 or not 0 <= dropout < 1:
         raise ConfigurationError(
@@ -201,7 +201,7 @@ def _least_survivors(n: int, dropout: float, degree: int, correctness_bits: int)
 
 
 def _upper_quantile(n: int, marked: int, drawn: int, bound: float) -> int:
-    """The least x with P[marked among the drawn > x] <= bound; -1 where even x = -1 will do."""
+    """The least x with P[marked among the drawn > x] <= bound; -1 if even x = -1 will do."""
     total = 0.0
     for x, mass in reversed(list(enumerate(_masses(n, marked, drawn)))):
         total += mass

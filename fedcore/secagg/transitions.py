@@ -132,7 +132,7 @@ STAGE_OF: Mapping[ServerEvent, ServerStage] = {event: stage for stage, event, _ 
 
 
 def client_transition(state: ClientState, event: ClientEvent) -> Transition[ClientState]:
-    """The row of the table; IllegalTransition where there is none."""
+    """The row of the table; IllegalTransition if there is none."""
     found = CLIENT.get((state, event))
     if found is None:
         raise IllegalTransition(state, event)
@@ -140,7 +140,7 @@ def client_transition(state: ClientState, event: ClientEvent) -> Transition[Clie
 
 
 def server_transition(stage: ServerStage, event: ServerEvent) -> Transition[ServerStage]:
-    """The row of the table; IllegalTransition where there is none."""
+    """The row of the table; IllegalTransition if there is none."""
     found = SERVER.get((stage, event))
     if found is None:
         raise IllegalTransition(stage, event)

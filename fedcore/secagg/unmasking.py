@@ -3,7 +3,7 @@
 For a survivor the server rebuilds b and removes the self mask. For a sharer that dropped out it rebuilds the mask
 root r, and with it the secrets that the owner chose or that its neighbours sealed for it, and removes what the
 survivors among them added. Every rebuilt secret is held against what its owner published, so a wrong share cannot spoil
-the sum. Only where something does not fit is each share held against its commitment, which tells who cheated.
+the sum. Only if something does not fit is each share held against its commitment, which tells who cheated.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class _Work:
         return secret
 
     def _rebuild(self, owner: int, verify: Callable[[Secret], bool], *, of_self: bool) -> Secret:
-        """Rebuild one secret: from all shares where they fit, else from those that its owner committed to.
+        """Rebuild one secret: from all shares if they fit, else from those that its owner committed to.
 
-        Any t of these give the secret that an honest owner published. Where they do not, it is the owner that cheated.
+        Any t of these give the secret that an honest owner published. If they do not, it is the owner that cheated.
         """
         what = "self secret" if of_self else "mask root"
         name, short = f"the {what} of client {owner}", what.replace(" ", "-")

@@ -9,7 +9,7 @@ averaging one takes memory for all of it, and conversions to float32 go block by
 name, synced and then renamed: a reader finds either a complete file or none. safetensors is a header and plain bytes;
 nothing is ever unpickled.
 
-`facts` is what a file tells of its model beside its tensors; `own_model` keeps the model that a client holds, from
+`facts` is what a file says of its model in addition to its tensors; `own_model` stores a client's own model, from
 round to round; `difference` makes of a model the 16-bit difference to one that its receiver has.
 """
 

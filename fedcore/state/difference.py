@@ -41,7 +41,7 @@ def can_differ(base: ModelState, model: ModelState) -> bool:
 
 
 def difference_bytes(layout: Layout) -> int:
-    """Bytes of the values in a difference between models of this layout, where all of it is finite."""
+    """Bytes of the values in a difference between models of this layout, if all of it is finite."""
     return sum(spec.nbytes // 2 if spec.dtype == "F32" else spec.nbytes for spec in layout.specs)
 
 
@@ -71,7 +71,7 @@ def rounded(base: ModelState, model: ModelState) -> ModelState:
 
 
 def add_difference(base: ModelState, difference: ModelState, path: Path) -> None:
-    """Write the model that a difference to `base` makes to `path`. Raises PeerError where it is no such difference."""
+    """Write the model that a difference to `base` makes to `path`. Raises PeerError if it is no such difference."""
     wanted = {spec.name: spec for spec in base.layout.specs}
     found = {spec.name: spec for spec in difference.layout.specs}
     if found.keys() != wanted.keys() or any(not _fits(wanted[name], spec) for name, spec in found.items()):
@@ -120,7 +120,7 @@ def _all_finite(bits: NDArray[np.uint16]) -> bool:
 def _rounded(
     base: ModelState, model: ModelState, layout: Layout
 ) -> Iterator[tuple[TensorSpec, int, NDArray[np.uint16] | None, NDArray[np.generic]]]:
-    """(tensor, where, its difference or None, its values as sent), block by block."""
+    """(tensor, position, its difference or None, its values as sent), block by block."""
     dtypes = {spec.name: spec.dtype for spec in layout.specs}
     for spec in model.layout.specs:
         held, new = base[spec.name].reshape(-1), model[spec.name].reshape(-1)

@@ -32,7 +32,7 @@ class ModelFacts:
     """Where a model comes from.
 
     run, federation: empty for a simulation.
-    app, app_sha256: the app that made it, its name where it is known.
+    app, app_sha256: the app that made it, its name if it is known.
     rounds: that it has seen.
     epsilon, delta: what the run had spent by then; None without differential privacy.
     time: when the file was written, ISO 8601 with a time zone.
@@ -40,7 +40,7 @@ class ModelFacts:
         which metric) or "own" (a client's).
     run_config: that it was made with.
     told: the configurations, by their keys and as `config_to_json` has them, that every client got with the last round
-        of training, such as a federation's means; empty where they are not known, as after a plain exchange.
+        of training, such as a federation's means; empty if they are not known, as after a plain exchange.
     """
 
     app_sha256: str
@@ -64,7 +64,7 @@ class ModelFacts:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self | None:
-        """The facts in a file's metadata, None where no fedcore wrote them; raises PeerError where they are damaged."""
+        """The facts in a file's metadata, None if no fedcore wrote them; raises PeerError if they are damaged."""
         texts = {one.name: metadata.get(_PREFIX + one.name) for one in fields(cls)}
         said: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
         if not said:
@@ -89,12 +89,12 @@ def write_model(state: ModelState, path: Path, facts: ModelFacts) -> None:
 
 
 def read_facts(path: Path) -> ModelFacts | None:
-    """What a file says of its model, None where it says nothing; raises PeerError and OSError."""
+    """What a file says of its model, None if it says nothing; raises PeerError and OSError."""
     return ModelFacts.from_metadata(read_metadata(path))
 
 
 def open_initial(path: Path) -> ModelState:
-    """The model that a person names to start from; raises ConfigurationError where the file holds none."""
+    """The model that a person names to start from; raises ConfigurationError if the file holds none."""
     try:
         return ModelState.open(path)
     except OSError as error:

@@ -68,7 +68,7 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int], dict[str, str]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What the file says beside its tensors; raises as `read_header`."""
+    """What the file says in addition to its tensors; raises as `read_header`."""
     table, _ = _read_table(path)
     metadata: dict[str, str] = table.get("__metadata__") or {}
     return metadata

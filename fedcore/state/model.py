@@ -25,8 +25,8 @@ class ModelState(Mapping[str, NDArray[Any]]):
     """Ordered, read-only mapping from tensor names to arrays in storage dtype (BF16 as uint16).
 
     The arrays are views: of memory that the caller gave, or of a memory map that the state keeps
-    open. metadata: what a mapped file says beside its tensors. Raises UsageError when the arrays do not match the
-    layout.
+    open. metadata: what a mapped file says in addition to its tensors. Raises UsageError when the arrays do not match
+    the layout.
     """
 
     __slots__ = ("_arrays", "_map", "_specs", "layout", "metadata", "path")
@@ -51,7 +51,7 @@ class ModelState(Mapping[str, NDArray[Any]]):
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, dtypes: Mapping[str, str] | None = None) -> ModelState:
         """A state over the given arrays, in their order; contiguous arrays are not copied.
 
-        `dtypes` names the safetensors dtype where NumPy has none: `{"weight": "BF16"}` for an
+        `dtypes` names the safetensors dtype if NumPy has none: `{"weight": "BF16"}` for an
         array of uint16 that holds the bits of bfloat16. Raises EncodingError for a dtype that is
         not supported.
         """
@@ -84,7 +84,7 @@ class ModelState(Mapping[str, NDArray[Any]]):
         return state
 
     def release(self) -> None:
-        """Give back the memory of what was read so far; a mapped file is read again where it is needed again.
+        """Give back the memory of what was read so far; a mapped file is read again if it is needed again.
 
         Who goes through a large model once calls this now and then, and never holds the whole of it.
         """
@@ -130,9 +130,9 @@ class ModelState(Mapping[str, NDArray[Any]]):
         *,
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """Elements [start, stop) of the flattened tensor as float32, in `out` where it is given.
+        """Elements [start, stop) of the flattened tensor as float32, in `out` if it is given.
 
-        F64 is rounded (to infinity where it does not fit), F16 and BF16 are widened exactly,
+        F64 is rounded (to infinity if it does not fit), F16 and BF16 are widened exactly,
         integers are rounded to nearest.
         """
         flat = self._arrays[name].reshape(-1)[start:stop]

@@ -20,7 +20,7 @@ from fedcore.state.model import ModelState, StateSink
 from fedcore.system.files import full_disk_named, write_file
 
 OWN_MODEL_FOLDER: Final = "local"
-"""Where an agent's state folder has it."""
+"""Its place in an agent's state folder."""
 RECORD_FILE: Final = "record.json"
 _VERSION: Final = 1
 
@@ -86,12 +86,12 @@ class OwnModelFolder:
                 path.unlink(missing_ok=True)
 
     def load(self, *, app_sha256: str | None = None, layout: Layout | None = None) -> OwnModel | None:
-        """The client's own model, or None where none was saved yet; its tensors are read when they are used.
+        """The client's own model, or None if none was saved yet; its tensors are read when they are used.
 
         Raises ConfigurationError for another app's model, for another layout's, and for a damaged folder.
 
         Args:
-            app_sha256, layout: what it must be of, where given.
+            app_sha256, layout: what it must be of, if given.
         """
         # A save between reading the record and opening the file removes the file: then there is a new record.
         for _ in range(3):
@@ -129,7 +129,7 @@ class OwnModelFolder:
             ) from None
 
     def _read_entry(self) -> dict[str, Any] | None:
-        """The record as it was written; None where there is none."""
+        """The record as it was written; None if there is none."""
         try:
             entry = json.loads((self.folder / RECORD_FILE).read_bytes())
         except FileNotFoundError:

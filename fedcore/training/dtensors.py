@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor | None) -> TypeIs[DTensor]:
-    """Whether it is a DTensor; there is none where nobody has imported its module."""
+    """Whether it is a DTensor; there is none if nobody has imported its module."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -1,8 +1,8 @@
-"""Optimizers that leave torch's compiler alone until somebody compiles.
+"""Optimizers that do not import torch's compiler before a model is compiled.
 
 `torch.optim` imports `torch._dynamo` when an optimizer is made and at each step, so that a compiler does not trace into
 it (torch 2.13: `torch._compile._disable_dynamo`, `torch.optim.optimizer._use_grad_for_differentiable`). That is a third
-of the processor seconds in which a client starts, for what most never use. Where the compiler is not loaded nothing is
+of the processor seconds in which a client starts, for what most never use. If the compiler is not loaded nothing is
 being traced, and these functions mean the same without it; once it is loaded they are torch's own again.
 """
 

@@ -1,7 +1,7 @@
 """Transformers from Hugging Face with a LoRA adapter from PEFT, as models that the local loop can train.
 
 An optional extra: pip install 'fedcore[huggingface]'. Nothing is downloaded and nothing is reported: models come from
-a folder on this machine, as safetensors, and no code that lies beside them is run.
+a folder on this machine, as safetensors, and no code that lies next to them is run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CausalLM(nn.Module):
 def load_pretrained(folder: str) -> Any:
     """The causal language model in a folder made by `save_pretrained`, in float32.
 
-    Raises ConfigurationError where there is none.
+    Raises ConfigurationError if there is none.
     """
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(
@@ -77,7 +77,7 @@ def tiny_llama(vocabulary: int = 256) -> Any:
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The tokenizer in the same folder. Raises ConfigurationError where there is none."""
+    """The tokenizer in the same folder. Raises ConfigurationError if there is none."""
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def with_lora(transformer: Any, *, rank: int, alpha: float, targets: str | Sequence[str] = "all-linear") -> CausalLM:
-    """The transformer frozen, with trainable matrices of the given rank beside its linear layers.
+    """The transformer frozen, with trainable matrices of the given rank added to its linear layers.
 
     The update of a weight is alpha / rank times B A, with B zero at the start (Hu et al. 2021, arXiv 2106.09685,
     section 4.1), so the model starts as it was. They are drawn from torch's global generator. Raises ConfigurationError

@@ -85,12 +85,12 @@ class Evaluation:
 
     @property
     def values(self) -> dict[str, float]:
-        """The figure of each metric on these examples alone, nan where it means nothing."""
+        """The figure of each metric on these examples alone, nan if it means nothing."""
         return {m.name: m.value(torch.tensor(self.sums[m.name], dtype=torch.float64)) for m in self.metrics}
 
     @property
     def accuracy(self) -> float:
-        """Share of right predictions, 0 to 1, 0 if nothing was counted; UsageError where it was not asked for."""
+        """Share of right predictions, 0 to 1, 0 if nothing was counted; UsageError if it was not asked for."""
         if accuracy.name not in self.sums:
             raise UsageError("the accuracy was not measured: ask for it by evaluate(..., metrics=[accuracy])")
         right, counted = self.sums[accuracy.name]
@@ -217,7 +217,7 @@ def evaluate(
     The loss is the engine's own.
 
     Args:
-        metrics: by default the accuracy where that is cross entropy, and none elsewhere.
+        metrics: by default the accuracy if that is cross entropy, and none elsewhere.
     """
     if metrics is None:
         metrics = default_metrics(engine.recipe.loss)
@@ -237,7 +237,7 @@ def evaluate(
 
 
 def default_metrics(loss: Loss) -> tuple[Metric, ...]:
-    """What is measured where nobody says: the accuracy beside cross entropy."""
+    """The metrics by default: the accuracy with cross entropy, none with other losses."""
     return (accuracy,) if loss is cross_entropy else ()
 
 
@@ -279,7 +279,7 @@ class _Count:
         return torch.stack([counts.sum().to(losses.device), (losses * counts.to(losses.device)).sum()])
 
     def evaluation(self, examples: int, data: TrainingData) -> Evaluation:
-        """After the last batch; every rank has to call it. Raises DataError where missing values make nonsense."""
+        """After the last batch; every rank has to call it. Raises DataError if missing values make nonsense."""
         if self._whole and (self._seen or self._engine.data_size > 1):
             output, targets = (self._engine.together(torch.cat(parts)) for parts in zip(*self._seen, strict=True))
             if self._engine.data_rank == 0:
@@ -295,7 +295,7 @@ class _Count:
 
 
 def refuse_missing(result: float, data: TrainingData) -> None:
-    """Raise DataError where a result is no number because values of the data are missing, saying which."""
+    """Raise DataError if a result is no number because values of the data are missing, saying which."""
     if math.isfinite(result) or not isinstance(data, Split):
         return
     for name, values in (("features x", data.x), ("targets y", data.y)):

@@ -1,4 +1,4 @@
-"""What a model's output is worth: the loss that a client trains by and tests with.
+"""Losses that clients train and test with.
 
 A loss is a sum over examples, or one number for a whole batch. The first kind is the same however the examples are
 divided into batches, micro-batches and ranks; the second is not, and is declared (`over="batch"`), so that nothing
@@ -7,7 +7,7 @@ divides its batches unseen (docs/adr/0027-losses-metrics-algorithms.md).
 Shapes of the ready-made ones, n examples:
 
     cross_entropy           logits [n, classes], or one [n, 1]      targets [n], whole numbers
-                            logits [n, length, classes]             targets [n, length], IGNORED where there is none
+                            logits [n, length, classes]             targets [n, length], IGNORED if there is none
     binary_cross_entropy    one logit [n] or [n, 1]                 targets [n] or [n, 1], 0 to 1
     multi_label             logits [n, labels]                      targets [n, labels], 0 to 1
     squared_error, absolute_error, huber   values [n] or [n, k]     targets of the same shape; [n, 1] and [n] are one
@@ -40,12 +40,12 @@ LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class Loss:
     """What a model is trained and tested by.
 
-    over: "example" where `compute` gives the loss of each example [n], which depends on no other; "batch" where it
+    over: "example" if `compute` gives the loss of each example [n], which depends on no other; "batch" if it
         gives one number [] for the batch, as its mean.
     counts: of targets [n, ...], how many each example's loss is the mean over, float64 [n], which is its weight in a
         test; None for one each.
     total: the sum [] of what `compute` gives, in fewer operations and with the same gradient bit for bit; None, also as
-        its result, where there is no such way.
+        its result, if there is no such way.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Loss:
             raise ConfigurationError(f'loss {self.name}: over is "example" or "batch", not {self.over!r}')
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The losses [n], or the batch's loss []; raises ConfigurationError where `compute` gives another shape."""
+        """The losses [n], or the batch's loss []; raises ConfigurationError if `compute` gives another shape."""
         found = self.compute(output, targets)
         expected = [] if self.over == "batch" else [len(output)]
         if list(found.shape) != expected:
@@ -74,7 +74,7 @@ class Loss:
         return found * len(output) if self.over == "batch" else found.sum()
 
     def check_engine(self, config: EngineConfig, ranks: int) -> None:
-        """Raise ConfigurationError for an engine that would cut a batch in parts, where the loss is over the batch."""
+        """Raise ConfigurationError for an engine that would cut a batch in parts, if the loss is over the batch."""
         if self.over == "example":
             return
         reason, parts = "", config.data_ranks(ranks)
@@ -134,7 +134,7 @@ def counted_targets(targets: Tensor) -> Tensor:
 
 
 def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and targets in one shape and dtype, [n, k]; raises UsageError where theirs differ by more than a 1."""
+    """Values and targets in one shape and dtype, [n, k]; raises UsageError if theirs differ by more than a 1."""
     wide = output.float() if output.dtype in _HALF else output
     flat, wanted = (t.unsqueeze(1) if t.dim() == 1 else t for t in (wide, targets))
     if flat.shape != wanted.shape or flat.dim() != 2:
@@ -163,7 +163,7 @@ def _total_cross_entropy(output: Tensor, targets: Tensor) -> Tensor | None:
 
 
 def _at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
-    """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED; or their sum []."""
+    """Cross entropy at each position, in the shape of `targets`, 0 if the target is IGNORED; or their sum []."""
     if targets.is_floating_point():
         shape = ", ".join(["n", *map(str, targets.shape[1:])])
         raise ConfigurationError(
@@ -225,7 +225,7 @@ def _huber(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _cox(output: Tensor, targets: Tensor) -> Tensor:
-    """Negative partial log likelihood of the batch over its number of events []; 0 where it has none.
+    """Negative partial log likelihood of the batch over its number of events []; 0 if it has none.
 
     Ties as Breslow (1974): all with the same time are at risk at each of their events. Examples are at risk until
     their own time; risks are compared within the batch alone.

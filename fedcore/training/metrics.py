@@ -1,4 +1,4 @@
-"""How good a model is: figures made of sums, so that those of batches, ranks and sites add up to the federation's.
+"""Metrics computed from sums, so that those of batches, ranks and sites add up to the federation's.
 
 A metric is two functions. `count` gives sums over some examples, and `value` reads the figure off the sums of all. A
 mean of sites' RMSEs or AUCs is not the federation's; the figure of their added sums is. Own ones are made like those
@@ -39,8 +39,8 @@ class Metric:
     better: whether more or less of it is better.
     length: number of sums.
     count: (output of the model [n, ...], targets [n, ...]) -> sums over these examples [length].
-    value: sums over all -> the figure, nan where it means nothing.
-    over: "example" where the sums of any parts add up to those of the whole; "set" where examples are compared with
+    value: sums over all -> the figure, nan if it means nothing.
+    over: "example" if the sums of any parts add up to those of the whole; "set" if examples are compared with
         each other, so that a site counts its whole test set at once and only sites are added.
     """
 
@@ -60,7 +60,7 @@ class Metric:
             )
 
     def sums(self, output: Tensor, targets: Tensor) -> Tensor:
-        """`count` of some examples, float64 [length]; raises ConfigurationError where it gives something else."""
+        """`count` of some examples, float64 [length]; raises ConfigurationError if it gives something else."""
         found = self.count(output, targets).to(torch.float64)
         if found.shape != (self.length,):
             raise ConfigurationError(
@@ -97,7 +97,7 @@ def _ratio(sums: Tensor) -> float:
 
 
 def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Predicted and true class at each counted position, int64 [m]; where shapes are equal, of each label."""
+    """Predicted and true class at each counted position, int64 [m]; if shapes are equal, of each label."""
     if output.shape == targets.shape or (output.dim() == 2 and output.shape[1:] == (1,) and targets.dim() == 1):
         found = (output > 0).long().reshape(targets.shape)
     elif output.shape[:-1] == targets.shape and output.dim() in (2, 3):
@@ -254,7 +254,7 @@ def _c_index(sums: Tensor) -> float:
 
 
 accuracy = Metric("accuracy", "max", 2, _right, _ratio)
-"""Share of right predictions: of classes, or of each label where output and targets have one shape."""
+"""Share of right predictions: of classes, or of each label if output and targets have one shape."""
 
 rmse = Metric("rmse", "min", 2, _squares, lambda sums: math.sqrt(_ratio(sums)))
 """Root of the mean squared error."""
@@ -268,6 +268,6 @@ r2 = Metric("r2", "max", 4, _variances, _r2)
 c_index = Metric("c_index", "max", 3, _pairs, _c_index, over="set")
 """Harrell's concordance index: of two examples of one site, how often that of higher risk has its event first.
 
-A pair is comparable where the one with the earlier time had the event, or both have one time and one of them had it.
+A pair is comparable if the one with the earlier time had the event, or both have one time and one of them had it.
 Pairs with equal risks count half. Examples of two sites are never compared, which would need both in one place.
 """

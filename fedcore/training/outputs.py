@@ -1,4 +1,4 @@
-"""What a trained model says to new examples, a batch at a time."""
+"""Outputs of a trained model for new examples, a batch at a time."""
 
 from __future__ import annotations
 

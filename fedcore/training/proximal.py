@@ -1,8 +1,8 @@
 """The pull towards an anchor that FedProx and Ditto add to a client's objective: mu/2 ||w - w0||^2.
 
 FedProx (Li et al. 2020, MLSys, equation 2): w0 is the global model that the round started from, and the pull bounds how
-far clients drift apart. Ditto (Li et al. 2021, ICML, equation 2): the personal model is trained beside the global one,
-which is its w0; mu is called lambda there.
+far clients drift apart. Ditto (Li et al. 2021, ICML, equation 2): the personal model is trained in addition to the
+global one, which is its w0; mu is called lambda there.
 
 All functions take lists of tensors, so that they serve every engine: of a DTensor they use this rank's shard, and need
 no communication. The anchor is sharded as the parameters are.
@@ -29,7 +29,7 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
 
     Call it between the last backward pass and the step, before clipping if the pull is to be clipped too. Frozen
     parameters are left out; one that the loss did not reach gets a gradient. Raises ConfigurationError for a mu that is
-    negative or not finite, UsageError where the two lists do not have the same shapes.
+    negative or not finite, UsageError if the two lists do not have the same shapes.
     """
     if not (math.isfinite(mu) and mu >= 0):
         raise ConfigurationError(

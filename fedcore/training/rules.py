@@ -1,4 +1,4 @@
-"""What a federated algorithm changes in a client's local steps: the gradient, between backward pass and optimizer.
+"""Rules by which a federated algorithm changes a client's gradients, between backward pass and optimizer.
 
 A rule sees lists of tensors in the order of `Engine.parameters`, on a sharding engine this rank's shards, and works
 on each element by itself. So it needs no communication, and one over stacked tensors of several clients is the same.

@@ -15,7 +15,7 @@ _DOMAIN = b"fedcore training seed v1"
 _DEVICES_BUILT = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")) or (
     torch.backends.mps.is_built()
 )
-"""Whether this torch knows any accelerator. Where it does, only using one tells whether it is there."""
+"""Whether this torch knows any accelerator. If it does, only using one tells whether it is there."""
 
 
 def derive_seed(*parts: int | str) -> int:

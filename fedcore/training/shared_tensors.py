@@ -25,7 +25,7 @@ from fedcore.errors import ConfigurationError
 def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(shared, personal): `names` in their order, those that match a pattern and those that do not.
 
-    Raises ConfigurationError for a pattern that matches nothing, and where nothing would be left to share.
+    Raises ConfigurationError for a pattern that matches nothing, and if nothing would be left to share.
 
     Args:
         patterns: as for `fnmatch`, case counts: "head.*" is everything below `head`. None makes everything shared.
@@ -51,8 +51,8 @@ def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[st
 def personal_names(model: nn.Module, patterns: Sequence[str] = (), *, batch_norm: bool = False) -> tuple[str, ...]:
     """The personal tensors of `model`, in the order of its state dict.
 
-    Raises ConfigurationError as `split_names` does, for a model without batch normalisation where that is asked for,
-    and where tensors that share their memory would be parted.
+    Raises ConfigurationError as `split_names` does, for a model without batch normalisation if that is asked for,
+    and if tensors that share their memory would be parted.
 
     Args:
         batch_norm: all of its batch normalisation too.
@@ -104,7 +104,7 @@ def freeze_all_but(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]
 def adapter_names(model: nn.Module) -> tuple[str, ...]:
     """Names of the trainable parameters, in the model's order.
 
-    Raises ConfigurationError where there is none, and where nothing is frozen: no whole model travels by mistake.
+    Raises ConfigurationError if there is none, and if nothing is frozen: no whole model travels by mistake.
     """
     parameters = list(model.named_parameters())
     names = tuple(name for name, parameter in parameters if parameter.requires_grad)

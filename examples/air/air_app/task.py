@@ -27,7 +27,7 @@ def initial_model(seed: int) -> nn.Module:
 
 
 def hours(station: int, seed: int) -> tuple[Split, Split]:
-    """Training and test part of a station: x float32 [n, 11], NaN where missing, and y, PM2.5 in 10 µg/m³, float32 [n].
+    """Training and test part of a station: x float32 [n, 11], NaN if missing, and y, PM2.5 in 10 µg/m³, float32 [n].
 
     The last fifth of the time is the test part. An hour without PM2.5 is left out.
     """

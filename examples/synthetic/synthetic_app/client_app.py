@@ -1,4 +1,4 @@
-"""The ClientApp: trains on the samples of one device, for fewer epochs where the server counts it among the late."""
+"""The ClientApp: trains on the samples of one device, for fewer epochs if the server counts it among the late."""
 
 import numpy as np
 

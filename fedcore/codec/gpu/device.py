@@ -1,4 +1,4 @@
-"""A client's words on a device: rounded, packed and masked where there are hundreds of times the processor's lanes.
+"""Encodes and masks a client's update on a GPU, bit for bit as the processor does.
 
 The words are the processor's, bit for bit (`device_kernels`), so nobody sees where they were made. The agent makes
 them, and not the process that trained: seeds and keys never come near user code. It maps the file that rank 0 handed
@@ -35,7 +35,8 @@ SERVED_BITS: Final = (16, 21, 32, 64)
 PIECE_FIELDS: Final = 16 * BLOCK_FIELDS
 """Fields that are on their way to the device at a time: 50 MiB of float32, of the update and of the global model."""
 _PIECE_BYTES: Final = 64 * PIECE_FIELDS
-"""Device memory that a piece takes beside the words, with room: both models, random bits, fields, the next piece."""
+"""Device memory that a piece takes in addition to the words, with room: both models, random bits, fields, the next
+piece."""
 _BLOCK_WORDS: Final = CIPHER_BLOCK_BYTES // WORD_BYTES
 _RANDOM_BYTES: Final = 2
 PROGRAM_BLOCKS: Final = 128
@@ -49,7 +50,7 @@ _COPIED: Final = 1 << 20
 class Rounded:
     """What happened to one tensor with scale `index`.
 
-    largest: its largest |delta|; NaN or infinity where one is not finite.
+    largest: its largest |delta|; NaN or infinity if one is not finite.
     clipped: how many elements were.
     """
 
@@ -62,7 +63,7 @@ class Rounded:
 class DeviceVector:
     """The words of one update, uint64 [count], on a device, until they are masked and come to the host.
 
-    `open_vector` makes one where it is worth it. Its methods are called one after another, from any thread.
+    `open_vector` makes one if it is worth it. Its methods are called one after another, from any thread.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -86,7 +87,7 @@ class DeviceVector:
 
         Args:
             factors: by scale.
-            key: of the random bits, as in `StochasticRounder`. Where a value is not finite its field is meaningless, as
+            key: of the random bits, as in `StochasticRounder`. If a value is not finite its field is meaningless, as
                 all of them are to the caller.
         """
         import torch
@@ -248,12 +249,12 @@ class DeviceVector:
 
 
 def device_serves_from() -> int | None:
-    """Bytes of the least upload that `open_vector` takes to a device; None where nothing for one is installed."""
+    """Bytes of the least upload that `open_vector` takes to a device; None if nothing for one is installed."""
     return None if importlib.util.find_spec("triton") is None else LEAST_WORDS * WORD_BYTES
 
 
 def open_vector(count: int) -> DeviceVector | None:
-    """A vector of `count` words on the device, or None where there is none, no room on it, or too little to do.
+    """A vector of `count` words on the device, or None if there is none, no room on it, or too little to do.
 
     Whether there is room depends on the machine and on what runs on it; that there are so many words is public.
     """

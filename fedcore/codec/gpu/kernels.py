@@ -50,7 +50,7 @@ def add_streams(
     """Add streams to `words` (int64 [count]), each cipher block by one lane, which makes it for all terms in turn.
 
     terms
-        int32 [term_count, 9]: of each term the eight words of its seed, and 0, or -1 where it is subtracted.
+        int32 [term_count, 9]: of each term the eight words of its seed, and 0, or -1 if it is subtracted.
     first, skip
         The first word's cipher block in the stream, and which of the block's words it is.
     chunk_blocks
@@ -182,7 +182,7 @@ def round_update(
         limit = levels.to(tl.float64)
     beyond = tl.abs(scaled) > limit
     tl.atomic_add(found + 1, tl.sum(beyond.to(tl.int32), 0).to(tl.int64))
-    # What is not finite is refused by whoever reads `found`; until then it is only to be no undefined conversion.
+    # What is not finite is refused by the reader of `found`; until then it is only to be no undefined conversion.
     scaled = tl.where(beyond, tl.where(scaled > 0, limit, -limit), scaled)
     scaled = tl.where(size < 0x7F800000, scaled, 0)
     if BITS == 16:

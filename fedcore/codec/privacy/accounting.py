@@ -163,7 +163,7 @@ class Accountant:
 
     Composition is adaptive: later models may depend on earlier sums (Mironov 2017, Proposition 1). The noise that is
     really drawn differs from the ideal by `Release.distance`. A mechanism within t of an (epsilon, delta)-private one
-    is (epsilon, delta + (1 + e^epsilon) t)-private, so 2^-10 of delta is set aside for it; where that is not enough
+    is (epsilon, delta + (1 + e^epsilon) t)-private, so 2^-10 of delta is set aside for it; if that is not enough
     (epsilon above about 35, which protects nobody), epsilon is infinite.
     """
 
@@ -181,7 +181,7 @@ class Accountant:
         self._distance += times * release.distance
 
     def epsilon(self, delta: float, *, further: Release | None = None, times: int = 1) -> float:
-        """Epsilon at `delta`, also with `further` counted `times` times; 0 where nothing was released."""
+        """Epsilon at `delta`, also with `further` counted `times` times; 0 if nothing was released."""
         if further is not None:
             after = Accountant()
             after._rdp, after._distance = self._rdp, self._distance
@@ -201,7 +201,7 @@ def calibrated_multiplier(mechanism: Mechanism, *, epsilon: float, delta: float,
     """The least noise multiplier, to four digits, for which so many exchanges cost at most `epsilon` at `delta`.
 
     For the coarsest grid that `grid_scale` gives, relative to its sensitivity: any model's exchange costs that or less.
-    Raises ConfigurationError where no reasonable noise is enough.
+    Raises ConfigurationError if no reasonable noise is enough.
     """
 
     def cost(multiplier: float) -> float:

@@ -69,7 +69,7 @@ def table_distance(bound: int) -> float:
 
 
 def noise_bound(mechanism: Mechanism, variance: float) -> int:
-    """The largest magnitude that a table of this variance gives; raises EncodingError where no table can be made."""
+    """The largest magnitude that a table of this variance gives; raises EncodingError if no table can be made."""
     if not (0 < variance < math.inf):
         raise EncodingError(f"the variance of a noise share is {variance!r}; it must be greater than 0")
     bound = _cutoff(mechanism, variance, _TAIL_BITS) - 1
@@ -182,7 +182,7 @@ class NoiseSampler:
     """Independent draws from the distribution of a table.
 
     A draw takes one 64-bit word: the lowest bit is the sign, the others are the first 63 bits of a uniform number U in
-    [0, 1). The magnitude is the number of table entries that are at most U. Only where an entry begins with the very
+    [0, 1). The magnitude is the number of table entries that are at most U. Only if an entry begins with the very
     same 63 bits the next 64 are drawn, so the decision is by 127 bits at the price of 63.
     """
 
@@ -213,7 +213,7 @@ class NoiseSampler:
         return found
 
     def _decide(self, word: int, first: int) -> int:
-        """The magnitude where entries from `first` on begin with `word`: 64 more bits of U decide."""
+        """The magnitude if entries from `first` on begin with `word`: 64 more bits of U decide."""
         more = np.empty(1, np.uint64)
         self._stream.fill(more)
         magnitude = first

@@ -96,7 +96,7 @@ def decode_noised(
 
     Every client weighs 1, so `examples` of the result is the number of survivors, and who contributed nothing counts
     as an update of zero: the number of failures is an estimate, with which the mean is not corrected. Raises PeerError
-    for a sum that honest clients cannot make, NothingContributed where the noise leaves no doubt that all have failed.
+    for a sum that honest clients cannot make, NothingContributed if the noise leaves no doubt that all have failed.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     lanes = words.view(np.uint32)
@@ -186,7 +186,7 @@ def round_within_norm(
     """Write the coordinates times `factor`, rounded stochastically, again until the norm is within the sensitivity.
 
     The check is on integers. It is what makes the sensitivity certain: neither float32 nor a client's own mistakes in
-    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`, so where all of them do the
+    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`, so if all of them do the
     vector was longer than its bound before: UsageError.
     """
     stream = KeyStream(randomness, ROUNDING)
@@ -261,7 +261,7 @@ def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) 
 def _estimated_failures(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> tuple[int, bool]:
     """How many contributed nothing, to the nearest whole number, and whether the noise leaves no doubt that all did.
 
-    0 where the noise alone may account for it; so always where it is larger than all of the survivors would be.
+    0 if the noise alone may account for it; so always if it is larger than all of the survivors would be.
     """
     release = encoding.release
     estimate = float(_mean(encoding, lanes[-1:], survivors)[0]) * survivors / encoding.clip

@@ -1,9 +1,9 @@
 """The public parameters of an exchange with differential privacy, identical on the server and on every client.
 
 A vector is one 32-bit lane for each coordinate, two to a 64-bit word. Nothing else is
-in it. What the encoding without noise sends beside the update (examples, metrics of training, sizes, counts of clipped
-elements, integer tensors) is about single clients and would need noise of its own; here every client weighs 1, scales
-follow from the clipping norm alone, and the number of survivors is public.
+in it. What the encoding without noise sends in addition to the update (examples, metrics of training, sizes, counts of
+clipped elements, integer tensors) is about single clients and would need noise of its own; here every client weighs 1,
+scales follow from the clipping norm alone, and the number of survivors is public.
 
 The last coordinate says whether a client contributes nothing: such a one sends the bound there and zero everywhere
 else, any other zero there. So its norm is within the same bound, and the sum tells how many failed only through noise.
@@ -185,5 +185,5 @@ def private_encoding(
 
 
 def release_of(encoding: AnyEncoding | None) -> Release | None:
-    """What a sum with this encoding reveals under differential privacy; None where it has none."""
+    """What a sum with this encoding reveals under differential privacy; None if it has none."""
     return encoding.release if isinstance(encoding, PrivateEncoding) else None

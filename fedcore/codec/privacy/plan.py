@@ -19,9 +19,9 @@ class PrivacyPlan:
     clip_norm
         L2 bound on a client's update.
     metric_bound
-        Bound on each metric of an evaluation; 0 where clients are asked for none.
+        Bound on each metric of an evaluation; 0 if clients are asked for none.
     epsilon
-        The budget; infinite where there is none. A run stops all the same where no finite epsilon can be stated.
+        The budget; infinite if there is none. A run stops all the same if no finite epsilon can be stated.
     delta
         At which epsilon is stated.
     """
@@ -58,7 +58,7 @@ class PrivacyBudget:
     _spent: Accountant = field(default_factory=Accountant, init=False)
 
     def withholds(self, trains: bool) -> bool:
-        """Whether clients are not asked at all: for metrics alone, where nothing bounds them."""
+        """Whether clients are not asked at all: for metrics alone, if nothing bounds them."""
         return self.plan is not None and not self.plan.metric_bound and not trains
 
     def admit(self, release: Release | None) -> None:

@@ -1,8 +1,8 @@
 """Noise that one site adds to its own sums over records, enough by itself to protect each of its records.
 
 Neighbours are two data sets of one site that differ in one record, which is there or is not. The noise is not shared
-out: what the site sends is (epsilon, delta)-differentially private whoever colludes with the server, and whether or not
-it is masked. That costs the square root of the number of sites in the noise of their sum. See docs/adr/0023.
+out: what the site sends is (epsilon, delta)-differentially private, no matter who colludes with the server, and whether
+or not it is masked. That costs the square root of the number of sites in the noise of their sum. See docs/adr/0023.
 
 Values are rounded to the nearest step of a grid, and noise of whole steps is added: so what is added up over sites are
 whole numbers, and no floating point number takes part in the noise. Between neighbours the values before rounding

@@ -1,4 +1,4 @@
-"""One task for many clients of one process: several at once where that gives what they give one by one.
+"""Runs one task for many clients of a process, batched if that gives the same results as one by one.
 
 Only an app of `supervised_app` says beforehand how it will train (`SupervisedApp.plan`); whatever else is in an app is
 run as it is, one client after the other. So are clients that have nothing to share: a group is those that follow one
@@ -38,7 +38,7 @@ class ClientMessage(Protocol):
 
 
 def ignore_line(line: str) -> None:
-    """For who does not ask why."""
+    """A `warn` that drops the reason."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class BatchedClients:
 
     runner: of a client.
     at_once: how many clients train at once, 1 for one by one, 0 for as many as pay.
-    warn: is told once why clients train one by one: always where both ways differ, otherwise only where at_once is
+    warn: hears once why clients train one by one: always if both ways differ, otherwise only if at_once is
         greater than 1.
     """
 
@@ -61,7 +61,7 @@ class BatchedClients:
             raise ConfigurationError(f"clients at once cannot be {self.at_once}; 0 means as many as pay, 1 one by one")
 
     def size(self, task: Task, clients: Sequence[int]) -> int:
-        """How many of these clients would be worked on at a time; 1 where the app does not allow more."""
+        """How many of these clients would be worked on at a time; 1 if the app does not allow more."""
         together = self._together_for(task, clients)
         return 1 if together is None else together.size(task.run_config, trains=task.trains)
 
@@ -91,7 +91,7 @@ class BatchedClients:
                     yield client, self._reply(client, alike[client], content, *found)
 
     def _together_for(self, task: Task, clients: Sequence[int]) -> SupervisedBatches | None:
-        """Whoever does the clients' work together, if anybody can."""
+        """Batches the clients' work; None if it cannot be batched."""
         if self.at_once == 1 or len(clients) < 2:
             return None
         runner = self.runner(clients[0])
@@ -105,7 +105,7 @@ class BatchedClients:
         return self._together if app is not None else None
 
     def _read(self, client: int, asked: ClientMessage) -> LocalContent | Path:
-        """The content that all get, read once for an app of ours; as it is where a client will say what is wrong."""
+        """The content that all get, read once for a `TensorApp`; as it is if a client will say what is wrong."""
         try:
             ours = self.runner(client).local_app(asked.task) is not None
             return LocalContent.read(asked.content) if ours else asked.content

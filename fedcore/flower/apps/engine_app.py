@@ -92,9 +92,9 @@ def local_app(
         data: training and test part of a node, for others, such as a comparison, to train and test the same model on
             the same examples.
         metrics: what its models are judged by; `evaluate` has to report them (`Evaluation.reported`).
-        columns: names of the features, and which statistics of theirs the clients need before they train.
+        columns: names of the features, and which of their statistics the clients need before they train.
         personal: what stays on the client, from the run config.
-        optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last
+        optimizer_state: momenta from round to round: fresh ones each round, those of this client's last
             round (lost when it restarts), or the federation's average, which is then part of the model that the server
             holds.
         adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same
@@ -114,7 +114,7 @@ def local_app(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What `local_app` was given beside its two functions; the fields are explained there."""
+    """What `local_app` was given in addition to its two functions; the fields are explained there."""
 
     model: Callable[[UserConfig], nn.Module]
     optimizer: Callable[[UserConfig], MakeOptimizer]
@@ -345,7 +345,7 @@ def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
 
 
 def split_examples(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
-    """The number of examples, and the other metrics; raises AppError where there is no such number."""
+    """The number of examples, and the other metrics; raises AppError if there is no such number."""
     rest = dict(metrics)
     return take_examples(rest, _EXAMPLES), rest
 
@@ -365,7 +365,7 @@ def supervised_app(
 ) -> SupervisedApp:
     """A `local_app` that trains on minibatches, and tests loss and metrics.
 
-    Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
+    Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` if there are no
     epochs, and `seed`; of the node's, nothing. It reports `train_loss`, `eval_loss`, and of each metric what
     `Evaluation.reported` says.
 

@@ -1,4 +1,4 @@
-"""An algorithm's part in the training of one client: its second section, what it keeps, and whether that counts.
+"""Runs a federated algorithm on one client: its second section, its state, and which state the server's sum includes.
 
 What a client keeps moves on with its training, and the server's figures with the sum. An update that is in no sum,
 since the client dropped out or its attempt failed, moved the server by nothing, so what was kept with it must not stay:
@@ -34,7 +34,7 @@ _SLOTS = ("algorithm-a", "algorithm-b")
 class AlternatingStates:
     """What an algorithm keeps on one client, in two places that take turns.
 
-    counted: the round of the client's last training whose update was in its sum; None where nobody knows, and every
+    counted: the round of the client's last training whose update was in its sum; None if that is unknown, and every
         training counts, as in Flower's own runtime.
     """
 
@@ -69,7 +69,7 @@ class AlgorithmWork:
 
     @classmethod
     def of(cls, job: LocalJob, work: Personalization, store: OwnModelStore) -> AlgorithmWork | None:
-        """None where the message asks for no algorithm; raises ConfigurationError for one that cannot work here."""
+        """None if the message asks for no algorithm; raises ConfigurationError for one that cannot work here."""
         name = str(job.message.get(STRATEGY, ""))
         algorithm = make_algorithm(name, work.engine, work.shared, job.message)
         if algorithm is None:

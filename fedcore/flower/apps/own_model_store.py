@@ -1,4 +1,4 @@
-"""Where a client's own model stays between rounds."""
+"""Stores of a client's own model between rounds: in Flower's Context, or in a folder."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class OwnModelStore(Protocol):
     """Keeps one model for one client."""
 
     def load(self, layout: Layout) -> ModelState | None:
-        """What was saved last, or None; raises ConfigurationError where that has another layout."""
+        """What was saved last, or None; raises ConfigurationError if that has another layout."""
 
     def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         """Keep what `write` writes in place of what was kept before."""
 
     def round_kept(self) -> int | None:
-        """The round of what was saved last in this run; None where nothing was."""
+        """The round of what was saved last in this run; None if nothing was."""
 
     def beside(self, name: str) -> OwnModelStore:
         """Another store of the same client, for something else."""

@@ -1,4 +1,4 @@
-"""Who has how many of which label: an app's own data function asked for every client, as a comparison would."""
+"""Counts each client's labels, by calling the app's data function for every client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LabelCounts:
     """Training examples of each client by label, int64 [clients, labels].
 
     test: the same of the test parts.
-    labels: the classes; empty where the targets are no classes, and the one column counts examples.
+    labels: the classes; empty if the targets are no classes, and the one column counts examples.
     """
 
     train: NDArray[np.int64]
@@ -37,7 +37,7 @@ class LabelCounts:
 
 
 def label_counts(app: FlowerApp, config: Mapping[str, Any], clients: int) -> LabelCounts:
-    """Ask the app for the parts of every client; raises AppError for an app without a data function of ours."""
+    """Ask the app for the parts of every client; raises AppError for an app without a data function."""
     client = load_object(app.folder, app.clientapp, ClientApp)
     if not isinstance(client, LocalApp) or client.data is None:
         raise AppError(
@@ -61,7 +61,7 @@ def label_counts(app: FlowerApp, config: Mapping[str, Any], clients: int) -> Lab
 
 
 def _targets(half: object) -> NDArray[Any] | None:
-    """The class of each example; None where the targets are none."""
+    """The class of each example; None if the targets are none."""
     if isinstance(half, Split) and half.y.ndim == 1 and half.y.dtype.kind in "iu" and (half.y >= 0).all():
         return half.y
     return None

@@ -1,4 +1,4 @@
-"""What of a model stays on the client, and how the global and the personal model take turns on one engine."""
+"""Personalization: which tensors stay on the client, and how both models take turns on one engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Frozen:
     def applied(self, model: nn.Module) -> nn.Module:
         """The model, its frozen parameters without gradients.
 
-        Raises ConfigurationError for a pattern that no parameter fits, and where nothing would be left to train.
+        Raises ConfigurationError for a pattern that no parameter fits, and if nothing would be left to train.
         """
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for pattern in self.patterns:
@@ -124,7 +124,7 @@ class Personal:
 
     @property
     def whole(self) -> bool:
-        """Whether the client keeps a whole model beside the global one."""
+        """Whether the client keeps a whole model in addition to the global one."""
         return self.keep_model or self.ditto > 0
 
 
@@ -212,7 +212,7 @@ class Personalization:
     def evaluate(
         self, model: ModelState | None, store: OwnModelStore, test: Callable[[], Mapping[str, MetricValue]]
     ) -> dict[str, MetricValue]:
-        """The metrics of the global model, and of the personal one beside them where the client keeps a whole one."""
+        """The metrics of the global model, and of the personal one in addition if the client keeps a whole one."""
         self._receive(model, store)
         metrics = dict(test())
         if not self.personal.whole:

@@ -1,4 +1,4 @@
-"""What the apps of simulated clients gave in one exchange, so that no attempt at it runs them again."""
+"""Cache of the results of simulated clients in one exchange, so that a retry does not run their apps again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AppResults:
         return client in self._results
 
     def drop(self, client: int) -> None:
-        """Forget what the client's app gave: it is to run anew."""
+        """Forget what the client's app gave: it is to run again."""
         self._results.pop(client, None)
         if self._folder is not None:
             (self._folder / f"{client}.safetensors").unlink(missing_ok=True)

@@ -33,7 +33,7 @@ EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 def server_test(
     client: LocalApp, config: UserConfig, test_set: TestSet | None, statistics: Mapping[str, Any]
 ) -> EvaluateFn | None:
-    """The `evaluate_fn` that tests the ClientApp's model after each round; None where `central-test` is 0 or missing.
+    """The `evaluate_fn` that tests the ClientApp's model after each round; None if `central-test` is 0 or missing.
 
     It finds `eval_loss`, `eval_acc` for the accuracy, and the app's other metrics by their names. Of a larger test set
     it takes as many examples as `central-test` says, drawn by the seed of the run and the same in every round.

@@ -55,7 +55,7 @@ _Read: TypeAlias = Callable[[Mapping[str, Any], Context], Columns]
 def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> None:
     """Let a ClientApp answer `federated_statistics` for its columns: name -> values, numbers of any shape.
 
-    A NaN is a missing value. The values of one place in all columns are a record, where records are to be protected.
+    A NaN is a missing value. The values of one place in all columns are a record, if records are to be protected.
     """
     _register(app, lambda question, context: columns(context))
 
@@ -64,9 +64,9 @@ def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> Non
 class TrainingColumns:
     """The columns of an app whose data are known: of the training part, features [n, d], and the targets [n] as "y".
 
-    names: of the features; "x0", "x1" and so on where there are none.
+    names: of the features; "x0", "x1" and so on if there are none.
     bounds: from the run config, those of the columns whose statistics every client has to know before it trains
-        (`standardised`); None where they need none.
+        (`standardised`); None if they need none.
     """
 
     names: tuple[str, ...] | None = None
@@ -92,7 +92,7 @@ class TrainingColumns:
     def pooled(
         self, config: UserConfig, data: Callable[[LocalJob], tuple[Any, Any]] | None, jobs: Sequence[LocalJob]
     ) -> dict[str, Any]:
-        """The same for nodes whose data are all here, as `jobs` read them; nothing where nobody knows the data."""
+        """The same for nodes whose data are all here, as `jobs` read them; nothing if the data are not known."""
         if self.bounds is None or data is None:
             return {}
         question = StatisticsQuery.of(self.bounds(config))
@@ -104,7 +104,7 @@ class TrainingColumns:
 def app_bounds(folder: Path) -> dict[str, tuple[float, float]]:
     """The bounds in the pyproject.toml of an app's folder, `[tool.fedcore.statistics.bounds]`, in their order there.
 
-    So app and `fedcore stats` have the same ones. Raises AppError or ConfigurationError where there are none by column.
+    So app and `fedcore stats` have the same ones. Raises AppError or ConfigurationError if there are none by column.
     """
     bounds = bounds_from((), FlowerApp.load(folder).statistics)
     if not isinstance(bounds, Mapping):

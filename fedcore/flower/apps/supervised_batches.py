@@ -1,7 +1,7 @@
 """The tasks of several clients of one `supervised_app`, done at once on one engine.
 
 An app of another kind does not say how it will train, and is not touched. What of the clients' work cannot be done
-together is left out of the results, and done one by one by whoever asked: so it fails as it always fails, in its turn.
+together is left out of the results, and done one by one by the caller: so it fails as it always fails, in its turn.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SupervisedBatches:
         self._one_by_one(reason, requested=True)
 
     def _one_by_one(self, reason: str, *, requested: bool) -> dict[int, LocalResult]:
-        """Nothing is done together; whoever named a number of clients hears why."""
+        """Batch nothing; the reason is reported if a number of clients was requested."""
         if requested and self._at_once > 1:
             self._say(reason)
         return {}
@@ -184,7 +184,7 @@ def _alike(plans: Mapping[int, TrainingPlan]) -> list[dict[int, TrainingPlan]]:
 def _result(
     app: SupervisedApp, plan: TrainingPlan, found: TrainedClient, layout: Layout, sent: _Sent
 ) -> LocalResult | None:
-    """What one client reports; None where its data are to blame, which is said in its own turn."""
+    """What one client reports; None if its data are to blame, which is said in its own turn."""
     try:
         refuse_missing(found.summary.loss, plan.data)
     except DataError:

@@ -34,7 +34,7 @@ class LocalResult:
 
     The model is what the next task will overwrite, so it has to be written before that.
 
-    file: a safetensors file that holds it already, and now belongs to whoever has the result.
+    file: a safetensors file that holds it already, and now belongs to the owner of the result.
     """
 
     examples: int
@@ -94,7 +94,7 @@ def write_state(state: ModelState) -> Write:
 
 
 def take_examples(metrics: dict[str, MetricValue], key: str) -> int:
-    """Take the number of examples out of the metrics; raises AppError where there is none."""
+    """Take the number of examples out of the metrics; raises AppError if there is none."""
     examples = metrics.pop(key, None)
     if examples is None:
         raise AppError(f"the reply's metrics have no {key!r}, the number of examples")
@@ -112,7 +112,7 @@ class LocalJob:
     message: the values that the strategy sent along.
     client: the node's id.
     rule: what the strategy, or Ditto, changes in the steps of this training; for `train`.
-    counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
+    counted: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
     """
 
     config: UserConfig
@@ -133,7 +133,7 @@ class TensorApp(ClientApp, ABC):
 
     @property
     def stays_in_process(self) -> bool:
-        """Whether something of a client is kept beside what `store` holds, in this process alone."""
+        """Whether something of a client is kept in addition to what `store` holds, in this process alone."""
         return False
 
     @abstractmethod

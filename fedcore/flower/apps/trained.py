@@ -7,7 +7,7 @@ An app offers them by functions that its pyproject.toml names:
     example-input = "my_app.predict:example_input"     # (job) -> an input of the module
 
 The module is the one that the app's `model` makes from the run config of the model's file, with the tensors of that
-file, in eval mode. job: `config` is that run config, `message` what every client was told with the last round, so that
+file, in eval mode. job: `config` is that run config, `message` what every client got with the last round, so that
 `standardised(x, job.message, names)` does here what it did in the training.
 """
 
@@ -40,7 +40,12 @@ ExampleInput: TypeAlias = Callable[[LocalJob], Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """module: in eval mode, on the CPU. facts: what the file says, None for nothing. warnings: for whoever uses it."""
+    """A trained model, ready to answer.
+
+    module: in eval mode, on the CPU.
+    facts: what the file says, None for nothing.
+    warnings: for the person who uses it.
+    """
 
     app: FlowerApp
     module: nn.Module
@@ -49,12 +54,12 @@ class TrainedModel:
     warnings: tuple[str, ...]
 
     def rows(self, path: Path) -> Iterable[Mapping[str, Any]]:
-        """What the app's predictor makes of a file; raises AppError where it has none."""
+        """What the app's predictor makes of a file; raises AppError if it has none."""
         predict: Predict = _function(self.app, self.app.predictor, "predictor", "predict(module, path, job)")
         return predict(self.module, path, self.job)
 
     def example_input(self) -> tuple[Tensor, ...]:
-        """The arguments of one call of the module; raises AppError where the app names none."""
+        """The arguments of one call of the module; raises AppError if the app names none."""
         give: ExampleInput = _function(self.app, self.app.example_input, "example-input", "example_input(job)")
         given = give(self.job)
         tensors = given if isinstance(given, tuple) else (given,)

@@ -1,8 +1,8 @@
-"""Who gets the replies of an exchange, and whether the clients' mean alone is what that code wants.
+"""Refuses app code that needs individual replies when only the mean is available.
 
 In secure mode one reply stands for all clients. Flower's own averaging cannot tell the difference; code that counts,
-compares or weighs single replies can, and would go on with a wrong result. Where a training is cut into groups, a reply
-stands for each of them (`robust`). So at every hand-over the stack says who
+compares or weighs single replies can, and would go on with a wrong result. If a training is cut into groups, a reply
+stands for each of them (`robust`). So before every exchange the stack says who
 asked: Flower's own loop with a strategy whose functions are all known or declared, or declared code of the app
 (`declarations`). Everything else is refused before the first exchange, by the line that is the reason.
 """
@@ -93,7 +93,7 @@ class ReplyConsumer:
     """Who gets the replies.
 
     weight_key: the metric that weighs them.
-    found: what one of Flower's own loops returns in the end, and fills until then; None where the loop is the app's.
+    found: what one of Flower's own loops returns in the end, and fills until then; None if the loop is the app's.
     """
 
     weight_key: str = DEFAULT_WEIGHT_KEY
@@ -129,7 +129,7 @@ def looping_strategy() -> object | None:
 def check_mean_only(message_type: str, groups: Groups | None = None) -> None:
     """Refuse to hand one reply for all clients to code that is not known to want nothing else; raises AppError.
 
-    Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means; where
+    Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means; if
     there are `groups`, trainings as a mean for each.
     """
     purpose = message_type.partition(".")[0]
@@ -145,9 +145,10 @@ def check_mean_only(message_type: str, groups: Groups | None = None) -> None:
 
 
 def check_callers(groups: Groups | None = None) -> None:
-    """Refuse every strategy on the stack that `check_strategy` refuses, whoever else is there; raises AppError.
+    """Refuse every strategy on the stack that `check_strategy` refuses, no matter who else is there; raises AppError.
 
-    So an app may put a grid of its own around ours, or write a strategy's loop anew. Call it as soon as a strategy asks
+    So an app may put a grid of its own around ours, or write a strategy's loop again. Call it as soon as a strategy
+    asks
     for anything: it may wait for clients for long before it has a message for them.
     """
     for frame in callers():
@@ -159,7 +160,7 @@ def check_strategy(strategy: object, groups: Groups | None = None) -> None:
     """Refuse a strategy, of either of Flower's APIs, that may want more than the clients' mean; raises AppError.
 
     Args:
-        groups: of a run whose trainings are cut into them, where a strategy may compare their means.
+        groups: of a run whose trainings are cut into them, in which a strategy may compare their means.
     """
     name = type(strategy).__name__
     if groups is not None:
@@ -340,7 +341,7 @@ def _is_workflow(frame: FrameType) -> bool:
 
 
 def _app_frame(frames: list[FrameType]) -> str:
-    """(server_app.py:12), the app's line that led here; empty where there is none."""
+    """(server_app.py:12), the app's line that led here; empty if there is none."""
     for frame in frames:
         if _of_app(frame):
             return f" ({_short(frame.f_code.co_filename)}:{frame.f_lineno})"

@@ -1,7 +1,7 @@
-"""What an app's own code says about the replies it gets: that it wants their mean, or their sum, and nothing else.
+"""Declarations of app code: it needs only the mean of the replies, or their sum.
 
 In secure mode a single reply stands for all clients. Nobody can tell from a function whether it means the same then, so
-whoever wrote it says so:
+its author says so:
 
     @mean_only
     def weighted_accuracy(contents, weight_key): ...

@@ -37,18 +37,18 @@ class ExchangeBackend(Protocol):
         ...
 
     def waits(self, nodes: int, setting: str, present: int) -> None:
-        """Say for whom the ServerApp waits: for `nodes` nodes by a setting, or 0 where that is not known."""
+        """Say for whom the ServerApp waits: for `nodes` nodes by a setting, or 0 if that is not known."""
         ...
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """Carry out one exchange; blocks. Raises RoundFailed where no attempt succeeds, BudgetSpent to end the run.
+        """Carry out one exchange; blocks. Raises RoundFailed if no attempt succeeds, BudgetSpent to end the run.
 
-        No reply at all where the clients were not asked.
+        No reply at all if the clients were not asked.
         """
         ...
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
-        """Carry out one plain exchange; blocks. Raises RoundFailed where a quorum was set that no attempt meets.
+        """Carry out one plain exchange; blocks. Raises RoundFailed if a quorum was set that no attempt meets.
 
         A node whose reply is not wanted any more after the request's timeout is left out.
         """
@@ -65,13 +65,13 @@ class ExchangeGrid(Grid):
 
     weight_key: the metric with the number of examples.
     found: by Flower's own loop that used this grid last, so far.
-    most_nodes: that there can ever be, as far as is known now.
+    most_nodes: that there can ever be, by what is known now.
     noised: whether sums have privacy noise, and none of the metrics of a training.
     compressed: whether updates lose a part, evenly.
     buffered: whether a training sums updates of several rounds.
     ahead: message type -> how many nodes the strategy will ask, while it has its first message.
     awaits_start: whether a model lies ready that no strategy has started from yet.
-    beside: names of tensors that a strategy sends beside its model, and that are no part of it.
+    beside: names of tensors that a strategy sends with its model, and that are no part of it.
     """
 
     backend: ExchangeBackend
@@ -133,7 +133,7 @@ class ExchangeGrid(Grid):
         return nodes
 
     def note_wait(self, waits: Awaited) -> None:
-        """Nodes were asked for: where they do not suffice for long, the backend says so."""
+        """Nodes were asked for: if they do not suffice for long, the backend says so."""
         if 0 < waits.nodes <= self._present:
             self.polling.over()
         elif self.polling.in_vain():
@@ -155,14 +155,14 @@ class ExchangeGrid(Grid):
         return self._delivered(with_ids(messages), timeout)
 
     def final_state(self) -> ModelState | None:
-        """The model that the strategy ended with, or the last aggregate where no strategy was used."""
+        """The model that the strategy ended with, or the last aggregate if no strategy was used."""
         final = self.final_arrays()
         if final is not None:
             return self.conform(final)
         return None if self._last_state is None else self.model_in(self._last_state)
 
     def model_in(self, state: ModelState) -> ModelState:
-        """The model alone, without what a strategy sends beside it."""
+        """The model alone, without what a strategy sends with it."""
         return state.only(set(state) - self.beside) if self.beside else state
 
     def final_arrays(self) -> ArrayRecord | None:
@@ -192,7 +192,7 @@ class ExchangeGrid(Grid):
         return replies
 
     def report_figures(self) -> None:
-        """Tell the backend what the strategy has made of the replies since it was told last."""
+        """Report to the backend what the strategy has computed since the last report."""
         for figures in self._figures.of(self.found):
             self.backend.found(figures)
 
@@ -207,7 +207,7 @@ class ExchangeGrid(Grid):
             )
 
     def check_wait(self, waits: Awaited) -> None:
-        """Refuse to wait for so many nodes where there will never be as many; raises ConfigurationError."""
+        """Refuse to wait for so many nodes if there will never be as many; raises ConfigurationError."""
         most = self.most_nodes()
         if most is not None and waits.nodes > most:
             setting = f" ({waits.setting})" if waits.setting else ""
@@ -232,9 +232,9 @@ class ExchangeGrid(Grid):
         self._final, self.found = arrays, history
 
     def check_success(self) -> None:
-        """Raise RunFailed where no client ever gave a reply, or none to a training that was asked for.
+        """Raise RunFailed if no client ever gave a reply, or none to a training that was asked for.
 
-        ConfigurationError where the app never started from the model that it was to start from.
+        ConfigurationError if the app never started from the model that it was to start from.
         """
         if (reason := self._failures.get("train")) is not None and "train" not in self._replied:
             raise RunFailed(f"no training of the run gave a reply; the first failed: {reason}")

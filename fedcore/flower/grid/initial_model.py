@@ -1,6 +1,6 @@
 """A run that starts from a model which its operator names, in place of the one that the app's ServerApp makes.
 
-Flower's Grid never learns what a strategy starts from, so for the duration of a run the two functions that are told are
+Flower's Grid never learns what a strategy starts from, so for the duration of a run the two functions that do are
 replaced: `Strategy.start`, and the legacy Server's `_get_initial_parameters`. Everything after that is Flower's, an
 evaluation before round 1 included. Only the first start counts: a second one goes on from what the app made of the
 first.
@@ -29,7 +29,7 @@ from fedcore.state import ModelState
 def starting_from(model: ModelState | None, grid: ExchangeGrid) -> Iterator[None]:
     """Let the first strategy that uses `grid` start from `model`; None for the app's own.
 
-    The start raises ConfigurationError where the app's own model has other tensors. Until it came, `grid` refuses to
+    The start raises ConfigurationError if the app's own model has other tensors. Until it came, `grid` refuses to
     send anything but queries.
     """
     if model is None:

@@ -35,7 +35,7 @@ class PlainGrid(ExchangeGrid):
         return [replies[name] for name in ids if name in replies]
 
     def final_state(self) -> ModelState | None:
-        """The model that the strategy ended with, or the last one that was sent; None where that is no model."""
+        """The model that the strategy ended with, or the last one that was sent; None if that is no model."""
         record = self.final_arrays() or self._last_sent
         try:
             return self.model_in(self.conform(record)) if record is not None else None
@@ -61,7 +61,7 @@ class PlainGrid(ExchangeGrid):
             try:
                 self._layout = self.conform(records[0]).layout
             except AppError:
-                self._last_sent = None  # trees, or bytes of the app's own: no model of ours
+                self._last_sent = None  # trees, or bytes of the app's own: no model that fedcore knows
 
     def _request(self, messages: Sequence[Message], timeout: float | None) -> PlainRequest:
         contents: list[RecordDict] = []

@@ -1,4 +1,4 @@
-"""What the Grid of plain mode asks of whoever carries exchanges out."""
+"""The request for a plain exchange, from the Grid to the server or simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Content:
     records: RecordDict
 
     def save(self, path: Path, *, durable: bool = True) -> None:
-        """Write the records; raises AppError where their values take too much, StorageFull."""
+        """Write the records; raises AppError if their values take too much, StorageFull."""
         save_records(path, self.records, durable=durable)
 
 
@@ -41,7 +41,7 @@ class PlainRequest:
 
     weight_key: the metric with the number of examples, for the record of the run.
     timeout: seconds after which no reply is wanted any more.
-    model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send; None where they
+    model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send; None if they
         hold none, or different ones.
     """
 

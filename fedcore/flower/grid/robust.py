@@ -1,6 +1,6 @@
-"""Who may have the means of groups, one reply for each, in the place of single updates.
+"""Which code may get the means of groups, one reply for each, instead of single updates.
 
-Where a training is cut into groups, Flower's robust strategies do over the means of groups what they do over updates
+If a training is cut into groups, Flower's robust strategies do over the means of groups what they do over updates
 (bucketing: Karimireddy et al. 2022). They are allowed by the identity of their code, and asked whether as many groups
 as are sure to give a mean are enough for what they promise; with fewer, Flower's own code would quietly do less.
 """
@@ -33,7 +33,7 @@ class Groups:
 
     @classmethod
     def of(cls, settings: JobSettings) -> Self | None:
-        """Those of a run; None where its trainings are not cut."""
+        """Those of a run; None if its trainings are not cut."""
         return cls(settings.groups, settings.least_groups) if settings.groups > 1 else None
 
 

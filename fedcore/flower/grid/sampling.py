@@ -1,4 +1,4 @@
-"""How many nodes Flower's own strategies ask and wait for, as far as that is known before they do."""
+"""How many nodes Flower's own strategies will sample and wait for, computed in advance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def samples(present: int) -> list[Sample]:
 class Awaited:
     """What code that asks for nodes waits for.
 
-    nodes: how many, 0 where that is not known.
+    nodes: how many, 0 if that is not known.
     setting: which says so.
     """
 
@@ -63,7 +63,7 @@ class Awaited:
 
 
 def awaited() -> Awaited | None:
-    """What the code on the stack waits for; None where Flower itself looks who is there."""
+    """What the code on the stack waits for; None if Flower itself looks who is there."""
     if nodes := waited_for():
         return Awaited.of(nodes)
     caller = next(callers(), None)
@@ -98,7 +98,7 @@ class Polling:
 
 
 def waited_for() -> int:
-    """How many nodes a strategy on the stack waits for; 0 where none does."""
+    """How many nodes a strategy on the stack waits for; 0 if none does."""
     return next((int(frame.f_locals["min_available_nodes"]) for frame in callers() if frame.f_code is _SAMPLE), 0)
 
 

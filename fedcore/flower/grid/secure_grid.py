@@ -49,7 +49,7 @@ class SecureGrid(ExchangeGrid):
     """Messages to a cohort become one exchange, and its sum the reply to the first of them.
 
     on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
-    groups: those into which trainings are cut, each with a reply of its own; None where they are not.
+    groups: those into which trainings are cut, each with a reply of its own; None if they are not.
     """
 
     on_refusal: OnRefusal = field(default=refuse, kw_only=True)
@@ -67,7 +67,7 @@ class SecureGrid(ExchangeGrid):
         return [name for name in super().push_messages(messages) if name in self._pushed]
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-        """One exchange; raises AppError where the messages differ, or single replies are wanted."""
+        """One exchange; raises AppError if the messages differ, or single replies are wanted."""
         if not messages:
             return []
         if (asked := messages[0].metadata.message_type) in (

@@ -5,7 +5,7 @@ of the two holds: both secrets go side by side into one HKDF (NIST SP 800-56C re
 draft-connolly-cfrg-xwing-kem, argues the same pair). Both public keys are bound through L1 and both parties through
 the HKDF's info, so that neither can be exchanged under the other.
 
-A pair is a function of a 32-byte root, since the root is what Shamir's scheme shares: whoever rebuilds it rebuilds
+A pair is a function of a 32-byte root, since the root is what Shamir's scheme shares: anybody who rebuilds it rebuilds
 the pair. Encapsulation draws its own randomness inside `cryptography`, so nothing that must be rebuilt may depend on
 an encapsulated secret alone (see `schedule.seal_pair_secret`).
 """
@@ -46,7 +46,7 @@ Exchange = Callable[[X25519PrivateKey, bytes, bytes], bytes]
 
 
 def exchange(private: X25519PrivateKey, own: bytes, peer: bytes) -> bytes:
-    """X25519 (RFC 7748), 32 bytes; ValueError where they are zero whatever the own key. `own` is not needed."""
+    """X25519 (RFC 7748), 32 bytes; ValueError if they are zero whatever the own key. `own` is not needed."""
     return private.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
@@ -88,11 +88,11 @@ class Agreement(StrEnum):
         return _MLKEM_CIPHERTEXT_BYTES if self is Agreement.HYBRID else 0
 
     def disclosed(self, public: bytes, agreed: bytes, mlkem_seed: bytes, ciphertext: bytes) -> Secret | None:
-        """The secret behind a ciphertext for the key `public`, by whoever was shown how its owner comes to it.
+        """The secret behind a ciphertext for the key `public`, for anybody who was shown how its owner derives it.
 
         Args:
             agreed: X25519's secret, 32 bytes.
-            mlkem_seed: that of the owner's ML-KEM pair, empty without ML-KEM; None is the answer where it is another
+            mlkem_seed: that of the owner's ML-KEM pair, empty without ML-KEM; None is the answer if it is another
                 pair's.
         """
         if self is Agreement.X25519:
@@ -174,7 +174,7 @@ class KeyPair:
         return Secret(self._x25519.private_bytes_raw()), Secret(seed)
 
     def _exchange(self, peer_public: bytes) -> bytes:
-        """X25519 (RFC 7748); ProtocolViolation("low-order-point") where the result is zero whatever the own key."""
+        """X25519 (RFC 7748); ProtocolViolation("low-order-point") if the result is zero whatever the own key."""
         point = peer_public[:KEY_BYTES]
         if point not in self._agreed:
             try:

@@ -25,7 +25,7 @@ _EIGHTH = bindings.crypto_core_ed25519_scalar_invert((8).to_bytes(SCALAR_BYTES, 
 
 
 def lift(u: bytes) -> bytes | None:
-    """The point with an even x over an X25519 public key (32 bytes); None where it is one of the curve's twist."""
+    """The point with an even x over an X25519 public key (32 bytes); None if it is one of the curve's twist."""
     coordinate = int.from_bytes(u, "little") % 2**255 % _PRIME
     if coordinate == _PRIME - 1:
         return None

@@ -73,7 +73,7 @@ class Secret:
 
 
 def draw(randomness: Randomness, size: int) -> bytes:
-    """`size` bytes from the source; UsageError where the source gives another number of bytes."""
+    """`size` bytes from the source; UsageError if the source gives another number of bytes."""
     raw = randomness(size)
     if not isinstance(raw, bytes) or len(raw) != size:
         raise UsageError(f"the source of randomness did not give the {size} bytes it was asked for")
@@ -86,7 +86,7 @@ def seal(key: bytes, plaintext: bytes, associated: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes | None:
-    """The text that `seal` was given; None where key, text or associated data differ."""
+    """The text that `seal` was given; None if key, text or associated data differ."""
     try:
         return ChaCha20Poly1305(key).decrypt(_SINGLE_USE_NONCE, sealed, associated)
     except InvalidTag:

@@ -173,7 +173,7 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 class _Worker:
-    """One thread's means to add `terms`: a buffer for keystream, and streams that stay open where they are few."""
+    """One thread's means to add `terms`: a buffer for keystream, and streams that stay open if they are few."""
 
     def __init__(self, terms: Sequence[MaskTerm]) -> None:
         self._terms = terms

@@ -83,7 +83,7 @@ def seal_shares(
 def open_shares(
     transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, sealed: bytes
 ) -> bytes | None:
-    """The inverse of `seal_shares`; None where round, cohort, sender or receiver is another."""
+    """The inverse of `seal_shares`; None if round, cohort, sender or receiver is another."""
     return _open(Usage.SHARE_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, sealed=sealed)
 
 
@@ -99,7 +99,7 @@ def pair_secret(transcript: Transcript, root: Secret, *, chooser: int, peer: int
 def seal_pair_secret(
     transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, secret: Secret
 ) -> bytes:
-    """Seal a pair secret under the receiver's s, so that whoever rebuilds the receiver's root can open it too."""
+    """Seal a pair secret under the receiver's s, so that anybody who rebuilds the receiver's root can open it too."""
     text = secret.reveal()
     return _seal(Usage.PAIR_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, text=text)
 
@@ -107,7 +107,7 @@ def seal_pair_secret(
 def open_pair_secret(
     transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, sealed: bytes
 ) -> Secret | None:
-    """The inverse of `seal_pair_secret`; None where round, cohort, sender or receiver is another."""
+    """The inverse of `seal_pair_secret`; None if round, cohort, sender or receiver is another."""
     text = _open(Usage.PAIR_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, sealed=sealed)
     return None if text is None else Secret(text)
 
@@ -122,7 +122,7 @@ def open_with(
     receiver: int,
     sealed: bytes,
 ) -> bytes | None:
-    """What was sealed, with the agreed secret itself; None where it does not open. `usage`: one of the two seals."""
+    """What was sealed, with the agreed secret itself; None if it does not open. `usage`: one of the two seals."""
     ciphertext, rest = sealed[: agreement.ciphertext_bytes], sealed[agreement.ciphertext_bytes :]
     key = _sealing_key(usage, transcript, agreed, ciphertext, sender, receiver)
     return unseal(key, rest, _sealing_context(usage, transcript, sender, receiver))
@@ -135,7 +135,7 @@ def self_mask(transcript: Transcript, self_secret: Secret) -> MaskTerm:
 
 
 def pair_mask(transcript: Transcript, secret: Secret, *, owner: int, peer: int) -> MaskTerm:
-    """The mask that `owner` adds for `peer`, plus where owner < peer; the peer adds the same with the other sign.
+    """The mask that `owner` adds for `peer`, added if owner < peer; the peer adds the same with the other sign.
 
     Seed: HKDF(pair secret, ctx, "pair", L1, min, max).
     """

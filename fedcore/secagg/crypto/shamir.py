@@ -86,9 +86,9 @@ class Rebuilder:
         self._last: _Plan | None = None
 
     def rebuild(self, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret | None:
-        """The secret behind point -> share; None where not all lie on one polynomial, or `verify` refuses its secret.
+        """The secret behind point -> share; None if not all lie on one polynomial, or `verify` refuses its secret.
 
-        Raises UnmaskFailed where there are fewer than the threshold.
+        Raises UnmaskFailed if there are fewer than the threshold.
         """
         if len(shares) < self._threshold:
             raise UnmaskFailed(f"{len(shares)} good shares of it came back, {self._threshold} are needed")
@@ -109,7 +109,7 @@ class Rebuilder:
 
 
 def _accepted(value: int, verify: Callable[[Secret], bool]) -> Secret | None:
-    """The field element as a secret where it is one and `verify` agrees."""
+    """The field element as a secret if it is one and `verify` agrees."""
     if value >= 1 << (8 * SECRET_BYTES):
         return None
     secret = Secret(value.to_bytes(SECRET_BYTES, "big"))

@@ -33,7 +33,7 @@ class Tree:
         return self._hashes[0, self._count]
 
     def prove(self, indices: Sequence[int]) -> tuple[bytes, ...]:
-        """What `root_of` needs besides these leaves (ascending, distinct)."""
+        """What `root_of` needs in addition to these leaves (ascending, distinct)."""
         found: list[bytes] = []
         self._collect(indices, 0, len(indices), 0, self._count, found)
         return tuple(found)
@@ -61,7 +61,7 @@ class Tree:
 def root_of(leaves: Mapping[int, bytes], count: int, proof: Sequence[bytes]) -> bytes:
     """The root of a tree with `count` leaves, of which `leaves` (index -> 32 bytes) are known.
 
-    Raises ProtocolViolation("malformed") where the proof has too few or too many hashes.
+    Raises ProtocolViolation("malformed") if the proof has too few or too many hashes.
     """
     rest = iter(proof)
     root = _fold(sorted(leaves), leaves, 0, count, rest)

@@ -1,8 +1,8 @@
-"""What federated algorithms do on a client beside plain local steps.
+"""Client side of federated algorithms that change the local steps.
 
 Each is a function of the clients' means alone, so that a server which learns only sums can lead it: what a client does
 is decided by the model and the few numbers that all clients are sent alike, by its own data, and by what it keeps.
-What it gives back is its model, a second section of named tensors where the algorithm has one, and a few metrics.
+What it gives back is its model, a second section of named tensors if the algorithm has one, and a few metrics.
 
     fednova            updates divided by the length of the way that was taken     (Wang et al. 2020)
     scaffold           gradients corrected by control variates, a second section   (Karimireddy et al. 2020)

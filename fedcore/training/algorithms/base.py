@@ -1,4 +1,4 @@
-"""The interface of the algorithms, and how far a client's steps have taken it."""
+"""The interface of the algorithms, and the length of a client's way from its start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalAlgorithm(LocalRule):
     """One training of one client. Every rank makes one, and makes the same calls in the same order.
 
     name: of the strategy.
-    section: prefix of the tensors that travel beside the model, "" for none; there is one for each federated parameter.
+    section: prefix of the tensors that travel with the model, "" for none; there is one for each federated parameter.
     keeps: whether the client keeps a tensor for each of them from round to round.
     needs_sgd: whether the optimizer has to be SGD with fresh momentum.
     """
@@ -68,7 +68,7 @@ class LocalAlgorithm(LocalRule):
         return [Entry.of(f"{self.section}{name}", tensor) for name, tensor in self._sent.items()]
 
     def kept(self) -> list[Entry]:
-        """What the client keeps; loaded before `begin` where there is anything yet, written after `finish`."""
+        """What the client keeps; loaded before `begin` if there is anything yet, written after `finish`."""
         return [Entry.of(name, tensor) for name, tensor in self._kept.items()]
 
     # --- a training -----------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class LocalAlgorithm(LocalRule):
     def finish(self) -> dict[str, float]:
         """After the last step: what is given back is in place. Returns metrics.
 
-        Raises AppError where no step was taken under this rule.
+        Raises AppError if no step was taken under this rule.
         """
         if not self.steps:
             raise AppError(
@@ -131,7 +131,7 @@ class LocalAlgorithm(LocalRule):
 
 
 def gradient(parameter: Tensor) -> Tensor:
-    """This rank's part of the gradient, zeros where the loss did not reach the parameter."""
+    """This rank's part of the gradient, zeros if the loss did not reach the parameter."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return local(parameter.grad)

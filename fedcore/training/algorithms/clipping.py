@@ -24,7 +24,7 @@ NOT_CLIPPED: Final = "not_clipped"
 
 
 class LocalClipping(LocalAlgorithm):
-    """Gives back the clipped update, and as a metric 1 where it was not clipped."""
+    """Gives back the clipped update, and as a metric 1 if it was not clipped."""
 
     name: ClassVar[str] = "adaptive-clipping"
 

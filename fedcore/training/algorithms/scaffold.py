@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al. 2020, "Stochastic Controlled Averaging", ICML), section 3, algorithm 1, option II.
 
-Where clients differ, their local steps drift apart. Each keeps a control variate c_i, an estimate of its own gradient,
+If clients differ, their local steps drift apart. Each keeps a control variate c_i, an estimate of its own gradient,
 and all are sent their mean c. A local step descends g - c_i + c, an estimate of the federation's gradient. Afterwards
 
     c_i+ = c_i - c + (x - y_i) / L_i        L_i = eta K without momentum (`LocalAlgorithm.length`)

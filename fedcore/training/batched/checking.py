@@ -23,7 +23,7 @@ SLACK = 2.0**-16
 
 
 def find_difference(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> str | None:
-    """Train by each plan for a few steps one by one and at once; None where all agree, else in words what does not.
+    """Train by each plan for a few steps one by one and at once; None if all agree, else in words what does not.
 
     Both compute the same sums in another order, and either is the exact result of slightly other weights: an error of
     that kind is at most some roundings of each weight. So each client is trained one by one a second time, from weights
@@ -88,7 +88,7 @@ def _difference(
     for name, expected in alone.items():
         allowed = _distance(wrong[name], expected) + SLACK * steps * _distance(expected, before[name])
         found = _distance(together[name], expected)
-        if not found <= allowed:  # nor where either is no number
+        if not found <= allowed:  # nor if either is no number
             return f"{name} is off by {found:.2g} after {steps} steps, and rounding explains {allowed:.2g}"
     return None
 
@@ -115,6 +115,6 @@ def _state(engine: Engine) -> dict[str, Tensor]:
 
 
 def _drawn() -> tuple[object, ...]:
-    """Where the generators that vmap does not watch are."""
+    """The state of the generators that vmap does not watch."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), np.asarray(keys).tobytes(), position

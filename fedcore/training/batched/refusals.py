@@ -1,4 +1,4 @@
-"""What rules out that several clients of a model train at once, known by its name before anything is tried."""
+"""Reasons why several clients of a model cannot train in one batch, known before it is tried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RReLU)  # n
 
 
 def refusal_reason(engine: Engine) -> str | None:
-    """Why clients of this engine cannot train at once, as the end of a sentence; None where nothing is known."""
+    """Why clients of this engine cannot train at once, as the end of a sentence; None if nothing is known."""
     return _of_engine(engine) or _of_model(engine.module) or _of_loss(engine) or _of_optimizer(engine)
 
 

@@ -23,7 +23,7 @@ class StackedBatch:
 
     x, y: inputs and targets [k, n, ...].
     totals: examples of each client's own batch, float64 [k].
-    weights: float32 [k, n], 1 for these and 0 for what fills up the shorter batches; None where all are equally long.
+    weights: float32 [k, n], 1 for these and 0 for what fills up the shorter batches; None if all are equally long.
     """
 
     x: Tensor

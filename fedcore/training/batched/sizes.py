@@ -1,4 +1,4 @@
-"""How many clients pay to be trained at once."""
+"""How many clients train fastest in one batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ much for an optimizer's state, and the rest for activations."""
 
 
 def clients_that_pay(engine: Engine) -> int:
-    """How many clients of the engine's model train fastest at once, 1 where one by one is faster.
+    """How many clients of the engine's model train fastest at once, 1 if one by one is faster.
 
     A function of model and device alone, so that a simulation repeats bit for bit.
     """

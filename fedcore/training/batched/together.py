@@ -38,7 +38,7 @@ def train_together(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float =
         plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm.
         mu: strength of the pull towards the start (FedProx).
     """
-    with engine.seeded(plans[0].seed):  # nobody may draw; whoever does leaves the generators as they were
+    with engine.seeded(plans[0].seed):  # nothing may draw; what does leaves the generators as they were
         return train_stack(engine, plans, mu=mu)
 
 

@@ -1,7 +1,7 @@
 """Layers that know the federation's statistics, so that a model reads and answers in the units of its table.
 
-The numbers are buffers: they are in the first model that the server sends, no client changes them, and whoever has the
-model's file can predict with it and needs nothing else.
+The numbers are buffers: they are in the first model that the server sends, no client changes them, and anybody who has
+the model's file can predict with it and needs nothing else.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class _Columns(nn.Module):
         if self.training and bool(torch.isnan(self.mean).any()):
             raise UsageError(
                 f"{type(self).__name__} has no statistics yet: averaging_server asks for them before the first round, "
-                "where the app names its columns and their bounds (TrainingColumns)",
+                "if the app names its columns and their bounds (TrainingColumns)",
                 check="no-statistics",
             )
 
 
 class Standardise(_Columns):
-    """Features [n, d], nan where missing, less the federation's means and over its deviations; float32 [n, d].
+    """Features [n, d], nan if missing, less the federation's means and over its deviations; float32 [n, d].
 
     A missing value becomes 0, which is the mean, and so does a column that is the same everywhere. names: of the d
     columns; those that nobody asked statistics of pass as they are. Raises UsageError in training without statistics.
@@ -71,7 +71,7 @@ class Rescale(_Columns):
 
 
 def set_statistics(model: nn.Module, statistics: Mapping[str, Any]) -> None:
-    """Tell the layers of a model that stand for columns what the federation found; nothing where it asked nothing."""
+    """Tell the layers of a model that stand for columns what the federation found; nothing if it asked nothing."""
     if not statistics:
         return
     for module in model.modules():

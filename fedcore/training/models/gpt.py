@@ -72,7 +72,7 @@ class GPTConfig:
         """Number of parameters.
 
         Per block, with width w: 4 w^2 + 4 w for attention, 8 w^2 + 5 w for the two layers behind it, 4 w for two norms.
-        Beside the blocks: token and position embedding, the last norm, and an output layer of its own if not tied.
+        Outside the blocks: token and position embedding, the last norm, and an output layer of its own if not tied.
         """
         w = self.width
         embeddings = (self.vocabulary * (1 if self.tied else 2) + self.context) * w
@@ -176,7 +176,7 @@ class GPT(nn.Module):
             self.head.output.weight = self.embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for `tokens`; raises UsageError where the input is longer than the context."""
+        """Logits for `tokens`; raises UsageError if the input is longer than the context."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)

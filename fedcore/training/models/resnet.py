@@ -25,7 +25,7 @@ _BLOCKS = 2
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut around them (He et al. 2015, figure 5, left).
 
-    [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]. Where the shape changes, the shortcut is a 1x1
+    [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]. If the shape changes, the shortcut is a 1x1
     convolution (their option B).
     """
 
