@@ -23,16 +23,16 @@ import numpy as np
 
 from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
-from client_app.exchange import update_encoder as word_maker
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
+from client_app.exchange import update_encoder
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.agreed import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
@@ -43,7 +43,7 @@ STEP: Final = 1e-3
 """What the first client adds; the first scale of an exchange holds that of the fifth."""
 PLACES: Final = 8
 """Of digits: with more clients than these, some share one."""
-CODEC: Final = word_maker.__name__
+CODEC: Final = update_encoder.__name__
 PAUSES: Final = Pauses(first=0.05, longest=0.5, refusal=0.2, farewell=1.0)
 TOLD: Final = {"cohort": "advertised", "advertisement": "advertised", "key-shares": "sharers", "survivors": "survivors"}
 """The last part of a path -> the set in its answer: U1, U2 and U3."""
@@ -137,8 +137,8 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
     with (
         (folder / "log").open("a", encoding="utf-8") as said,
         Ledger(state) as ledger,
-        Transcript(state, kit.roster) as transcript,
-        KeptAnswer(state) as kept,
+        ClientTranscript(state, kit.roster) as transcript,
+        ResultCache(state) as results,
     ):
         async with transport:
             client = Client(
@@ -150,8 +150,8 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=state,
-                kept=kept,
-                held=HeldUpdate(state),
+                results=results,
+                pending=PendingUpdate(state),
                 output=Output(name=kit.name, stream=said),
                 randomness=work.randomness,
             )

@@ -40,14 +40,14 @@ from support.worlds.wire import Wire  # type: ignore[import-not-found]
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
@@ -127,10 +127,10 @@ async def seconds_to_upload(kinds: Sequence[str], pad: float, folder: Path) -> d
                 transport=cast(Any, wires[number]),
                 work=Waits(deque(sizes[kind] for kind in kinds) if number == FIRST else deque()),
                 ledger=stack.enter_context(Ledger(prepare_state_dir(own))),
-                transcript=stack.enter_context(Transcript(own, kit.roster)),
+                transcript=stack.enter_context(ClientTranscript(own, kit.roster)),
                 state_dir=own,
-                kept=stack.enter_context(KeptAnswer(own)),
-                held=HeldUpdate(own),
+                results=stack.enter_context(ResultCache(own)),
+                pending=PendingUpdate(own),
                 output=Output(name=kit.name, stream=StringIO()),
             )
             pauses = Pauses(first=0.0, longest=0.0, refusal=0.0)

@@ -194,9 +194,9 @@ def status(
     It is read from the records on this machine's disk; the agent may run meanwhile. Apps that are offered can be
     approved on the page, after their difference has been looked at. Its address opens it once.
     """
-    from client_app.owner.status_command import Wanted, show_status
+    from client_app.owner.status_command import StatusOptions, show_status
 
-    show_status(kit, state_dir, Wanted(export=export, page=page, as_json=as_json))
+    show_status(kit, state_dir, StatusOptions(export=export, page=page, as_json=as_json))
 
 
 @app.command()

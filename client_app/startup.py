@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from client_app.agent.agent import Agent
-from client_app.agent.app_updates import Follower
+from client_app.agent.app_updates import AppUpdater
 from client_app.agent.client import Client
 from client_app.agent.eligibility import Eligibility
 from client_app.agent.offers import Offers
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.exchange.exchange import prepare_state_dir
-from client_app.exchange.update_encoder import who_makes_words
+from client_app.exchange.update_encoder import describe_encoder
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
@@ -31,7 +31,7 @@ from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
@@ -92,8 +92,8 @@ async def _run_agent(options: Options) -> None:
         state_dir = _prepared(_state_folder(options, kit))
         with (
             Ledger(state_dir) as ledger,
-            Transcript(state_dir, kit.roster) as transcript,
-            KeptAnswer(state_dir) as kept,
+            ClientTranscript(state_dir, kit.roster) as transcript,
+            ResultCache(state_dir) as results,
             closing(open_traces(kit.traces, service="fedcore-client", instance=kit.name)) as traces,
         ):
             offers = Offers(state_dir)
@@ -116,15 +116,15 @@ async def _run_agent(options: Options) -> None:
                     ledger=ledger,
                     transcript=transcript,
                     state_dir=state_dir,
-                    kept=kept,
-                    held=HeldUpdate(state_dir),
+                    results=results,
+                    pending=PendingUpdate(state_dir),
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                     gpu_uploads=options.gpu_uploads,
                     eligibility=Eligibility.of(kit.policy.eligibility),
                     traces=traces,
                 )
-                follower = Follower(offers=offers, runner=group if options.size.nnodes == 1 else None)
+                follower = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
                 await _until_signal(_serve(client_, group, follower), output)
 
 
@@ -250,10 +250,10 @@ async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None
         raise KeyboardInterrupt
 
 
-async def _serve(client_: Client, group: RankGroup, follower: Follower) -> None:
+async def _serve(client_: Client, group: RankGroup, follower: AppUpdater) -> None:
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
-    output.info("uploads", who_makes_words(gpu=client_.gpu_uploads))
+    output.info("uploads", describe_encoder(gpu=client_.gpu_uploads))
     NowFile(client_.state_dir).note("starting")
     try:
         await group.start()

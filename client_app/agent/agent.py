@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NoReturn
 
-from client_app.agent.app_updates import Approved, Follower
+from client_app.agent.app_updates import AppApproved, AppUpdater
 from client_app.agent.background_training import do_work
 from client_app.agent.client import Client
 from client_app.agent.contribution import show_end, tells_failures
@@ -86,7 +86,7 @@ class Agent:
     client: Client
     pauses: Pauses = Pauses()
     jitter: Callable[[], float] = random.random
-    follower: Follower | None = None
+    follower: AppUpdater | None = None
     _working_on: ExchangeId | None = field(default=None, init=False)
     _seen: ExchangeId | None = field(default=None, init=False)
     _work: asyncio.Task[None] | None = field(default=None, init=False)
@@ -175,7 +175,7 @@ class Agent:
             version=our_version(),
             eligible=client.eligibility.holds,
             reports_failures=client.kit.policy.report_failures,
-            work=client.held.told(),
+            work=client.pending.status_message(),
         )
         try:
             return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
@@ -218,7 +218,7 @@ class Agent:
                 except UnreadableTask as unread:
                     await self._decline(unread)
                     continue
-                except Approved:
+                except AppApproved:
                     if await self._take_up_app():
                         return
                     continue
@@ -244,7 +244,7 @@ class Agent:
 
     async def _next_task(self) -> Task | None:
         """The next task, None where there is none for now; raises Approved where the owner approved another app."""
-        if self.follower is None or self.client.held.training is not None:
+        if self.follower is None or self.client.pending.training is not None:
             return await self._poll()
         return await guarded(self._poll(), self.follower.approved(self.client))
 
@@ -272,7 +272,7 @@ class Agent:
         """Take part in one exchange; whatever goes wrong in it, the agent goes on. unread: why it cannot be."""
         exchange_id = (task.run, task.exchange)
         self._seen = self._working_on = exchange_id
-        self.client.held.make_way(task)
+        self.client.pending.evict_for(task)
         self._silent = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
         before = replace(self.client.transport.traffic)
         self.client.output.context = _context(task)
@@ -319,7 +319,7 @@ class Agent:
     async def _begin_work(self, task: Task) -> None:
         """Train for a later sum while this agent goes on; what it trained for before is wanted no more."""
         assert task.version is not None  # noqa: S101 - the task of a piece of work
-        before, self._worked = self.client.held.told(), (task.run, task.version.number)
+        before, self._worked = self.client.pending.status_message(), (task.run, task.version.number)
         await self._stop_work()
         if before is not None:
             what = "stopped training" if before.state is WorkState.TRAINING else "gave up the update"
@@ -344,7 +344,7 @@ class Agent:
 
     async def _end_work(self) -> None:
         """The run has ended, and the sum that this client trains for will not come."""
-        if self.client.held.training is not None:
+        if self.client.pending.training is not None:
             await self._stop_work()
             self.client.output.info("work", f"stopped training: run {self._worked[0]} has ended")
             if not self.client.eligibility.holds:
@@ -406,7 +406,7 @@ class Agent:
     @property
     def _hides(self) -> bool:
         """Whether the server is told nothing of this machine's state, now that local work goes on."""
-        training = self.client.held.training
+        training = self.client.pending.training
         return self._silent or (training is not None and not tells_failures(training, self.client.kit.policy))
 
     def _end_silence(self) -> None:
@@ -418,7 +418,7 @@ class Agent:
         """What the agent does while it takes part in no exchange. work: what it begins to train for."""
         if self._working_on is not None or self._away:
             return  # an exchange, or a server that is away, is more to say
-        why, work = self.client.eligibility.reason, work or self.client.held.training
+        why, work = self.client.eligibility.reason, work or self.client.pending.training
         doing: Doing = "not eligible" if why else "training" if work is not None else "waiting"
         run = work.run if work is not None else ""
         self._now.note(doing, why=why, run=run, server=self.client.transport.url)

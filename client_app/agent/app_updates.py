@@ -26,7 +26,7 @@ FETCH_SECONDS: Final = 60.0
 """Between two offers that are fetched: a server that makes up one app after the other is not a way to fill a line."""
 
 
-class Approved(Exception):
+class AppApproved(Exception):
     """The owner has approved another app than the one that runs."""
 
 
@@ -39,7 +39,7 @@ class Runner(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Follower:
+class AppUpdater:
     """What the agent does about other apps than its own.
 
     runner: None where this process cannot exchange the app alone, since the client has several machines. clock:
@@ -87,7 +87,7 @@ class Follower:
         """Raise Approved as soon as the owner has approved another app than the client's."""
         while True:
             if await in_thread(self._new, client) is not None:
-                raise Approved
+                raise AppApproved
             await asyncio.sleep(LOOK_SECONDS)
 
     async def take_up(self, client: Client) -> Client:
@@ -119,8 +119,8 @@ class Follower:
             await self.runner.use(await in_thread(before.install, apps), client.app_sha256)
             return client
         self._refused.discard(sha256)
-        client.kept.forget()
-        client.held.forget()
+        client.results.clear()
+        client.pending.discard()
         installed = self.offers.installed()
         await in_thread(self.offers.note_installed, installed.named if installed else client.app_sha256, sha256)
         client.output.info("app", f"from here on the approved app {sha256}, no more {client.app_sha256}")

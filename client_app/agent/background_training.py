@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from client_app.agent.aggregated_rounds import CountedRounds
+from client_app.agent.aggregated_rounds import AggregatedRounds
 from client_app.agent.client import Client
 from client_app.agent.contribution import show_end, show_nothing, tells_failures
-from client_app.agent.pending_update import work_in
+from client_app.agent.pending_update import work_status
 from client_app.agent.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
@@ -24,17 +24,17 @@ from fedcore.wire.control import Task, Version, WorkIn, WorkState
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:
-    """Carry out a piece of work, which `client.held` has afterwards; what the server is to be told of it."""
+    """Carry out a piece of work, which `client.pending` has afterwards; what the server is to be told of it."""
     try:
         client.eligibility.check()
         client.ledger.work(task, client.agreed)
         version = admit_work(task, client.participant(task.run))
-        client.held.begin(task)
+        client.pending.begin(task)
         await _fetch(task, version, client)
     except (FedcoreError, OSError) as error:
         return _give_up(task, client, error)
     except BaseException:
-        client.held.forget()
+        client.pending.discard()
         raise
     started = client.clock()
     answer: LocalAnswer | None = None
@@ -51,25 +51,25 @@ async def do_work(task: Task, client: Client) -> WorkIn:
             return _give_up(task, client, error)
         show_nothing(client.output, error)
     except BaseException:
-        client.held.forget()
+        client.pending.discard()
         raise
-    await in_thread(client.held.keep, answer)
-    return work_in(task, WorkState.READY)
+    await in_thread(client.pending.save, answer)
+    return work_status(task, WorkState.READY)
 
 
 def _give_up(task: Task, client: Client, error: Exception) -> WorkIn:
-    client.held.forget()
+    client.pending.discard()
     if isinstance(error, FedcoreError | OSError):
         show_end(client.output, error)
     else:
         show_nothing(client.output, error)
-    return work_in(task, WorkState.GIVEN_UP).model_copy(update={"withdrawal": withdrawal_for(error)})
+    return work_status(task, WorkState.GIVEN_UP).model_copy(update={"withdrawal": withdrawal_for(error)})
 
 
 async def _fetch(task: Task, version: Version, client: Client) -> None:
     """The model of the version, from the server or from the exchange before; raises ProtocolViolation."""
     assert task.model is not None  # noqa: S101 - checked
-    base, sha256 = client.held.base, task.model.sha256
+    base, sha256 = client.pending.base, task.model.sha256
     last = client.state_dir / "models" / f"{sha256}.safetensors"
     if last.exists() and await in_thread(sha256_file, last) == sha256:
         os.link(last, base)
@@ -84,14 +84,14 @@ async def _fetch(task: Task, version: Version, client: Client) -> None:
 
 async def _train(task: Task, client: Client) -> LocalAnswer:
     """Run the app, when the ranks are free; ends where the machine may not train."""
-    counted = CountedRounds(client.state_dir)
+    counted = AggregatedRounds(client.state_dir)
     counted.begin(task)
 
     async def run(local: Path) -> LocalAnswer:
-        async with client.held.ranks:
-            return await client.work.run(task, client.held.base, local, counted=counted.last(task.run))
+        async with client.pending.ranks:
+            return await client.work.run(task, client.pending.base, local, counted=counted.last(task.run))
 
-    answer = await guarded(run(client.held.local), client.eligibility.lost())
+    answer = await guarded(run(client.pending.local), client.eligibility.lost())
     if not answer.trained:
         raise AppError("the worker returned no model, and one was asked for")
     return answer

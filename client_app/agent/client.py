@@ -1,4 +1,4 @@
-"""A client of a federation, as its exchanges and its work for later sums need it."""
+"""A client of a federation: what its exchanges and its background training need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from client_app.agent.eligibility import Eligibility
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.http.transport import Transport
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.admit import Participant
 from fedcore.federation.admission.agreed import AppAgreement
@@ -31,50 +31,57 @@ OTHERS_SECONDS: Final = 900.0
 
 
 class LocalWork(Protocol):
-    """Who runs the ClientApp: `client_app.ranks.group.RankGroup`."""
+    """Runs the ClientApp; `client_app.ranks.group.RankGroup` implements it."""
 
     async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
-        """Run one task for at most `task.seconds`; the new model goes to `out`. counted: as in `ClientRunner`."""
+        """Run one task for at most `task.seconds`.
+
+        Args:
+            task: what the server asks for.
+            model: the file of the model, or of the message of a plain exchange.
+            out: the file that the new model goes to.
+            counted: the last round whose update was aggregated, 0 for none.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What an exchange needs of its client.
-
-    app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
-    while they are needed. kept: what the local work gave last. held: what waits for a sum, of a buffered run.
-    randomness: for the protocol and the stochastic rounding. threads: for masking. gpu_uploads: whether a GPU may round
-    and mask. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the owner lets the machine
-    train now. traces: where the spans of its work go.
-    """
+    """What an exchange needs of its client."""
 
     kit: ClientKit
     app_sha256: str
+    """The app that the owner agreed to."""
     agreed: AppAgreement
+    """What the app's pyproject.toml says."""
     transport: Transport
     work: LocalWork
     ledger: Ledger
-    transcript: Transcript
+    transcript: ClientTranscript
     state_dir: Path
-    kept: KeptAnswer
-    held: HeldUpdate
+    """Where models lie while they are needed."""
+    results: ResultCache
+    pending: PendingUpdate
     output: Output
     randomness: Randomness = os.urandom
+    """For the protocol and the stochastic rounding."""
     threads: int = 1
+    """For masking."""
     gpu_uploads: bool = True
+    """Whether a GPU may round and mask."""
     others_seconds: float = OTHERS_SECONDS
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
     traces: Traces = field(default_factory=Traces)
 
     def participant(self, run: str) -> Participant:
-        """This client as admission sees it when it is asked something of a run."""
+        """This client as admission checks it for a task of a run."""
         return Participant(
             owner=self.kit,
             history=self.ledger,
             app_sha256=self.app_sha256,
             agreed=self.agreed,
-            start=self.held.start(run),
+            start=self.pending.base_version(run),
         )

@@ -55,7 +55,7 @@ def why_not(rules: EligibilityRules, reading: Reading) -> str:
 
 
 @dataclass(slots=True)
-class Machine:
+class MachineMonitor:
     """Reads the real machine, as far as the rules ask for it.
 
     The load is that since the reading before, the first one since the start. What our own processes use (this one and
@@ -138,7 +138,7 @@ class Eligibility:
     @classmethod
     def of(cls, rules: EligibilityRules) -> Self:
         """By the readings of this machine."""
-        return cls(rules=rules, read=Machine(rules).read)
+        return cls(rules=rules, read=MachineMonitor(rules).read)
 
     @property
     def holds(self) -> bool:

@@ -1,9 +1,10 @@
-"""What this client has in hand of a buffered run: it trains now, for a sum that comes later (docs/asynchrony.md).
+"""The pending update of an asynchronous run, persisted until it is aggregated (docs/asynchrony.md).
 
-The update outlives the agent: in the state folder `work/held.json` says what it is, beside it lies the state that the
-ranks left, and the model that it began from is in `models/work`. It is given to one sum, ever. Once the shares for that
-have left this machine it is kept for the very same sum only, which may be asked for again where it stayed closed
-(`fedcore.federation.admission.releases`), and goes with the next task about anything else, or with the agent.
+The update outlives the agent. In the state folder `work/held.json` describes it; the state that the ranks left is in
+the same folder, and the model that the training started from is in `models/work`. It goes into one sum, ever. Once the
+shares for that sum have left this machine it is kept for the very same sum only, which the server may request again if
+it stayed closed (`fedcore.federation.admission.releases`). The next task about anything else discards it, and so does
+a restart.
 """
 
 from __future__ import annotations
@@ -25,107 +26,105 @@ from fedcore.wire.control import Message, Task, Version, WorkIn, WorkState
 WORK_FOLDER: Final = "work"
 
 
-class _Held(Message):
-    """An update. task: what was asked for. answer: what the app gave; None where it failed, which nobody is told.
-
-    spent: whether shares for a sum with it have left this machine.
-    """
+class _SavedUpdate(Message):
+    """The content of `held.json`."""
 
     task: Task
     answer: LocalAnswer | None
+    """What the app returned; None if it failed, which stays on this machine."""
     spent: bool = False
+    """Whether shares for a sum with it have left this machine."""
 
 
-class HeldUpdate:
-    """The one piece of work of a client: it has none, it trains, or it holds what it made.
-
-    ranks: held by whoever uses the ranks, which do one thing at a time. base: where the model that the work begins from
-    is put. local: where the ranks leave what they make of it.
-    """
+class PendingUpdate:
+    """The one piece of background work of a client: none, in training, or trained and waiting for a sum."""
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / WORK_FOLDER
         self._models = state_dir / "models" / WORK_FOLDER
         self._file = self._folder / "held.json"
         self.base: Final = self._models / "base.safetensors"
+        """The model that the training starts from."""
         self.local: Final = self._folder / "local.safetensors"
+        """The model that the ranks make of it."""
         self.ranks: Final = asyncio.Lock()
+        """Taken while the ranks work, since they do one thing at a time."""
         self.training: Task | None = None
-        self._held = self._read()
-        if self._held is None or self._held.spent:
-            self.forget()
+        self._saved = self._read()
+        if self._saved is None or self._saved.spent:
+            self.discard()
 
     @property
     def task(self) -> Task | None:
-        """What the update that is held was made for."""
-        return self._held.task if self._held else None
+        """The task that the saved update was trained for."""
+        return self._saved.task if self._saved else None
 
     @property
     def answer(self) -> LocalAnswer | None:
-        """What the app gave; None where nothing is held, or it failed."""
-        return self._held.answer if self._held else None
+        """What the app returned; None if no update is saved, or the app failed."""
+        return self._saved.answer if self._saved else None
 
-    def start(self, run: str) -> Version | None:
-        """What the update that this client can give to a sum of the run began from; None where it has none."""
-        return self._held.task.version if self._held is not None and self._held.task.run == run else None
+    def base_version(self, run: str) -> Version | None:
+        """The model version that the update for a sum of this run started from; None without such an update."""
+        return self._saved.task.version if self._saved is not None and self._saved.task.run == run else None
 
-    def told(self) -> WorkIn | None:
-        """What the server is told of it; None where this client has nothing in hand."""
+    def status_message(self) -> WorkIn | None:
+        """The message that tells the server about it; None if there is nothing to tell."""
         if self.training is not None:
-            return work_in(self.training, WorkState.TRAINING)
-        return work_in(self._held.task, WorkState.READY) if self._held and not self._held.spent else None
+            return work_status(self.training, WorkState.TRAINING)
+        return work_status(self._saved.task, WorkState.READY) if self._saved and not self._saved.spent else None
 
     def begin(self, task: Task) -> None:
-        """Train for this task; what was held is gone."""
-        self.forget()
+        """Discard what was saved; the training for this task starts."""
+        self.discard()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._models.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.training = task
 
-    def keep(self, answer: LocalAnswer | None) -> None:
-        """The training has ended with this, or failed: hold it, durably."""
+    def save(self, answer: LocalAnswer | None) -> None:
+        """Save the result of the training durably; None if it failed."""
         assert self.training is not None  # noqa: S101 - it has begun
         if answer is not None:
             _sync(self.local)
             _sync(self.base)
-        self._write(_Held(task=self.training, answer=answer))
+        self._write(_SavedUpdate(task=self.training, answer=answer))
         self.training = None
 
-    def spend(self) -> None:
-        """Shares for a sum with it have left this machine."""
-        if self._held is not None:
-            self._write(self._held.model_copy(update={"spent": True}))
+    def mark_spent(self) -> None:
+        """Note that shares for a sum with it are about to leave this machine."""
+        if self._saved is not None:
+            self._write(self._saved.model_copy(update={"spent": True}))
 
-    def make_way(self, task: Task) -> None:
-        """The server asks for something: a spent update stays for a sum of its own run only."""
-        held = self._held
-        if held is not None and held.spent and not (task.buffer is not None and task.run == held.task.run):
-            self.forget()
+    def evict_for(self, task: Task) -> None:
+        """Discard a spent update, unless the server's task is about another sum of its run."""
+        saved = self._saved
+        if saved is not None and saved.spent and not (task.buffer is not None and task.run == saved.task.run):
+            self.discard()
 
-    def forget(self) -> None:
-        """Have nothing in hand."""
-        self.training = self._held = None
+    def discard(self) -> None:
+        """Delete the update, saved or in training."""
+        self.training = self._saved = None
         self._file.unlink(missing_ok=True)  # first: without it the rest means nothing
         for folder in (self._folder, self._models):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _write(self, held: _Held) -> None:
-        write_file(self._file, held.model_dump_json(), mode=0o600, durable=True)
-        self._held = held
+    def _write(self, update: _SavedUpdate) -> None:
+        write_file(self._file, update.model_dump_json(), mode=0o600, durable=True)
+        self._saved = update
 
-    def _read(self) -> _Held | None:
-        """What an earlier start of the agent left; None for nothing, or for what cannot be used."""
+    def _read(self) -> _SavedUpdate | None:
+        """What an earlier start of the agent saved; None if it saved nothing, or nothing usable."""
         try:
-            held = _Held.model_validate_json(self._file.read_bytes())
-            if held.answer is not None:
+            saved = _SavedUpdate.model_validate_json(self._file.read_bytes())
+            if saved.answer is not None:
                 ModelState.open(self.base), ModelState.open(self.local)
         except (OSError, ValidationError, FedcoreError):
             return None
-        return held
+        return saved
 
 
-def work_in(task: Task, state: WorkState) -> WorkIn:
-    """What the server is told of the work that it gave."""
+def work_status(task: Task, state: WorkState) -> WorkIn:
+    """The message that tells the server how its work is getting on."""
     assert task.version is not None  # noqa: S101 - the task of a piece of work
     return WorkIn(run=task.run, version=task.version, state=state)
 

@@ -1,12 +1,12 @@
-"""What the local work gave, kept for as long as the server may ask the same again.
+"""Cache of the last local result, for as long as the server may repeat the same exchange.
 
 An exchange may end without a sum and be repeated: too few clients were left, or an update was too large for its scales.
-The app is not run again for that: one with a state of its own would take the step twice, and two sums of one question
-would hold other updates. Where nobody is told of failures, one is kept like a success: were it tried anew, a client
-that failed by chance in one sum of a question and not in another would be the difference of the two.
+The app does not run again for that: an app with state of its own would take the step twice, and two sums of one task
+would contain different updates. If the policy hides failures, a failure is cached like a success: were it tried again,
+a client that failed by chance in one attempt and not in the next would be the difference between the two sums.
 
-One answer is kept, its new model in the state folder and readable by the owner alone. It goes when another question
-comes, and when the agent ends or starts.
+The cache has one entry. Its new model lies in the state folder, readable by the owner alone. The next task removes it,
+and so does the end or the start of the agent.
 """
 
 from __future__ import annotations
@@ -23,66 +23,71 @@ from client_app.ranks.messages import LocalAnswer
 from fedcore.wire.control import Task
 
 ANSWER_FOLDER: Final = "answer"
-_OF_THE_ATTEMPT: Final = frozenset(
+_PER_ATTEMPT: Final = frozenset(
     {"exchange", "attempt", "cohort", "quorum", "protection", "encoding", "roster", "previous", "seconds"}
 )
-"""What a repeat may say otherwise: how its sum is made, and nothing that the app gets to see."""
+"""Fields of a task that may differ in a repeat: they say how its sum is made, and the app sees none of them."""
 
 
-class KeptAnswer:
-    """The last answer of one client; use as a context manager, so that nothing of it outlives the agent."""
+class ResultCache:
+    """The last result of one client; use as a context manager, so that nothing of it outlives the agent."""
 
     def __init__(self, state_dir: Path) -> None:
         self.model: Final = state_dir / ANSWER_FOLDER / "local.safetensors"
         """Where the local work puts its new model."""
-        self._question = ""
-        self._outcome: LocalAnswer | Exception | None = None
+        self._key = ""
+        self._result: LocalAnswer | Exception | None = None
 
-    def knows(self, task: Task) -> bool:
-        """Whether the question was answered before."""
-        return question_of(task) == self._question
+    def has(self, task: Task) -> bool:
+        """Whether the result of this task, or of an earlier attempt at it, is cached."""
+        return task_digest(task) == self._key
 
-    async def to(self, task: Task, work: Callable[[], Awaitable[LocalAnswer]], *, keep_failure: bool) -> LocalAnswer:
-        """The answer to a question, of `work` where it is new; raises what the work raised.
+    async def get_or_run(
+        self, task: Task, run: Callable[[], Awaitable[LocalAnswer]], *, keep_failure: bool
+    ) -> LocalAnswer:
+        """Return the cached result of a task, or run it; raises what `run` raised.
 
-        keep_failure: whether the same question fails again without a try.
+        Args:
+            task: what the server asks for.
+            run: does the local work.
+            keep_failure: whether a failure is cached, so that a repeat fails without another try.
         """
-        if not self.knows(task):
-            self.forget()
+        if not self.has(task):
+            self.clear()
             self.model.parent.mkdir(mode=0o700, exist_ok=True)
             try:
-                self._outcome = await work()
+                self._result = await run()
             except Exception as error:
                 if not keep_failure:
                     raise
-                self._outcome = error
-            self._question = question_of(task)
-        assert self._outcome is not None  # noqa: S101 - a known question has an outcome
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+                self._result = error
+            self._key = task_digest(task)
+        assert self._result is not None  # noqa: S101 - a cached task has a result
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
 
-    def forget(self) -> None:
-        """Remove the answer."""
-        self._question, self._outcome = "", None
+    def clear(self) -> None:
+        """Remove the result."""
+        self._key, self._result = "", None
         shutil.rmtree(self.model.parent, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        self.forget()
+        self.clear()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.forget()
+        self.clear()
 
 
-def question_of(task: Task) -> str:
-    """SHA-256, hex, over what the app is asked: alike for all attempts at one exchange, and for nothing else.
+def task_digest(task: Task) -> str:
+    """SHA-256, hex, of what the app gets to see: the same for all attempts at one exchange, and for nothing else.
 
-    The number of the first attempt is part of it: an app that asks the same twice by itself means two runs.
+    The number of the first attempt is part of it: a ServerApp that sends the same message twice means two runs.
     """
-    asked = task.model_dump(mode="json", exclude=set(_OF_THE_ATTEMPT))
-    asked["first_attempt"] = task.exchange - task.attempt + 1
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    fields = task.model_dump(mode="json", exclude=set(_PER_ATTEMPT))
+    fields["first_attempt"] = task.exchange - task.attempt + 1
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(b"fedcore/question/v1\x00" + text.encode("ascii")).hexdigest()

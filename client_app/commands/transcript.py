@@ -46,9 +46,9 @@ def verify(
     What does not hold is named (transcript-forged, transcript-gap, transcript-fork, or a check of the rosters), and the
     exit status is 3.
     """
-    from client_app.records.transcript_report import Source, report
+    from client_app.records.transcript_report import TranscriptSource, report
 
-    source = Source(copy=copy, kit=kit, operator=operator, authority=authority)
+    source = TranscriptSource(copy=copy, kit=kit, operator=operator, authority=authority)
     report(source, delta=delta, every=False, as_json=as_json)
 
 
@@ -65,7 +65,7 @@ def show(
 
     Example: fedcore transcript show --kit federation/clients/client-1
     """
-    from client_app.records.transcript_report import Source, report
+    from client_app.records.transcript_report import TranscriptSource, report
 
-    source = Source(copy=copy, kit=kit, operator=operator, authority=authority)
+    source = TranscriptSource(copy=copy, kit=kit, operator=operator, authority=authority)
     report(source, delta=delta, every=True, as_json=as_json)

@@ -22,16 +22,16 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.agent.aggregated_rounds import CountedRounds
+from client_app.agent.aggregated_rounds import AggregatedRounds
 from client_app.agent.client import Client
 from client_app.agent.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.agent.withdrawal import BadDealing, plain_error
 from client_app.exchange.models import MODELS_FOLDER, Models
-from client_app.exchange.update_encoder import WordMaker
+from client_app.exchange.update_encoder import UpdateEncoder
 from client_app.exchange.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.ranks.messages import LocalAnswer
-from client_app.records.ledger import note_asked
+from client_app.records.ledger import note_task
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
@@ -73,12 +73,12 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     while it trains contributes nothing, or leaves where it may say so; once its update is on its way it stays to the
     end, which takes little, and spares the others the work that a dropout costs them.
     """
-    note_asked(task, client.agreed, client.ledger)
+    note_task(task, client.agreed, client.ledger)
     if unread is not None:
         raise unread
     client.eligibility.check()
     admitted = await in_thread(admit, task, [client.participant(task.run)])
-    exchange = _Exchange(task=task, admitted=admitted, client=client)
+    exchange = _ClientExchange(task=task, admitted=admitted, client=client)
     try:
         async with asyncio.timeout(task.seconds + client.others_seconds) as limit:
             exchange.limit = limit
@@ -93,7 +93,7 @@ def exchange_path(run: str, exchange: int) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Exchange:
+class _ClientExchange:
     """The steps of one exchange."""
 
     task: Task
@@ -101,23 +101,23 @@ class _Exchange:
     client: Client
     limit: asyncio.Timeout | None = None
     _started: float = field(init=False)
-    _counted: CountedRounds = field(init=False)
+    _aggregated: AggregatedRounds = field(init=False)
     _contributes: bool = field(default=False, init=False)
-    _maker: WordMaker = field(init=False)
+    _encoder: UpdateEncoder = field(init=False)
 
     def __post_init__(self) -> None:
         client = self.client
-        self._maker = WordMaker(
+        self._encoder = UpdateEncoder(
             gpu=client.gpu_uploads, randomness=client.randomness, warn=partial(client.output.warning, "encode")
         )
         self._started = self.client.clock()
-        self._counted = CountedRounds(self.client.state_dir)
+        self._aggregated = AggregatedRounds(self.client.state_dir)
 
     @property
     def _trained_for(self) -> Task:
         """The task that the update was trained for: of a buffered exchange, the work before it."""
-        held = self.client.held.task
-        return held if self.task.buffer is not None and held is not None else self.task
+        trained = self.client.pending.task
+        return trained if self.task.buffer is not None and trained is not None else self.task
 
     async def take_part(self) -> None:
         """All of it, of whatever kind the exchange is."""
@@ -140,7 +140,7 @@ class _Exchange:
 
     async def secure(self) -> None:
         """R0 to R4, once the transcript is known to lead up to them."""
-        self._counted.begin(self._trained_for)
+        self._aggregated.begin(self._trained_for)
         await self._follow_transcript()
         model, model_hash = await self._model()
         admitted = await in_thread(self.admitted.admit_sum, model, self.client.transcript.chain)
@@ -153,18 +153,18 @@ class _Exchange:
             await self._unmask(session, admitted)
         finally:
             session.abandon()
-            self._maker.close()
+            self._encoder.close()
 
     async def plain(self) -> None:
         """Hand the message to the app, and send what it replies, or why it has no reply."""
-        self._counted.begin(self.task)
+        self._aggregated.begin(self.task)
         message, _ = await self._model()
         content = message.path if message else None
         await in_thread(check_message, self.task, content, self.client.agreed, self.client.kit.policy)
         started = self.client.clock()
-        kept = self.client.kept
+        cache = self.client.results
         try:
-            local = await kept.to(self.task, lambda: self._run_on(content), keep_failure=False)
+            local = await cache.get_or_run(self.task, lambda: self._run_on(content), keep_failure=False)
         except (AppError, WorkerDied) as error:
             show_failure(self.client.output, error)
             await self._put("manifest", _without_file(plain_error(error)))
@@ -173,11 +173,11 @@ class _Exchange:
         if local.error is not None:
             await self._put("manifest", _without_file(local.error))
             return
-        size = kept.model.stat().st_size
-        digest = await self._send(read_parts(kept.model), size, "sent")
+        size = cache.model.stat().st_size
+        digest = await self._send(read_parts(cache.model), size, "sent")
         manifest = ManifestIn(digest=digest, size=size, examples=local.examples, values=dict(local.metrics))
-        await self._end_upload(manifest, lambda: read_parts(kept.model))
-        self._counted.note(self.task)
+        await self._end_upload(manifest, lambda: read_parts(cache.model))
+        self._aggregated.add(self.task)
 
     # --- the local work -----------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class _Exchange:
         if reference is None:
             return None, None
         if self.task.buffer is not None:  # ctx has what each update began from; nobody needs the newest model
-            return ModelState.open(self.client.held.base), bytes.fromhex(reference.sha256)
+            return ModelState.open(self.client.pending.base), bytes.fromhex(reference.sha256)
         started = self.client.clock()
         models = Models(self.client.state_dir / MODELS_FOLDER)
         path = models.path(reference.sha256)
@@ -239,7 +239,7 @@ class _Exchange:
                 raise
             show_nothing(self.client.output, error)
         # Made by the same, so that its masks take the time that those of others take.
-        return (await in_thread(self._maker.make, partial(encode_nothing, encoding), encoding.words)).words
+        return (await in_thread(self._encoder.encode, partial(encode_nothing, encoding), encoding.words)).words
 
     async def _watch(self) -> NoReturn:
         """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
@@ -248,14 +248,14 @@ class _Exchange:
 
     async def _work(self, model: ModelState | None) -> LocalAnswer:
         """What the app gives; to a question that was asked before, what it gave then."""
-        started, kept = self.client.clock(), self.client.kept
+        started, cache = self.client.clock(), self.client.results
         if self.task.buffer is not None:
-            if self.client.held.answer is None:
+            if self.client.pending.answer is None:
                 raise AppError("the work for this sum had failed")
-            return self.client.held.answer
-        again = " (asked again; the app is not run again)" if kept.knows(self.task) else ""
+            return self.client.pending.answer
+        again = " (asked again; the app is not run again)" if cache.has(self.task) else ""
         keep_failure = not tells_failures(self.task, self.client.kit.policy)
-        local = await kept.to(self.task, lambda: self._run_app(model), keep_failure=keep_failure)
+        local = await cache.get_or_run(self.task, lambda: self._run_app(model), keep_failure=keep_failure)
         self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}{again}", started)
         return local
 
@@ -267,17 +267,17 @@ class _Exchange:
 
     async def _run_on(self, sent: Path | None) -> LocalAnswer:
         """Run the app on the model, or on the message of a plain exchange; ends where the machine may not train."""
-        counted = self._counted.last(self.task.run)
+        counted = self._aggregated.last(self.task.run)
 
         async def work() -> LocalAnswer:
-            async with self.client.held.ranks:
-                return await self.client.work.run(self.task, sent, self.client.kept.model, counted=counted)
+            async with self.client.pending.ranks:
+                return await self.client.work.run(self.task, sent, self.client.results.model, counted=counted)
 
         return await guarded(work(), self.client.eligibility.lost())
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
         """The update as words, clipped and rounded, ready to be masked."""
-        made = self.client.held.local if self.task.buffer is not None else self.client.kept.model
+        made = self.client.pending.local if self.task.buffer is not None else self.client.results.model
         state = ModelState.open(made) if local.trained else None
         (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
         started = self.client.clock()
@@ -291,8 +291,8 @@ class _Exchange:
             threads=self.client.threads,
             factor=factor,
         )
-        encoded = await in_thread(self._maker.make, fill, encoding.words)
-        notes = [f"{encoding.field_bits}-bit fields"] + ["on the device"] * self._maker.on_device
+        encoded = await in_thread(self._encoder.encode, fill, encoding.words)
+        notes = [f"{encoding.field_bits}-bit fields"] + ["on the device"] * self._encoder.on_device
         too_large = "too large for the scales, so the sum stays closed" if encoded.overflowed else "clipped"
         notes += [f"{encoded.clipped} elements {too_large}"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
@@ -356,10 +356,10 @@ class _Exchange:
             words,
             part_words=PART_BYTES // words.itemsize,
             threads=self.client.threads,
-            masker=self._maker.apply_masks,
+            masker=self._encoder.apply_masks,
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
-        self._maker.close()
+        self._encoder.close()
         # Masked in place: a server that lost parts of it gets the same bytes again.
         await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
 
@@ -380,9 +380,9 @@ class _Exchange:
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(ledger.unmask, self.task.run, self.task.exchange)
         if self._contributes:
-            self._counted.note(self._trained_for)
+            self._aggregated.add(self._trained_for)
         if self.task.buffer is not None:
-            await in_thread(self.client.held.spend)
+            await in_thread(self.client.pending.mark_spent)
         await self._put("unmask", conversions.unmask_to_wire(released))
         self._trace("unmask", started)
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)

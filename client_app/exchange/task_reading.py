@@ -55,14 +55,14 @@ def read_task(body: bytes, *, max_tensors: int) -> Task:
         return Task.model_validate_json(body)
     except pydantic.ValidationError as error:
         try:
-            named = _Named.model_validate_json(body)
+            named = _ExchangeReference.model_validate_json(body)
         except pydantic.ValidationError:
             raise error from None
         places = ", ".join(sorted({clean(str(item["loc"][0])) for item in error.errors() if item["loc"]}))
         raise UnreadableTask((named.run, named.exchange), places) from None
 
 
-class _Named(pydantic.BaseModel):
+class _ExchangeReference(pydantic.BaseModel):
     """What every version of a task says: of which exchange it is."""
 
     run: Name

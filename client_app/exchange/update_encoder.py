@@ -1,11 +1,10 @@
-"""Who makes the words of an update: a device while it serves, and the processor where none does, or one fails.
+"""Encodes and masks an update on the GPU, with CPU fallback.
 
 Devices fail in ways of their own: another process takes the memory, the driver loses the card, a compiler is missing.
-That is no reason to leave an exchange, for the words do not depend on who makes them, given the same random bytes
-(`fedcore.codec.gpu.device`). So what was drawn is kept until the upload has left: the processor makes the very same
-words
-again, and goes on masking where the device stopped. Parts that are with the server stay good, and no two vectors ever
-leave under one mask.
+That is no reason to leave an exchange, since the encoded vector does not depend on the device, given the same random
+bytes (`fedcore.codec.gpu.device`). So the random bytes are kept until the upload has left: the CPU encodes the very
+same vector again, and masks from where the device stopped. Parts that the server has stay valid, and no two vectors
+ever leave under one mask.
 """
 
 from __future__ import annotations
@@ -24,94 +23,101 @@ _Result = TypeVar("_Result")
 
 
 class Encode(Protocol):
-    """What makes the words: `fedcore.codec.encode` or `encode_nothing`, given all but these two."""
+    """Encodes an update: `fedcore.codec.encode` or `encode_nothing`, given all but these two arguments."""
 
     def __call__(self, *, randomness: Randomness, device: DeviceVector | None) -> Encoded:
-        """The words, which depend on the random bytes and not on the device."""
+        """The encoded vector, which depends on the random bytes and not on the device."""
         ...
 
 
-class WordMaker:
-    """Makes the words of one exchange and masks them; used by one thread at a time.
-
-    gpu: whether the owner lets it use a GPU. warn: tells the owner of a device that failed.
-    """
+class UpdateEncoder:
+    """Encodes and masks the update of one exchange; one thread at a time may use it."""
 
     def __init__(self, *, gpu: bool, randomness: Randomness, warn: Callable[[str], None]) -> None:
+        """Open no device yet.
+
+        Args:
+            gpu: whether the owner allows a GPU.
+            randomness: for the stochastic rounding.
+            warn: tells the owner that a device failed.
+        """
         self._gpu, self._randomness, self._warn = gpu, randomness, warn
         self._device: DeviceVector | None = None
         self._encode: Encode | None = None
-        self._draws = _Draws(randomness)
-        self._words = np.zeros(0, np.uint64)
+        self._random = _RepeatableRandomness(randomness)
+        self._vector = np.zeros(0, np.uint64)
 
     @property
     def on_device(self) -> bool:
-        """Whether the words wait for their masks on a device."""
+        """Whether the vector waits for its masks on a device."""
         return self._device is not None
 
-    def make(self, encode: Encode, count: int) -> Encoded:
-        """The `count` words of an update, not masked; what was made before is forgotten.
+    def encode(self, encode: Encode, size: int) -> Encoded:
+        """Encode an update, not masked, and forget the one before. Raises FedcoreError as `encode` does.
 
-        Where they wait on the device, those that are returned are filled by `apply_masks`. Raises FedcoreError as
-        `encode` does.
+        If the vector waits on the device, `apply_masks` fills the one that is returned.
+
+        Args:
+            encode: encodes it.
+            size: of the vector, in elements.
         """
         self.close()
-        self._encode, self._draws = encode, _Draws(self._randomness)
-        encoded = self._encode_there(encode, count) if self._gpu else None
+        self._encode, self._random = encode, _RepeatableRandomness(self._randomness)
+        encoded = self._encode_on_device(encode, size) if self._gpu else None
         if encoded is None:
-            encoded = encode(randomness=self._draws.from_start(), device=None)
+            encoded = encode(randomness=self._random.from_start(), device=None)
             self._forget()
-        self._words = encoded.words
+        self._vector = encoded.words
         return encoded
 
     def apply_masks(
         self, words: NDArray[np.uint64], terms: Iterable[MaskTerm], *, threads: int = 1, offset: int = 0
     ) -> None:
-        """A `fedcore.secagg.Masker` for those words, whose ranges come in ascending order."""
-        held, device = tuple(terms), self._device
+        """A `fedcore.secagg.Masker` for that vector, whose ranges come in ascending order."""
+        masks, device = tuple(terms), self._device
         if device is not None:
 
             def mask() -> bool:
-                device.apply_masks(words, held, threads=threads, offset=offset)
+                device.apply_masks(words, masks, threads=threads, offset=offset)
                 return True
 
-            if self._on_device(mask):
+            if self._try_device(mask):
                 return
-            # Masked or half copied there, none of these has left: each word is made again as it was, and masked once.
-            assert self._encode is not None  # noqa: S101 - what is on a device was made
-            again = self._encode(randomness=self._draws.from_start(), device=None)
-            self._words[offset:] = again.words[offset:]
+            # Masked or half copied there, none of these has left: encode each element as before, and mask it once.
+            assert self._encode is not None  # noqa: S101 - what is on a device was encoded
+            again = self._encode(randomness=self._random.from_start(), device=None)
+            self._vector[offset:] = again.words[offset:]
             self._forget()
-        apply_masks(words, held, threads=threads, offset=offset)
+        apply_masks(words, masks, threads=threads, offset=offset)
 
     def close(self) -> None:
-        """Give the device's memory back, to whoever trains on it, and forget what was drawn."""
+        """Free the device's memory for the training, and forget the random bytes."""
         self._leave_device()
         self._forget()
-        self._words = np.zeros(0, np.uint64)
+        self._vector = np.zeros(0, np.uint64)
 
     def _forget(self) -> None:
-        """The words are on the host, and are not made again."""
-        self._encode, self._draws = None, _Draws(self._randomness)
+        """The vector is on the host, and is not encoded again."""
+        self._encode, self._random = None, _RepeatableRandomness(self._randomness)
 
-    def _encode_there(self, encode: Encode, count: int) -> Encoded | None:
-        """What the device makes; None where there is none, or it does not serve."""
+    def _encode_on_device(self, encode: Encode, size: int) -> Encoded | None:
+        """Encode on the device; None if there is none, or it fails."""
 
-        def make() -> Encoded | None:
-            self._device = open_vector(count)
-            return encode(randomness=self._draws.from_start(), device=self._device) if self._device else None
+        def run() -> Encoded | None:
+            self._device = open_vector(size)
+            return encode(randomness=self._random.from_start(), device=self._device) if self._device else None
 
-        return self._on_device(make)
+        return self._try_device(run)
 
-    def _on_device(self, job: Callable[[], _Result]) -> _Result | None:
-        """What `job` gives; None where the device failed, which is left then."""
+    def _try_device(self, job: Callable[[], _Result]) -> _Result | None:
+        """The result of `job`; None if the device failed, which is then closed."""
         try:
             return job()
         except FedcoreError:
             raise  # it is the update's fault
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-        self._warn(f"the device failed, so the processor makes the same words ({failure})")
+        self._warn(f"the device failed, so the processor encodes the same update again ({failure})")
         self._leave_device()  # after the error is gone, and with its frames the tensors that they held
         return None
 
@@ -122,11 +128,11 @@ class WordMaker:
                 device.close()
             except Exception as error:
                 # After some failures every call into the driver fails.
-                self._warn(f"the device does not give its memory back ({type(error).__name__}: {error})")
+                self._warn(f"the device does not free its memory ({type(error).__name__}: {error})")
 
 
-def who_makes_words(*, gpu: bool) -> str:
-    """For the owner; no device is looked for, which takes seconds and memory of both."""
+def describe_encoder(*, gpu: bool) -> str:
+    """Where uploads are encoded, for the owner; looks for no device, which would take seconds and memory."""
     if not gpu:
         return "rounded and masked by the processor (--no-gpu-uploads)"
     least = device_serves_from()
@@ -135,23 +141,23 @@ def who_makes_words(*, gpu: bool) -> str:
     return f"of {least >> 20} MiB and more are rounded and masked on a GPU with room for them, others by the processor"
 
 
-class _Draws:
-    """Random bytes that can be had a second time."""
+class _RepeatableRandomness:
+    """Random bytes that can be read a second time."""
 
     def __init__(self, randomness: Randomness) -> None:
         self._randomness = randomness
-        self._drawn: list[bytes] = []
+        self._draws: list[bytes] = []
 
     def from_start(self) -> Randomness:
         """The same draws again, and fresh ones after the last."""
-        place = 0
+        index = 0
 
         def draw(count: int) -> bytes:
-            nonlocal place
-            if place == len(self._drawn):
-                self._drawn.append(self._randomness(count))
-            drawn, place = self._drawn[place], place + 1
-            assert len(drawn) == count  # noqa: S101 - who draws again draws alike
-            return drawn
+            nonlocal index
+            if index == len(self._draws):
+                self._draws.append(self._randomness(count))
+            content, index = self._draws[index], index + 1
+            assert len(content) == count  # noqa: S101 - a repeat draws the same sizes
+            return content
 
         return draw

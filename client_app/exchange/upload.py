@@ -24,7 +24,7 @@ Parts = Generator[memoryview, None, None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _UploadPart:
     index: int
     content: memoryview
     sha256: bytes
@@ -39,11 +39,11 @@ async def send_parts(transport: Transport, path: str, parts: Parts, *, size: int
     digests: list[bytes] = []
     line = asyncio.Semaphore(PARTS_IN_FLIGHT)
 
-    def make() -> _Part | None:
+    def make() -> _UploadPart | None:
         content = next(parts, None)
-        return None if content is None else _Part(len(digests), content, hashlib.sha256(content).digest())
+        return None if content is None else _UploadPart(len(digests), content, hashlib.sha256(content).digest())
 
-    async def send(part: _Part) -> None:
+    async def send(part: _UploadPart) -> None:
         try:
             await _send_part(transport, path, part, size)
         finally:
@@ -68,14 +68,14 @@ async def send_missing_parts(transport: Transport, path: str, parts: Parts, *, s
         for index, content in enumerate(parts):
             sha256 = await in_thread(lambda part: hashlib.sha256(part).digest(), content)
             if known.get(index) != sha256.hex():
-                await _send_part(transport, path, _Part(index, content, sha256), size)
+                await _send_part(transport, path, _UploadPart(index, content, sha256), size)
                 sent += 1
     finally:
         parts.close()
     return sent
 
 
-async def _send_part(transport: Transport, path: str, part: _Part, size: int) -> None:
+async def _send_part(transport: Transport, path: str, part: _UploadPart, size: int) -> None:
     async def is_there() -> bool:
         answer = await transport.get(path, PartsOut, size=size)
         return answer is not None and answer.parts.get(part.index) == part.sha256.hex()

@@ -54,7 +54,7 @@ _OCTETS: Final = {"content-type": "application/octet-stream"}
 Result = TypeVar("Result")
 
 
-class _Incoming:
+class _ModelDownload:
     """A file that is being received, at most `size` bytes: written, hashed and counted as it comes."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -121,7 +121,7 @@ class HttpTransport:
         self._at = 0
         self._answers = 0
         self._counting = threading.Lock()
-        self._incoming: _Incoming | None = None
+        self._incoming: _ModelDownload | None = None
         self._clock = clock
         self._sleep = sleep
         self._sign = sign
@@ -207,7 +207,7 @@ class HttpTransport:
 
         async def attempt() -> bool:
             with replacing(target, mode=0o600) as file:
-                self._incoming = incoming = _Incoming(file, size)
+                self._incoming = incoming = _ModelDownload(file, size)
                 headers = await self._request("GET", address, b"", _EMPTY_DIGEST, {}, partial(self._receive, incoming))
                 is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
                 if incoming.digest.hexdigest() != sha256 and not is_difference:
@@ -271,7 +271,7 @@ class HttpTransport:
         self._count(up=_head_size(headers, len(request.target)))
         return await self._network.send(request, receive_any)
 
-    def _receive(self, incoming: _Incoming, response: HttpResponse) -> Mapping[str, str]:
+    def _receive(self, incoming: _ModelDownload, response: HttpResponse) -> Mapping[str, str]:
         for piece in response.pieces(_PIECE):
             self._count(down=len(piece))
             incoming.take(piece)

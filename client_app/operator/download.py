@@ -16,7 +16,7 @@ import typer
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.resolve_run import find_run
-from client_app.records.transcript import TRANSCRIPT_FILE, Entry
+from client_app.records.transcript import TRANSCRIPT_FILE, TranscriptEntry
 from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import OutputPaths
@@ -59,7 +59,7 @@ MODEL_FILE: Final = "model.safetensors"
 _ARCHIVES: Final = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz"}
 
 
-def free_place(out: Path, *, force: bool) -> None:
+def check_free(out: Path, *, force: bool) -> None:
     """Refuse to write over what is there; raises ConfigurationError."""
     if out.is_dir() or (out.exists() and not force):
         hint = "name a file" if out.is_dir() else "name another file, or replace it with --force"
@@ -135,17 +135,17 @@ def _gather(client: OperatorClient, found: RunOut, folder: Path) -> None:
         (folder / TRANSCRIPT_FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def _records(client: OperatorClient, run: str) -> Iterator[Entry]:
+def _records(client: OperatorClient, run: str) -> Iterator[TranscriptEntry]:
     """From the run's first record to its last, as a client's copy has them, so that the same command checks them."""
     records = list(client.records())
     own = [index for index, signed in enumerate(records) if signed.record.task["run"] == run]
     if not own:
         return
     for roster in client.rosters():
-        yield Entry(event="roster", hash=roster.hash().hex(), roster=roster)
-    yield Entry(event="began", hash=records[own[0]].record.announced().previous)
+        yield TranscriptEntry(event="roster", hash=roster.hash().hex(), roster=roster)
+    yield TranscriptEntry(event="began", hash=records[own[0]].record.announced().previous)
     for signed in records[own[0] : own[-1] + 1]:
-        yield Entry(event="linked", hash=_hash(signed), linked=signed)
+        yield TranscriptEntry(event="linked", hash=_hash(signed), linked=signed)
 
 
 def _hash(signed: SignedRecord) -> str:

@@ -88,7 +88,7 @@ def _hear(client: OperatorClient, run: str, view: ProgressView) -> None:
             view.hear(client.clients_of(run, once=True).clients)
 
 
-def come_home(
+def save_results(
     client: OperatorClient, record: RunRecord, final: RunOut, out: Path | None, screen: Screen, tracking: Tracking
 ) -> None:
     """Save what an ended run left, and print how it ended. Raises RunFailed, or Exit where its budget ended it.

@@ -15,7 +15,7 @@ from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
 from client_app.operator.resolve_run import find_run
 from client_app.operator.run_command import make_submission
-from client_app.operator.stats import Asked, ask_federation
+from client_app.operator.stats import StatisticsRequest, ask_federation
 from fedcore.data.statistics import Statistics
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import open_initial, sha256_file
@@ -93,7 +93,7 @@ class Remote:
         delta: float,
     ) -> tuple[Statistics, tuple[float, ...]]:
         """Ask for statistics of columns; they, and the quantiles that the app wants to see."""
-        asked = Asked.of(
+        request = StatisticsRequest.of(
             app,
             run_config=[],
             settings=[],
@@ -103,8 +103,8 @@ class Remote:
             epsilon=epsilon,
             delta=delta,
         )
-        found = ask_federation(asked, self.kit, server=self.server, connect_seconds=self.connect_seconds)
-        return found, asked.quantiles
+        found = ask_federation(request, self.kit, server=self.server, connect_seconds=self.connect_seconds)
+        return found, request.quantiles
 
     def _client(self) -> OperatorClient:
         return operator_client(self.kit, self.server, self.connect_seconds)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client_app.operator import completion as run_words
+from client_app.operator import completion as run_completion
 from client_app.operator.client import OperatorClient, operator_client
-from client_app.operator.following import Screen, come_home, follow
+from client_app.operator.following import Screen, follow, save_results
 from client_app.operator.resolve_run import find_run
 from client_app.operator.tracked import begin_tracking
 from fedcore.cli.main import InitialModel, RunConfig, Settings, Tracks
@@ -45,7 +45,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Go on with a run that failed, was cancelled or interrupted, after its last exchange.",
-            autocompletion=run_words.runs,
+            autocompletion=run_completion.runs,
         ),
     ] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Submit, print the run's id, and do not follow.")] = False,
@@ -68,7 +68,7 @@ def run(
     if detach and track:
         raise ConfigurationError("--track follows the run, and --detach does not; fedcore runs attach takes --track")
 
-    order = Order(app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model)
+    order = RunOptions(app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model)
     run_app(
         order,
         operator,
@@ -102,7 +102,7 @@ def check_out(out: Path, *, force: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunOptions:
     """What `fedcore run` is asked to do. app: the folder of the app that is submitted, or None to go on with `resume`.
 
     initial: the file of the model that the app's strategy starts from, None for its own.
@@ -116,7 +116,7 @@ class Order:
 
 
 def run_app(
-    order: Order,
+    order: RunOptions,
     operator: Path,
     *,
     server: str,
@@ -144,10 +144,10 @@ def run_app(
                 with contextlib.suppress(ServerUnreachable, Refused):
                     client.cancel(run)
                 raise
-            come_home(client, record, final, out, screen, tracking)
+            save_results(client, record, final, out, screen, tracking)
 
 
-def _submission(order: Order) -> RunIn | None:
+def _submission(order: RunOptions) -> RunIn | None:
     """What is submitted, checked as far as that can be done here; None for a run that goes on."""
     if order.app is None:
         return None
@@ -158,7 +158,7 @@ def _submission(order: Order) -> RunIn | None:
     return submission.model_copy(update={"initial_model": sha256_file(order.initial)})
 
 
-def _begin(client: OperatorClient, order: Order, submission: RunIn | None) -> str:
+def _begin(client: OperatorClient, order: RunOptions, submission: RunIn | None) -> str:
     """Have the server put the run in its queue; the run's id."""
     if submission is None:
         return client.resume(find_run(client, order.resume)).run

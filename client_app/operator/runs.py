@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.following import Screen, come_home, follow
+from client_app.operator.following import Screen, follow, save_results
 from client_app.operator.resolve_run import find_run
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import ConfigurationError
@@ -72,7 +72,7 @@ def attach_to(
             back, end = f"fedcore runs attach {run}", f"fedcore runs stop {run}"
             screen.note(f"run {run} goes on; to come back: {back}, to end it: {end}")
             raise
-        come_home(client, record, final, out, screen, tracking)
+        save_results(client, record, final, out, screen, tracking)
 
 
 def stop_run(client: OperatorClient, word: str, *, as_json: bool) -> None:

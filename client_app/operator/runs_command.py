@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client_app.operator import completion as run_words
+from client_app.operator import completion as run_completion
 from fedcore.cli import completion
 from fedcore.cli.main import Tracks
 
@@ -26,7 +26,9 @@ app = typer.Typer(
 
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or `last`.", autocompletion=run_words.runs),
+    typer.Argument(
+        metavar="RUN", help="Id of a run, the beginning of one, or `last`.", autocompletion=run_completion.runs
+    ),
 ]
 Operator = Annotated[
     Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
@@ -43,7 +45,9 @@ def list_command(
     limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many.")] = 20,
     before: Annotated[
         str,
-        typer.Option(metavar="RUN", help="Those that were submitted before this one.", autocompletion=run_words.runs),
+        typer.Option(
+            metavar="RUN", help="Those that were submitted before this one.", autocompletion=run_completion.runs
+        ),
     ] = "",
     status: Annotated[
         str,
@@ -148,9 +152,9 @@ def model(
 
     Example: fedcore runs model last --out model.safetensors --operator federation/operator
     """
-    from client_app.operator.download import fetch_best_model, fetch_model, free_place
+    from client_app.operator.download import check_free, fetch_best_model, fetch_model
 
-    free_place(out, force=force)
+    check_free(out, force=force)
     with _client(operator, server, connect_seconds) as client:
         (fetch_best_model if best else fetch_model)(client, run, out, as_json=as_json)
 

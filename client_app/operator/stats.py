@@ -42,7 +42,7 @@ from fedcore.wire.operator import RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StatisticsRequest:
     """What a person asked for. folder: the app's."""
 
     folder: Path
@@ -76,32 +76,32 @@ class Asked:
         )
 
 
-def ask_in_memory(asked: Asked, clients: int) -> Statistics:
+def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
     """The same question to simulated clients."""
     from fedcore.flower.apps.statistics_run import run_statistics
     from fedcore.simulation import Simulation
 
-    flower = FlowerApp.load(asked.folder)
-    settings = JobSettings.from_mapping({**flower.settings.to_mapping(), **asked.settings}, where="--set")
+    flower = FlowerApp.load(request.folder)
+    settings = JobSettings.from_mapping({**flower.settings.to_mapping(), **request.settings}, where="--set")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr), ProgressView(Console(stderr=True), "simulated") as view:
         simulation = Simulation(
             app=flower,
             clients=clients,
-            run_config=override(flower.run_config, asked.run_config, "the run config"),
+            run_config=override(flower.run_config, request.run_config, "the run config"),
             settings=settings,
             emit=view.show,
         )
-        return run_statistics(asked.question, backend=simulation, run="simulation", aggregation=settings.aggregation)
+        return run_statistics(request.question, backend=simulation, run="simulation", aggregation=settings.aggregation)
 
 
-def ask_federation(asked: Asked, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
+def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
     """Submit a run that is nothing but the question, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
-    question = to_plain(TypeAdapter(StatisticsQuery), asked.question)
-    submission = make_submission(asked.folder, asked.run_config, asked.settings)
+    question = to_plain(TypeAdapter(StatisticsQuery), request.question)
+    submission = make_submission(request.folder, request.run_config, request.settings)
     submission = submission.model_copy(update={"statistics": question})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
         run = client.submit(submission).run

@@ -67,9 +67,9 @@ def stats(
         raise ConfigurationError("--dp-delta says nothing without --dp-epsilon")
     if data_dir is not None and clients:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    from client_app.operator.stats import Asked, ask_federation, ask_in_memory, show
+    from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show
 
-    asked = Asked.of(
+    request = StatisticsRequest.of(
         app,
         run_config=run_config or [],
         settings=set_ or [],
@@ -80,11 +80,11 @@ def stats(
         delta=1e-5 if dp_delta is None else dp_delta,
     )
     found = (
-        ask_in_memory(asked, clients)
+        ask_in_memory(request, clients)
         if clients
-        else ask_federation(asked, operator, server=server, connect_seconds=connect_seconds)
+        else ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
     )
-    show(found, asked.quantiles, out=out, in_json=as_json)
+    show(found, request.quantiles, out=out, in_json=as_json)
 
 
 def _check_out(out: Path | None, *, force: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from client_app.owner.sections import Section, Table, sections
+from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import Status, status_json
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.system.files import write_file
@@ -28,7 +28,7 @@ def export(status: Status, out: Path) -> None:
         raise EnvironmentFailure(f"--export: {out} cannot be written ({error.strerror}); name another file") from error
 
 
-def document(status: Status) -> list[Section]:
+def document(status: Status) -> list[StatusSection]:
     """The sections of the document."""
     own = {section.name: section for section in sections(status)}
     return [
@@ -83,8 +83,8 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 
-def _purpose(status: Status) -> Section:
-    return Section(
+def _purpose(status: Status) -> StatusSection:
+    return StatusSection(
         name="what",
         title="What this is about",
         text=(
@@ -100,7 +100,7 @@ def _purpose(status: Status) -> Section:
     )
 
 
-def _left(status: Status) -> Section:
+def _left(status: Status) -> StatusSection:
     masked = sum(run.masked for run in status.runs)
     readable = sum(run.readable for run in status.runs)
     rows = (
@@ -126,7 +126,7 @@ def _left(status: Status) -> Section:
         "privacy, noise bounds that, and epsilon below counts it; without noise nothing does.",
     )
     table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)
-    return Section(name="left", title="What left this machine", text=text, table=table)
+    return StatusSection(name="left", title="What left this machine", text=text, table=table)
 
 
 _WORDS = {
@@ -152,11 +152,11 @@ _WORDS = {
 }
 
 
-def _policy(status: Status) -> Section:
+def _policy(status: Status) -> StatusSection:
     rows = tuple((key, _value(value), _WORDS.get(key, "")) for key, value in status.policy.items())
     text = ("This client refuses whatever its owner's policy.toml does not allow, whatever the server says.",)
     table = Table(headings=("rule", "value", "meaning"), rows=rows)
-    return Section(name="policy", title="The owner's rules", text=text, table=table)
+    return StatusSection(name="policy", title="The owner's rules", text=text, table=table)
 
 
 def _value(value: Any) -> str:
@@ -169,11 +169,11 @@ def _value(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value) or "-"
 
 
-def _proof(status: Status) -> Section:
+def _proof(status: Status) -> StatusSection:
     found = status.transcript
     if found is None:
-        return Section(name="proof", title="How to check it", text=("There is no transcript yet.",))
-    return Section(
+        return StatusSection(name="proof", title="How to check it", text=("There is no transcript yet.",))
+    return StatusSection(
         name="proof",
         title="How to check it",
         text=(

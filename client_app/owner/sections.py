@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from client_app.output import clean
-from client_app.owner.status import Apps, RunSeen, Status
+from client_app.owner.status import Apps, RunHistory, Status
 from fedcore.federation.admission.checks import DIFFERENCING
 from fedcore.federation.admission.refusals import SENTENCES
 from fedcore.monitoring.formatting import size
@@ -26,7 +26,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class StatusSection:
     """name: for links. text: sentences, one a line. bad: whether somebody should look at it."""
 
     name: str
@@ -36,7 +36,7 @@ class Section:
     bad: bool = False
 
 
-def sections(status: Status) -> list[Section]:
+def sections(status: Status) -> list[StatusSection]:
     """How a client stands, the most urgent first."""
     return [
         _now(status),
@@ -110,29 +110,31 @@ def _general(sentence: str) -> str:
     return f"beyond what policy.toml allows ({named})" if named else "beyond what policy.toml allows"
 
 
-def _now(status: Status) -> Section:
+def _now(status: Status) -> StatusSection:
     away = status.running and status.now is not None and status.now.doing == "away"
-    return Section(name="now", title="The agent now", text=(doing(status),), bad=away or not status.running)
+    return StatusSection(name="now", title="The agent now", text=(doing(status),), bad=away or not status.running)
 
 
-def _training(status: Status) -> Section:
+def _training(status: Status) -> StatusSection:
     training = status.training
     now = "It may train now." if training.allowed else f"It may not train now: {clean(training.why)}."
     text = [f"The owner lets this machine train {training.rules}. {now}"]
     whole = len(training.windows) == 1 and (training.windows[0][1] - training.windows[0][0]).days >= 1
     if whole:
-        return Section(name="hours", title="Next hours", text=tuple(text))
+        return StatusSection(name="hours", title="Next hours", text=tuple(text))
     rows = tuple((moment(begin), moment(end)) for begin, end in training.windows)
-    return Section(name="hours", title="Next hours", text=tuple(text), table=Table(headings=("from", "to"), rows=rows))
+    return StatusSection(
+        name="hours", title="Next hours", text=tuple(text), table=Table(headings=("from", "to"), rows=rows)
+    )
 
 
-def _apps(status: Status) -> Section:
+def _apps(status: Status) -> StatusSection:
     rows = tuple(
         (offer.app, "approved" if offer.approved else "waits for the owner", changes(offer.difference))
         for offer in status.apps.offers
     )
     table = Table(headings=("offered app", "state", "differs in"), rows=rows) if rows else None
-    return Section(name="apps", title="Apps", text=tuple(_apps_text(status.apps)), table=table)
+    return StatusSection(name="apps", title="Apps", text=tuple(_apps_text(status.apps)), table=table)
 
 
 def _apps_text(apps: Apps) -> Iterator[str]:
@@ -153,7 +155,7 @@ def changes(found: dict[str, Any] | None) -> str:
     return ", ".join(counts) or "nothing"
 
 
-def _runs(status: Status) -> Section:
+def _runs(status: Status) -> StatusSection:
     newest = sorted(status.runs, key=lambda run: run.last, reverse=True)
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
     asked = counted(len(status.runs), "run")
@@ -163,10 +165,10 @@ def _runs(status: Status) -> Section:
                 "received", "epsilon")  # fmt: skip
     rows = tuple(_run(run) for run in newest[:MOST_RUNS])
     table = Table(headings=headings, rows=rows) if rows else None
-    return Section(name="runs", title="Runs taken part in", text=tuple(text), table=table)
+    return StatusSection(name="runs", title="Runs taken part in", text=tuple(text), table=table)
 
 
-def _run(run: RunSeen) -> tuple[str, ...]:
+def _run(run: RunHistory) -> tuple[str, ...]:
     return (
         clean(run.run),
         moment(run.first),
@@ -183,28 +185,30 @@ def _run(run: RunSeen) -> tuple[str, ...]:
     )
 
 
-def _refusals(status: Status) -> Section:
+def _refusals(status: Status) -> StatusSection:
     rows: Sequence[tuple[str, ...]] = [
         (refusal.check, clean(refusal.subject) or "-", str(refusal.times), moment(refusal.last), meaning(refusal.check))
         for refusal in sorted(status.refusals, key=lambda refusal: refusal.last, reverse=True)
     ]
     if not rows:
-        return Section(name="refused", title="Refused", text=("Nothing was refused, and no exchange ended early.",))
+        return StatusSection(
+            name="refused", title="Refused", text=("Nothing was refused, and no exchange ended early.",)
+        )
     table = Table(headings=("reason", "on", "times", "last", "meaning"), rows=tuple(rows))
-    return Section(name="refused", title="Refused, or ended early", table=table)
+    return StatusSection(name="refused", title="Refused, or ended early", table=table)
 
 
-def _spent(status: Status) -> Section:
+def _spent(status: Status) -> StatusSection:
     spending = status.spending
     text = f"Spent, all runs together: {spending}; {spending.limit}."
-    return Section(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)
+    return StatusSection(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)
 
 
-def _ends(status: Status) -> Section:
+def _ends(status: Status) -> StatusSection:
     def row(ends: datetime | None) -> tuple[str, str]:
         return ("does not end by itself", "-") if ends is None else (moment(ends), str((ends - status.made).days))
 
     rows = tuple((expiry.what, *row(expiry.ends), expiry.note) for expiry in status.expiries)
     bad = any(expiry.ends is not None and (expiry.ends - status.made).days < 30 for expiry in status.expiries)
     table = Table(headings=("what", "ends", "days left", "note"), rows=rows)
-    return Section(name="ends", title="Certificate and key", table=table, bad=bad)
+    return StatusSection(name="ends", title="Certificate and key", table=table, bad=bad)

@@ -21,7 +21,7 @@ from client_app.owner.now import Now, is_running, read_now
 from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
 from client_app.records.journal import whole_lines
 from client_app.records.ledger_entries import LEDGER_FILE
-from client_app.records.spending import Spending, spending_of, spent_by_run
+from client_app.records.spending import SpentBudget, spending_of, spent_by_run
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
@@ -30,7 +30,7 @@ from fedcore.federation.kits.identity import IDENTITY_FILE, next_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSeen:
+class RunHistory:
     """What one run asked of this client.
 
     first, last: seconds since 1970. apps: their hashes. kinds: how often each message type was asked for. masked,
@@ -50,7 +50,7 @@ class RunSeen:
     refused: int
     up: int
     down: int
-    spending: Spending
+    spending: SpentBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Apps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingPermission:
     """When the machine may train. allowed: now, as far as that is known; windows: in the next 24 hours, local time."""
 
     rules: str
@@ -124,10 +124,10 @@ class Status:
     kit: Path
     running: bool
     now: Now | None
-    runs: tuple[RunSeen, ...]
+    runs: tuple[RunHistory, ...]
     refusals: tuple[Refusal, ...]
-    spending: Spending
-    training: Training
+    spending: SpentBudget
+    training: TrainingPermission
     expiries: tuple[Expiry, ...]
     apps: Apps
     policy: dict[str, Any]
@@ -166,7 +166,7 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
     )
 
 
-def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, Spending], delta: float) -> Iterable[RunSeen]:
+def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, SpentBudget], delta: float) -> Iterable[RunHistory]:
     nothing = spending_of((), 0, delta=delta)
     by_run: dict[str, list[AuditedExchange]] = {}
     for exchange in exchanges:
@@ -175,7 +175,7 @@ def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, Spending], d
         times = [exchange.at for exchange in asked if exchange.at]
         outcomes = Counter(exchange.outcome for exchange in asked)
         forms = Counter(exchange.sent for exchange in asked)
-        yield RunSeen(
+        yield RunHistory(
             run=run,
             first=min(times, default=0.0),
             last=max(times, default=0.0),
@@ -201,14 +201,14 @@ def _refusals(exchanges: Iterable[AuditedExchange]) -> Iterable[Refusal]:
         yield Refusal(check=check, subject=subject, times=len(times), last=max(times))
 
 
-def _training(kit: ClientKit, now: Now | None, at: datetime) -> Training:
+def _training(kit: ClientKit, now: Now | None, at: datetime) -> TrainingPermission:
     rules = kit.policy.eligibility
     found = tuple(windows(rules, at))
     in_hours = bool(found) and found[0][0] <= at < found[0][1]
     why = "" if in_hours else f"outside {', '.join(map(str, rules.train_hours))}"
     if now is not None and now.doing == "not eligible":  # the agent has measured power and load as well
         why = now.why
-    return Training(rules=rules_text(rules), allowed=not why, why=why, windows=found)
+    return TrainingPermission(rules=rules_text(rules), allowed=not why, why=why, windows=found)
 
 
 def _expiries(kit: ClientKit) -> Iterable[Expiry]:

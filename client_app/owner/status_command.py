@@ -10,14 +10,14 @@ import rich.table
 import typer
 from rich.console import Console
 
-from client_app.owner.sections import Section, Table, sections
+from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import read_status, status_json
 from fedcore.errors import ConfigurationError
 from fedcore.system.terminal import escape, visible_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class StatusOptions:
     """In which form."""
 
     export: Path | None = None
@@ -25,22 +25,22 @@ class Wanted:
     as_json: bool = False
 
 
-def show_status(kit: Path, state_dir: Path | None, wanted: Wanted) -> None:
+def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> None:
     """Show it; raises FedcoreError."""
-    if wanted.page and wanted.export is not None:
+    if options.page and options.export is not None:
         raise ConfigurationError("--page and --export are two things; name one of them")
-    if wanted.page:
+    if options.page:
         from client_app.owner.page import serve
 
-        serve(kit, state_dir, say=lambda url: _say_address(url, as_json=wanted.as_json))
+        serve(kit, state_dir, say=lambda url: _say_address(url, as_json=options.as_json))
         return
     status = read_status(kit, state_dir)
-    if wanted.export is not None:
+    if options.export is not None:
         from client_app.owner.document import export
 
-        export(status, wanted.export)
-        typer.echo(json.dumps({"export": str(wanted.export)}) if wanted.as_json else f"written: {wanted.export}")
-    elif wanted.as_json:
+        export(status, options.export)
+        typer.echo(json.dumps({"export": str(options.export)}) if options.as_json else f"written: {options.export}")
+    elif options.as_json:
         typer.echo(visible_json(status_json(status)))
     else:
         console = Console(highlight=False)
@@ -55,7 +55,7 @@ def _say_address(url: str, *, as_json: bool) -> None:
     typer.echo(json.dumps({"url": url}) if as_json else f"{url}\nIt opens once, on this machine alone. Ctrl-C ends it.")
 
 
-def _print(shown: list[Section], console: Console) -> None:
+def _print(shown: list[StatusSection], console: Console) -> None:
     for number, section in enumerate(shown):
         if number:
             console.print()

@@ -20,16 +20,16 @@ from client_app.output import clean
 from client_app.records.journal import whole_lines
 from client_app.records.ledger_entries import (
     LEDGER_FILE,
-    Asked,
-    Entered,
+    EnteredEntry,
     Entry,
-    Left,
-    Refused,
-    Sent,
-    Worked,
+    LeaveEntry,
+    RefusedEntry,
+    TaskEntry,
+    UploadEntry,
+    WorkEntry,
     read_entries,
 )
-from client_app.records.spending import Spending, spent_by_run
+from client_app.records.spending import SpentBudget, spent_by_run
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.owner import AgreedSum, ids_from_text
@@ -71,20 +71,20 @@ class AuditedExchange:
     def follow(self, entry: Entry) -> None:
         """Take a line of the ledger that is about this exchange."""
         match entry:
-            case Asked():
-                for name in set(Asked.model_fields) - {"event", "run", "exchange"}:
+            case TaskEntry():
+                for name in set(TaskEntry.model_fields) - {"event", "run", "exchange"}:
                     setattr(self, name, getattr(entry, name))
-            case Entered():
+            case EnteredEntry():
                 self.at = entry.at or self.at
                 self.outcome = "readable" if self.aggregation == "plain" else "entered"
             case AgreedSum():
                 self.outcome, self.others = "released", len(ids_from_text(entry.survivors)) - 1
-            case Refused():
+            case RefusedEntry():
                 self.outcome = "released" if self.outcome == "released" else "refused"
                 self.check, self.subject = entry.check, entry.subject
-            case Sent():
+            case UploadEntry():
                 self.sent = entry.form
-            case Left():
+            case LeaveEntry():
                 self.up, self.down = entry.up, entry.down
 
 
@@ -95,7 +95,7 @@ class Audit:
     client: str
     federation: str
     exchanges: tuple[AuditedExchange, ...]
-    spending: Spending
+    spending: SpentBudget
 
 
 def audit(kit: Path, state_dir: Path | None = None) -> Audit:
@@ -127,17 +127,17 @@ def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
     latest: dict[tuple[str, int], AuditedExchange] = {}
     for entry in entries:
         key = (entry.run, entry.exchange)
-        if isinstance(entry, Worked):  # for a sum to come: it has no number of its own
+        if isinstance(entry, WorkEntry):  # for a sum to come: it has no number of its own
             listed.append(_work(entry))
             continue
-        if key not in latest or (isinstance(entry, Asked) and latest[key].outcome != "asked"):
+        if key not in latest or (isinstance(entry, TaskEntry) and latest[key].outcome != "asked"):
             latest[key] = AuditedExchange(run=entry.run, exchange=entry.exchange)
             listed.append(latest[key])
         latest[key].follow(entry)
     return listed
 
 
-def _work(entry: Worked) -> AuditedExchange:
+def _work(entry: WorkEntry) -> AuditedExchange:
     told = {name: getattr(entry, name) for name in ("run", "exchange", "at", "app_sha256", "model", "changed")}
     return AuditedExchange(message_type=WORK, aggregation="secure", **told)
 

@@ -14,7 +14,7 @@ from fedcore.system.files import full_disk_named, sync_folder
 Entry = TypeVar("Entry")
 
 
-class Journal:
+class AppendOnlyFile:
     """The file at `path`, which is made where there is none.
 
     what: how messages name it. Raises EnvironmentFailure when it cannot be opened.

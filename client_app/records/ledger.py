@@ -17,21 +17,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from client_app.records.journal import Journal
+from client_app.records.journal import AppendOnlyFile
 from client_app.records.ledger_entries import (
     LEDGER_FILE,
-    Asked,
-    Drew,
-    Entered,
+    DrawEntry,
+    EnteredEntry,
     Entry,
-    Left,
-    Refused,
-    Returned,
-    Scaled,
-    Sent,
-    Spent,
-    Unmasked,
-    Worked,
+    LeaveEntry,
+    RefundEntry,
+    RefusedEntry,
+    ScalesEntry,
+    SpentEntry,
+    TaskEntry,
+    UnmaskEntry,
+    UploadEntry,
+    WorkEntry,
     read_entries,
 )
 from fedcore.codec import ScaleMemory
@@ -78,8 +78,8 @@ class Ledger:
         self._open: ExchangeId | None = None
         self._last: ExchangeId | None = None
         try:
-            self._journal = Journal(folder / LEDGER_FILE, what="the agent's ledger")
-            for entry in read_entries(folder / LEDGER_FILE, self._journal.read()):
+            self._file = AppendOnlyFile(folder / LEDGER_FILE, what="the agent's ledger")
+            for entry in read_entries(folder / LEDGER_FILE, self._file.read()):
                 self._apply(entry)
         except BaseException:
             self._lock.close()
@@ -129,16 +129,18 @@ class Ledger:
 
     def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
         """Note the scales of an exchange, before anything private is touched."""
-        self._append(Scaled(run=run, exchange=memory.exchange, layout=layout, scales=memory.scales, falls=memory.falls))
+        self._append(
+            ScalesEntry(run=run, exchange=memory.exchange, layout=layout, scales=memory.scales, falls=memory.falls)
+        )
 
     def ask(self, run: str, exchange: int, **asked: Any) -> None:
-        """Note what the server asks for: the fields of `Asked`."""
-        self._append(Asked(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
+        """Note what the server asks for: the fields of `TaskEntry`."""
+        self._append(TaskEntry(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
 
     def work(self, task: Task, agreed: AppAgreement) -> None:
         """Note that the server asks for work for a later sum."""
         self._append(
-            Worked(
+            WorkEntry(
                 run=task.run,
                 exchange=task.exchange,
                 at=self._now(),
@@ -151,7 +153,7 @@ class Ledger:
 
     def refuse(self, run: str, exchange: int, check: str, subject: str = "") -> None:
         """Note why this client did not go on with an exchange."""
-        self._append(Refused(run=run, exchange=exchange, at=self._now(), check=check, subject=subject), sync=False)
+        self._append(RefusedEntry(run=run, exchange=exchange, at=self._now(), check=check, subject=subject), sync=False)
 
     def enter(self, run: str, exchange: int) -> None:
         """Use up an exchange's number, before anything is said in it.
@@ -160,7 +162,7 @@ class Ledger:
         """
         if exchange <= self._highest.get(run, 0):
             raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
-        self._append(Entered(run=run, exchange=exchange, at=self._now()))
+        self._append(EnteredEntry(run=run, exchange=exchange, at=self._now()))
 
     def release(self, released: AgreedSum) -> None:
         """Note that this client is about to agree to a sum: others may unmask it as soon as its signature leaves."""
@@ -173,11 +175,11 @@ class Ledger:
         """
         if (run, exchange) in self._unmasked:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
-        self._append(Unmasked(run=run, exchange=exchange))
+        self._append(UnmaskEntry(run=run, exchange=exchange))
 
     def send(self, run: str, exchange: int, form: Literal["masked", "readable"], size: int) -> None:
         """Note that an update of `size` bytes is about to leave this machine."""
-        self._append(Sent(run=run, exchange=exchange, form=form, size=size))
+        self._append(UploadEntry(run=run, exchange=exchange, form=form, size=size))
 
     def drawn(self, run: str) -> GroupAssignmentRecord | None:
         """The last draw of a run that this client answered."""
@@ -189,23 +191,23 @@ class Ledger:
 
     def draw(self, drawn: GroupAssignmentRecord) -> None:
         """Note that an answer to a draw is about to leave this machine."""
-        self._append(Drew(run=drawn.run, exchange=drawn.exchange, drawn=drawn))
+        self._append(DrawEntry(run=drawn.run, exchange=drawn.exchange, drawn=drawn))
 
     def spend(self, attempt: NoisedSum) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
-        self._append(Spent(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
+        self._append(SpentEntry(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
 
     def give_back(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
-        self._append(Returned(run=attempt.run, exchange=attempt.exchange))
+        self._append(RefundEntry(run=attempt.run, exchange=attempt.exchange))
 
     def leave(self, run: str, exchange: int, *, up: int = 0, down: int = 0) -> None:
-        """Note that an exchange is over for this client, whatever its end was; up, down: bytes, as `Left`."""
-        self._append(Left(run=run, exchange=exchange, up=up, down=down))
+        """Note that an exchange is over for this client, whatever its end was; up, down: bytes, as `LeaveEntry`."""
+        self._append(LeaveEntry(run=run, exchange=exchange, up=up, down=down))
 
     def close(self) -> None:
         """Release the file and the folder."""
-        self._journal.close()
+        self._file.close()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -220,36 +222,36 @@ class Ledger:
         return round(self._wall(), 3)
 
     def _append(self, entry: Entry, *, sync: bool = True) -> None:
-        self._journal.append(entry.model_dump_json(exclude_none=True), sync=sync)
+        self._file.append(entry.model_dump_json(exclude_none=True), sync=sync)
         self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
         exchange_id = (entry.run, entry.exchange)
         match entry:
-            case Entered(at=at):
+            case EnteredEntry(at=at):
                 self._highest[entry.run] = max(entry.exchange, self._highest.get(entry.run, 0))
                 self._open = self._last = exchange_id
                 self._entered[entry.run] += 1
                 self._times.append(at)
             case AgreedSum():
                 self._released.setdefault((entry.purpose, entry.model), []).append(entry)
-            case Scaled(layout=layout, scales=scales, falls=falls):
+            case ScalesEntry(layout=layout, scales=scales, falls=falls):
                 memory = ScaleMemory(exchange=entry.exchange, scales=scales, falls=falls)
                 self._scales[entry.run, layout] = memory
-            case Drew(drawn=drawn):
+            case DrawEntry(drawn=drawn):
                 self._drawn[entry.run] = drawn
                 self._draws[drawn.purpose, drawn.model] += 1
-            case Unmasked():
+            case UnmaskEntry():
                 self._unmasked.add(exchange_id)
-            case Spent():
+            case SpentEntry():
                 self._attempts[exchange_id] = entry.attempt
-            case Returned():
+            case RefundEntry():
                 self._attempts.pop(exchange_id, None)
-            case Left() if self._open == exchange_id:
+            case LeaveEntry() if self._open == exchange_id:
                 self._open = None
 
 
-def note_asked(task: Task, agreed: AppAgreement, ledger: Ledger) -> None:
+def note_task(task: Task, agreed: AppAgreement, ledger: Ledger) -> None:
     """Write down what the server asks for, for the owner."""
     ledger.ask(
         task.run,

@@ -20,7 +20,7 @@ from fedcore.run.groups import GroupAssignmentRecord
 LEDGER_FILE: Final = "ledger.jsonl"
 
 
-class Asked(LedgerEntry):
+class TaskEntry(LedgerEntry):
     """What the server asked for, whatever came of it.
 
     at: seconds since 1970. attempt: above 1 for one more attempt at the exchange before, as the server says. model: its
@@ -39,8 +39,8 @@ class Asked(LedgerEntry):
     changed: dict[str, str]
 
 
-class Worked(LedgerEntry):
-    """The server asked for work for a later sum. exchange: the next one's, as the server says. The rest as `Asked`."""
+class WorkEntry(LedgerEntry):
+    """The server asked for work for a later sum. exchange: that of the next exchange. The rest as in `TaskEntry`."""
 
     event: Literal["worked"] = "worked"
     at: float
@@ -49,14 +49,14 @@ class Worked(LedgerEntry):
     changed: dict[str, str]
 
 
-class Entered(LedgerEntry):
+class EnteredEntry(LedgerEntry):
     """The number of an exchange is used up. at: seconds since 1970, 0 where it is not known."""
 
     event: Literal["entered"] = "entered"
     at: float = 0.0
 
 
-class Refused(LedgerEntry):
+class RefusedEntry(LedgerEntry):
     """This client did not go on with an exchange. check, subject: as the server was told; at: seconds since 1970."""
 
     event: Literal["refused"] = "refused"
@@ -65,7 +65,7 @@ class Refused(LedgerEntry):
     subject: str
 
 
-class Sent(LedgerEntry):
+class UploadEntry(LedgerEntry):
     """An update, or a reply, was about to leave this machine. size: in bytes. form: what the server can do with it."""
 
     event: Literal["sent"] = "sent"
@@ -73,27 +73,27 @@ class Sent(LedgerEntry):
     size: int
 
 
-class Spent(LedgerEntry):
+class SpentEntry(LedgerEntry):
     """A noised update was about to leave this machine. attempt: what its sum reveals, and who was to make it up."""
 
     event: Literal["spent"] = "spent"
     attempt: NoisedSum
 
 
-class Returned(LedgerEntry):
+class RefundEntry(LedgerEntry):
     """It is proven that what was spent in this exchange never left the masks."""
 
     event: Literal["returned"] = "returned"
 
 
-class Drew(LedgerEntry):
+class DrawEntry(LedgerEntry):
     """An answer to the draw of groups was about to leave this machine."""
 
     event: Literal["drew"] = "drew"
     drawn: GroupAssignmentRecord
 
 
-class Scaled(LedgerEntry):
+class ScalesEntry(LedgerEntry):
     """The scales of an exchange keep their rule. layout: digest of the model's layout, hex."""
 
     event: Literal["scaled"] = "scaled"
@@ -102,13 +102,13 @@ class Scaled(LedgerEntry):
     falls: int
 
 
-class Unmasked(LedgerEntry):
+class UnmaskEntry(LedgerEntry):
     """The shares of an exchange were about to leave this machine."""
 
     event: Literal["unmasked"] = "unmasked"
 
 
-class Left(LedgerEntry):
+class LeaveEntry(LedgerEntry):
     """An exchange is over for this client, whatever its end was.
 
     up, down: bytes of all requests and answers meanwhile, without what TLS adds; 0 where an earlier start was ended in
@@ -121,7 +121,18 @@ class Left(LedgerEntry):
 
 
 Entry: TypeAlias = Annotated[
-    Asked | Worked | Entered | Refused | Sent | Spent | Returned | AgreedSum | Scaled | Unmasked | Drew | Left,
+    TaskEntry
+    | WorkEntry
+    | EnteredEntry
+    | RefusedEntry
+    | UploadEntry
+    | SpentEntry
+    | RefundEntry
+    | AgreedSum
+    | ScalesEntry
+    | UnmaskEntry
+    | DrawEntry
+    | LeaveEntry,
     Discriminator("event"),
 ]
 _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)

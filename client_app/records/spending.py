@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from client_app.records.ledger_entries import Entry, Returned, Sent, Spent
+from client_app.records.ledger_entries import Entry, RefundEntry, SpentEntry, UploadEntry
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
 from fedcore.federation.admission.owner import AgreedSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
+class SpentBudget:
     """What was spent.
 
     noised
@@ -72,11 +72,11 @@ class Spending:
         return "no bound" if self.epsilon is None else f"{self.epsilon:.4g}"
 
 
-def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allowed: float = 0.0) -> Spending:
+def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allowed: float = 0.0) -> SpentBudget:
     """What these sums and so many without noise spent. allowed: by the owner's policy, 0 for no limit."""
     releases = Counter(noised)
     epsilon = _epsilon(tuple(releases.items()), delta)
-    return Spending(
+    return SpentBudget(
         noised=releases.total(),
         noiseless=noiseless,
         epsilon=None if noiseless else epsilon,
@@ -87,7 +87,7 @@ def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allo
     )
 
 
-def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[Spending, dict[str, Spending]]:
+def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[SpentBudget, dict[str, SpentBudget]]:
     """What a ledger's client spent in all, and in each run in which something left."""
     noised, noiseless = _left(entries)
     runs = {run for run, _ in (*noised, *noiseless)}
@@ -110,12 +110,12 @@ def _left(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set
     for entry in entries:
         key = (entry.run, entry.exchange)
         match entry:
-            case Spent():
+            case SpentEntry():
                 noised[key] = entry.attempt.release
-            case Returned():
+            case RefundEntry():
                 noised.pop(key, None)
                 returned.add(key)
-            case Sent() | AgreedSum():  # ledgers of earlier versions have no line of what was sent
+            case UploadEntry() | AgreedSum():  # ledgers of earlier versions have no line of what was sent
                 began.add(key)
     return noised, began - noised.keys() - returned
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from client_app.records.journal import Journal, read_lines
+from client_app.records.journal import AppendOnlyFile, read_lines
 from fedcore.errors import ConfigurationError, ProtocolViolation, Refused
 from fedcore.federation import Roster
 from fedcore.federation.transcript import (
@@ -47,7 +47,7 @@ Fetch = Callable[[str], Awaitable[TranscriptOut | None]]
 """The hash of a record -> those after it, as the server has them."""
 
 
-class Entry(Message):
+class TranscriptEntry(Message):
     """A line of the file: a roster, where the copy begins, a record that this client signs, one that has its place."""
 
     event: Literal["roster", "began", "signed", "linked"]
@@ -60,8 +60,8 @@ class Entry(Message):
     linked: SignedRecord | None = None
 
 
-class Transcript:
-    """The copy of one client; `Transcript(folder, roster)` reads what earlier starts wrote.
+class ClientTranscript:
+    """The copy of one client; `ClientTranscript(folder, roster)` reads what earlier starts wrote.
 
     roster: the one that the client knows now; `know` tells of the next ones. The folder is locked by the ledger.
     Raises ConfigurationError when the file is damaged.
@@ -74,19 +74,19 @@ class Transcript:
         self._rosters: dict[str, Roster] = {}
         self._signed: dict[str, str] = {}
         """Records that this client signed and that have no place yet: complete hash -> unfinished one."""
-        self._journal = Journal(self.path, what="the agent's transcript")
+        self._file = AppendOnlyFile(self.path, what="the agent's transcript")
         try:
-            for entry in read_entries(self.path, self._journal.read()):
+            for entry in read_entries(self.path, self._file.read()):
                 self._apply(entry)
             self.know(roster)
         except BaseException:
-            self._journal.close()
+            self._file.close()
             raise
 
     def know(self, roster: Roster) -> None:
         """Keep a roster that has been verified: its records can be checked from now on."""
         if (name := roster.hash().hex()) not in self._rosters:
-            self._append(Entry(event="roster", hash=name, roster=roster))
+            self._append(TranscriptEntry(event="roster", hash=name, roster=roster))
 
     async def follow(self, task: Task, fetch: Fetch) -> str:
         """Bring the copy to the record that the task names; what there is to tell the owner, or "".
@@ -94,10 +94,10 @@ class Transcript:
         Raises ProtocolViolation, as above, and what `fetch` raises.
         """
         if not self._begun:
-            await in_thread(self._append, Entry(event="began", hash=task.previous))
+            await in_thread(self._append, TranscriptEntry(event="began", hash=task.previous))
             return f"first contact: taking the transcript as it is, from {task.previous[:12] or 'its beginning'} on"
         chain, known = self.chain.copy(), len(self.chain.links)
-        entries: list[Entry] = []
+        entries: list[TranscriptEntry] = []
         while chain.head != task.previous:
             page = await self._page(chain, len(chain.links) - known, fetch)
             entries += await in_thread(_check, chain, page, keys_of(self._rosters.values()), task.previous)
@@ -110,7 +110,7 @@ class Transcript:
         """Keep a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
         record = ExchangeRecord.of(task, federation=roster.federation, roster_hash=roster.hash(), outcome=outcome)
         complete, unfinished = (record_hash(outcome, complete=complete) for complete in (True, False))
-        self._append(Entry(event="signed", hash=complete, unfinished=unfinished, record=record))
+        self._append(TranscriptEntry(event="signed", hash=complete, unfinished=unfinished, record=record))
         return record
 
     def complete(self, record: ExchangeRecord, outcome: Outcome, signatures: SignatureSet) -> None:
@@ -119,14 +119,14 @@ class Transcript:
         That of a group is known once those of the other groups are. What is known now is that it is complete.
         """
         if record.announced().group is not None:
-            self._append(Entry(event="signed", hash=record_hash(outcome, complete=True), record=record))
+            self._append(TranscriptEntry(event="signed", hash=record_hash(outcome, complete=True), record=record))
             return
         linked = SignedRecord(record=record, complete=True, signatures=dict(signatures.signatures))
-        self._append(Entry(event="linked", hash=record_hash(outcome, complete=True), linked=linked))
+        self._append(TranscriptEntry(event="linked", hash=record_hash(outcome, complete=True), linked=linked))
 
     def close(self) -> None:
         """Release the file."""
-        self._journal.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,11 +166,11 @@ class Transcript:
             f"operator; to take the server's transcript as a new beginning, move {self.path} away and start again",
         )
 
-    def _append(self, entry: Entry) -> None:
-        self._journal.append(entry.model_dump_json(exclude_none=True))
+    def _append(self, entry: TranscriptEntry) -> None:
+        self._file.append(entry.model_dump_json(exclude_none=True))
         self._apply(entry)
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: TranscriptEntry) -> None:
         match entry.event:
             case "roster" if entry.roster is not None:
                 self._rosters[entry.hash] = entry.roster
@@ -181,7 +181,7 @@ class Transcript:
             case "linked":
                 self._link(entry)
 
-    def _link(self, entry: Entry) -> None:
+    def _link(self, entry: TranscriptEntry) -> None:
         if entry.linked is None:
             raise ConfigurationError("a record that has its place is there as a whole")
         self.chain.add(ChainLink.of(entry.hash, entry.linked.record.announced(), entry.linked))
@@ -192,17 +192,17 @@ class Transcript:
         }
 
 
-def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[Entry]:
+def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[TranscriptEntry]:
     """Extend the chain by a page, as far as the record `last`; the lines for it."""
-    entries: list[Entry] = []
+    entries: list[TranscriptEntry] = []
     for signed in page.records:
         if chain.head == last:
             break
         link, _ = chain.extend(signed, keys)
-        entries.append(Entry(event="linked", hash=link.hash, linked=signed))
+        entries.append(TranscriptEntry(event="linked", hash=link.hash, linked=signed))
     return entries
 
 
-def read_entries(path: Path, content: bytes) -> Iterator[Entry]:
+def read_entries(path: Path, content: bytes) -> Iterator[TranscriptEntry]:
     """The entries of `content`, which was read from `path` and consists of whole lines; raises ConfigurationError."""
-    return read_lines(path, content, Entry.model_validate_json, unknown="what this client has signed")
+    return read_lines(path, content, TranscriptEntry.model_validate_json, unknown="what this client has signed")

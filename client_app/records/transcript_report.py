@@ -15,7 +15,7 @@ from rich.table import Table
 from client_app.operator.client import OperatorClient
 from client_app.output import clean
 from client_app.records.journal import whole_lines
-from client_app.records.spending import Spending, spending_of
+from client_app.records.spending import SpentBudget, spending_of
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of
 from fedcore.codec.privacy import Release
@@ -30,7 +30,7 @@ STATE: Final = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TranscriptSource:
     """Where the command line says that the transcript is: exactly one of the first three."""
 
     copy: Path | None = None
@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ExchangeLine:
     """One exchange, as it is shown. epsilon: of this sum alone; None without noise."""
 
     record: str
@@ -59,7 +59,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Findings:
+class TranscriptReport:
     """What is in a transcript, as far as it holds. anchor: the record after which it begins, "" for all of it.
 
     open: what the copy's client signed and has not been shown the place of yet; each as complete and as unfinished,
@@ -68,7 +68,7 @@ class Findings:
 
     federation: str = ""
     anchor: str = ""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ExchangeLine] = field(default_factory=list)
     open: list[tuple[tuple[str, str], str]] = field(default_factory=list)
     releases: dict[str, list[Release | None]] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Findings:
         self.federation = signed.record.federation
         self.releases.setdefault(task.run, []).append(release)
         self.lines.append(
-            Line(
+            ExchangeLine(
                 record=name,
                 run=task.run,
                 exchange=task.exchange,
@@ -95,18 +95,18 @@ class Findings:
             )
         )
 
-    def runs(self, delta: float) -> dict[str, Spending]:
+    def runs(self, delta: float) -> dict[str, SpentBudget]:
         """What each run spent of a client that was in all of its exchanges."""
         return {run: _spending(releases, delta) for run, releases in self.releases.items()}
 
-    def spending(self, delta: float) -> Spending:
+    def spending(self, delta: float) -> SpentBudget:
         """That of a client that was in all exchanges of all runs."""
         return _spending((release for run in self.releases.values() for release in run), delta)
 
 
-def report(source: Source, *, delta: float, every: bool, as_json: bool) -> None:
+def report(source: TranscriptSource, *, delta: float, every: bool, as_json: bool) -> None:
     """Check a transcript and print what is in it; raises FedcoreError, ProtocolViolation where it does not hold."""
-    findings = Findings()
+    findings = TranscriptReport()
     try:
         _check(source, findings, delta)
     except ProtocolViolation as error:
@@ -122,7 +122,7 @@ def report(source: Source, *, delta: float, every: bool, as_json: bool) -> None:
         typer.echo("every link and every signature holds")
 
 
-def _check(source: Source, findings: Findings, delta: float) -> None:
+def _check(source: TranscriptSource, findings: TranscriptReport, delta: float) -> None:
     given = [place for place in (source.copy, source.kit, source.operator) if place is not None]
     if len(given) != 1:
         raise ConfigurationError("name one transcript: a PATH, --kit KIT or --operator KIT")
@@ -141,7 +141,7 @@ def _check(source: Source, findings: Findings, delta: float) -> None:
 
 
 def _extend(
-    chain: Chain, rosters: Iterable[Roster], records: Iterable[SignedRecord], findings: Findings, delta: float
+    chain: Chain, rosters: Iterable[Roster], records: Iterable[SignedRecord], findings: TranscriptReport, delta: float
 ) -> None:
     keys = keys_of(rosters)
     for signed in records:
@@ -150,7 +150,7 @@ def _extend(
         _place(link, findings)
 
 
-def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) -> None:
+def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta: float) -> None:
     """A client's copy: its rosters, its chain, and that nothing is missing of what the client signed."""
     if not path.exists():
         raise ConfigurationError(f"there is no transcript at {path}; a client has one once it was asked to take part")
@@ -172,7 +172,7 @@ def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) 
             _extend(chain, rosters, [entry.linked], findings, delta)
 
 
-def _place(link: ChainLink, findings: Findings) -> None:
+def _place(link: ChainLink, findings: TranscriptReport) -> None:
     """A record has its place: whatever the client signed before has to have one, too.
 
     But for another group of the draw that this one is of: they come in any order.
@@ -185,13 +185,13 @@ def _place(link: ChainLink, findings: Findings) -> None:
             )
 
 
-def _spending(releases: Iterable[Release | None], delta: float) -> Spending:
+def _spending(releases: Iterable[Release | None], delta: float) -> SpentBudget:
     """None stands for a sum without noise."""
     found = list(releases)
     return spending_of((release for release in found if release is not None), found.count(None), delta=delta)
 
 
-def _print_json(findings: Findings, delta: float, error: ProtocolViolation | None) -> None:
+def _print_json(findings: TranscriptReport, delta: float, error: ProtocolViolation | None) -> None:
     document = {
         "holds": error is None,
         "check": error.check if error else "",
@@ -210,7 +210,7 @@ def _print_json(findings: Findings, delta: float, error: ProtocolViolation | Non
     typer.echo(json.dumps(document, indent=2))
 
 
-def _print(findings: Findings, delta: float, every: bool) -> None:
+def _print(findings: TranscriptReport, delta: float, every: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if findings.anchor:
         console.print(f"begins after the record {findings.anchor[:12]}…, which was taken as it was")
@@ -225,7 +225,7 @@ def _print(findings: Findings, delta: float, every: bool) -> None:
     console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")
 
 
-def _table(lines: list[Line]) -> Table:
+def _table(lines: list[ExchangeLine]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("record", "run", "no.", "round", "type", "model", "roster", "in sum", "signed", "epsilon"):
         table.add_column(name, no_wrap=True)

@@ -27,8 +27,8 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.agent.client import Client
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
@@ -36,7 +36,7 @@ from client_app.http.retry import Retry
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
@@ -615,7 +615,7 @@ async def client(
     transport = HttpTransport(
         urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=retry, notice=notices.append
     )
-    with Transcript(tmp_path / "state", kit.roster) as transcript, KeptAnswer(tmp_path / "state") as kept:
+    with ClientTranscript(tmp_path / "state", kit.roster) as transcript, ResultCache(tmp_path / "state") as results:
         async with transport:
             yield Client(
                 kit=kit,
@@ -626,8 +626,8 @@ async def client(
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=tmp_path / "state",
-                kept=kept,
-                held=HeldUpdate(tmp_path / "state"),
+                results=results,
+                pending=PendingUpdate(tmp_path / "state"),
                 output=Output(name=kit.name, stream=log),
             )
 

@@ -11,7 +11,7 @@ import click
 import pytest
 import typer
 
-from client_app.operator import completion as run_words
+from client_app.operator import completion as run_completion
 from fedcore.cli import completion
 from fedcore.cli.main import app
 from fedcore.comparison.modes import MODES
@@ -84,12 +84,12 @@ class TestRuns:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         context = SimpleNamespace(params={"operator": tmp_path})
-        monkeypatch.setattr(run_words, "list_runs", lambda folder: [("ab12", "running, digits")])
-        offered = run_words.runs(context, "")  # type: ignore[arg-type]
+        monkeypatch.setattr(run_completion, "list_runs", lambda folder: [("ab12", "running, digits")])
+        offered = run_completion.runs(context, "")  # type: ignore[arg-type]
         assert offered == [("last", "the newest run"), ("ab12", "running, digits")]
-        monkeypatch.setattr(run_words, "list_runs", lambda folder: pytest.fail("it was listed a moment ago"))
-        assert run_words.runs(context, "ab") == [("ab12", "running, digits")]  # type: ignore[arg-type]
-        assert (tmp_path / run_words.CACHE_FILE).stat().st_mode & 0o077 == 0
+        monkeypatch.setattr(run_completion, "list_runs", lambda folder: pytest.fail("it was listed a moment ago"))
+        assert run_completion.runs(context, "ab") == [("ab12", "running, digits")]  # type: ignore[arg-type]
+        assert (tmp_path / run_completion.CACHE_FILE).stat().st_mode & 0o077 == 0
 
     def test_a_kit_that_is_none(self, tmp_path: Path) -> None:
-        assert run_words.runs(SimpleNamespace(params={"operator": tmp_path}), "") == []  # type: ignore[arg-type]
+        assert run_completion.runs(SimpleNamespace(params={"operator": tmp_path}), "") == []  # type: ignore[arg-type]

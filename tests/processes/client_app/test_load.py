@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from client_app.agent.eligibility import Machine, processor_seconds
+from client_app.agent.eligibility import MachineMonitor, processor_seconds
 from fedcore.federation.eligibility import EligibilityRules
 
 BURN = "import sys, time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\nsys.stdin.read()"
@@ -18,8 +18,8 @@ def test_our_own_processes_do_not_count_as_load() -> None:
     """
     rules = EligibilityRules(idle_only=True)
     before = now = processor_seconds()
-    ours = Machine(rules, all_seconds=lambda: now)
-    everything = Machine(rules, all_seconds=lambda: now, own_seconds=lambda: 0.0)
+    ours = MachineMonitor(rules, all_seconds=lambda: now)
+    everything = MachineMonitor(rules, all_seconds=lambda: now, own_seconds=lambda: 0.0)
     with subprocess.Popen([sys.executable, "-S", "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline()

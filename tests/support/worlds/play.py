@@ -18,13 +18,13 @@ import numpy as np
 from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
 from client_app.agent.eligibility import Eligibility, Reading
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.agreed import AppAgreement
@@ -74,14 +74,16 @@ class Randomness:
         return self._source(size)
 
 
-class Unhurried(KeptAnswer):
-    """Waits for the keys even where the answer is there already, so that the client draws in the same order."""
+class Unhurried(ResultCache):
+    """Waits for the keys even if the result is cached, so that the client draws in the same order."""
 
     begun: asyncio.Event
 
-    async def to(self, task: Task, work: Callable[[], Awaitable[LocalAnswer]], *, keep_failure: bool) -> LocalAnswer:
+    async def get_or_run(
+        self, task: Task, run: Callable[[], Awaitable[LocalAnswer]], *, keep_failure: bool
+    ) -> LocalAnswer:
         await self.begun.wait()
-        return await KeptAnswer.to(self, task, work, keep_failure=keep_failure)
+        return await ResultCache.get_or_run(self, task, run, keep_failure=keep_failure)
 
 
 def same_encapsulations() -> AbstractContextManager[object]:
@@ -124,7 +126,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
         agents = []
         for number, kit in kits.items():
             ledger = stack.enter_context(Ledger(prepare_state_dir(own / str(number))))
-            transcript = stack.enter_context(Transcript(own / str(number), kit.roster))
+            transcript = stack.enter_context(ClientTranscript(own / str(number), kit.roster))
             client = Client(
                 kit=kit,
                 app_sha256=APP,
@@ -134,8 +136,8 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=own / str(number),
-                kept=stack.enter_context(Unhurried(own / str(number))),
-                held=HeldUpdate(own / str(number)),
+                results=stack.enter_context(Unhurried(own / str(number))),
+                pending=PendingUpdate(own / str(number)),
                 output=Output(name=kit.name, stream=logs[number]),
                 randomness=Randomness(number),
                 eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),
@@ -164,8 +166,8 @@ def _tie(client: Client) -> None:
     """Let the transport say when an exchange begins, and when its keys are exchanged."""
     transport, work, randomness = client.transport, cast(Work, client.work), client.randomness
     assert isinstance(transport, MemoryTransport)
-    assert isinstance(client.kept, Unhurried)
-    client.kept.begun = work.begun
+    assert isinstance(client.results, Unhurried)
+    client.results.begun = work.begun
     assert isinstance(randomness, Randomness)
 
     def on_task() -> None:

@@ -209,7 +209,7 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
     assert script.heartbeats[-1]["stopping"]
     assert client.work.cancelled
     assert client.ledger.open_exchange is None
-    assert not client.kept.model.exists()
+    assert not client.results.model.exists()
 
 
 async def test_one_that_was_not_needed_is_told_so_while_it_trains(

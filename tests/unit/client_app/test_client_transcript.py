@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
-from client_app.records.transcript import TRANSCRIPT_FILE, Transcript
+from client_app.records.transcript import TRANSCRIPT_FILE, ClientTranscript
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
@@ -200,7 +200,7 @@ async def test_records_that_were_not_signed_are_forged(
 
 async def test_what_it_signed_is_known_after_a_restart(script: Script, client: Client, tmp_path: Path) -> None:
     await offer(script, client)
-    with Transcript(tmp_path / "state", client.kit.roster) as again:
+    with ClientTranscript(tmp_path / "state", client.kit.roster) as again:
         assert again.chain == client.transcript.chain
         assert again.chain.links[0].signers == {1, 2, 3}
 
@@ -208,7 +208,7 @@ async def test_what_it_signed_is_known_after_a_restart(script: Script, client: C
 async def test_a_damaged_copy_stops_the_agent(client: Client, tmp_path: Path) -> None:
     (tmp_path / TRANSCRIPT_FILE).write_text("rubbish\n")
     with raises(ConfigurationError, check="damaged", match=r"\b1\b.*transcript\.jsonl"):
-        Transcript(tmp_path, client.kit.roster)
+        ClientTranscript(tmp_path, client.kit.roster)
 
 
 @pytest.mark.parametrize(

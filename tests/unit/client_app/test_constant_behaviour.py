@@ -27,13 +27,13 @@ from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
 from client_app.agent.contribution import seconds_to_pad
 from client_app.agent.eligibility import Eligibility, Reading
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, private_encoding
 from fedcore.errors import AppError, StorageFull
 from fedcore.federation.eligibility import EligibilityRules
@@ -116,14 +116,14 @@ def carry_out(script: Scripted, client: Client, allow: Callable[..., Client], tm
         work = Shift(**{"goes_on": server.asked, **changes.pop("work", {})})
         log = StringIO()
         folder = prepare_state_dir(tmp_path / f"state-{next(numbers)}")
-        with closing(Ledger(folder)) as ledger, closing(Transcript(folder, client.kit.roster)) as transcript:
+        with closing(Ledger(folder)) as ledger, closing(ClientTranscript(folder, client.kit.roster)) as transcript:
             one = replace(
                 allow(client, **{"report_failures": False, "allow_x25519": True, **changes.pop("policy", {})}),
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=folder,
-                kept=KeptAnswer(folder),
-                held=HeldUpdate(folder),
+                results=ResultCache(folder),
+                pending=PendingUpdate(folder),
                 work=work,
                 output=Output(name="client-1", stream=log),
                 randomness=random.Random(2).randbytes,

@@ -15,7 +15,7 @@ import pytest
 from support.agents import agent_running, until
 
 from client_app.agent.client import Client
-from client_app.agent.eligibility import Eligibility, Machine, NotEligible, Reading, why_not
+from client_app.agent.eligibility import Eligibility, MachineMonitor, NotEligible, Reading, why_not
 from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
@@ -113,9 +113,9 @@ def test_a_machine_without_a_battery_is_on_power(monkeypatch: pytest.MonkeyPatch
         (battery_of(None), False),
     ):
         monkeypatch.setattr(psutil, "sensors_battery", lambda battery=battery: battery, raising=False)
-        assert Machine(ON_POWER).read().on_power is plugged
+        assert MachineMonitor(ON_POWER).read().on_power is plugged
     monkeypatch.delattr(psutil, "sensors_battery")
-    assert Machine(ON_POWER).read().on_power, "a platform whose batteries psutil does not know"
+    assert MachineMonitor(ON_POWER).read().on_power, "a platform whose batteries psutil does not know"
 
 
 def battery_of(plugged: bool | None) -> Any:
@@ -129,7 +129,7 @@ def test_the_clock_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         time.tzset()
         expected = (time.time() / 60 + 180) % 1440
-        assert abs(Machine(NIGHT).read().minute - expected) % 1439 < 1.5
+        assert abs(MachineMonitor(NIGHT).read().minute - expected) % 1439 < 1.5
     finally:
         monkeypatch.undo()
         time.tzset()

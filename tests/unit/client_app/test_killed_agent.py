@@ -12,11 +12,11 @@ import pytest
 from support.agents import agent_running, until
 
 from client_app.agent.client import Client
-from client_app.agent.pending_update import HeldUpdate
-from client_app.agent.result_cache import KeptAnswer
-from client_app.records.journal import Journal
+from client_app.agent.pending_update import PendingUpdate
+from client_app.agent.result_cache import ResultCache
+from client_app.records.journal import AppendOnlyFile
 from client_app.records.ledger import Ledger
-from client_app.records.transcript import Transcript
+from client_app.records.transcript import ClientTranscript
 from fedcore.wire.control import Task
 
 Script = Any  # support.scripted.Scripted
@@ -33,14 +33,14 @@ async def test_killed_after_any_line(
 ) -> None:
     """What a kill leaves is the folder as it is at that instant: one agent starts from each, and goes on."""
     left: list[Path] = []
-    append = Journal.append
+    append = AppendOnlyFile.append
 
-    def appended(journal: Journal, text: str, *, sync: bool = True) -> None:
+    def appended(journal: AppendOnlyFile, text: str, *, sync: bool = True) -> None:
         append(journal, text, sync=sync)
         left.append(tmp_path / f"left-{len(left)}")
         shutil.copytree(client.state_dir, left[-1])
 
-    monkeypatch.setattr(Journal, "append", appended)
+    monkeypatch.setattr(AppendOnlyFile, "append", appended)
     script.tasks.append(script.task)
     async with script.serving(), agent_running(client) as running:
         await until(lambda: script.decoded and client.ledger.open_exchange is None, running)
@@ -56,11 +56,13 @@ async def test_killed_after_any_line(
         script.withdrawals.clear()
         with (
             Ledger(folder) as ledger,
-            Transcript(folder, client.kit.roster) as transcript,
-            KeptAnswer(folder) as kept,
+            ClientTranscript(folder, client.kit.roster) as transcript,
+            ResultCache(folder) as results,
         ):
-            held = HeldUpdate(folder)
-            again = replace(client, state_dir=folder, ledger=ledger, transcript=transcript, kept=kept, held=held)
+            pending = PendingUpdate(folder)
+            again = replace(
+                client, state_dir=folder, ledger=ledger, transcript=transcript, results=results, pending=pending
+            )
             was_open = ledger.open_exchange
             async with script.serving(), agent_running(again) as running:
                 await until(lambda: script.decoded and ledger.open_exchange is None, running)

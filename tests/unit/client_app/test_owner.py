@@ -23,7 +23,7 @@ from client_app.agent.client import Client
 from client_app.agent.withdrawal import withdrawal_for
 from client_app.exchange.task_reading import MAX_TASK_BYTES
 from client_app.records.ledger import Ledger
-from client_app.records.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
+from client_app.records.ledger_entries import LEDGER_FILE, RefusedEntry, TaskEntry, read_entries
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
@@ -529,10 +529,12 @@ async def test_the_owner_can_read_what_was_asked_and_refused(
     [withdrawal] = script.withdrawals
     assert (withdrawal.check, withdrawal.subject) == ("config-not-allowed", "fedcore.w-max")
     path = client.state_dir / LEDGER_FILE
-    asked, refused = (entry for entry in read_entries(path, path.read_bytes()) if isinstance(entry, Asked | Refused))
-    assert isinstance(asked, Asked)
+    asked, refused = (
+        entry for entry in read_entries(path, path.read_bytes()) if isinstance(entry, TaskEntry | RefusedEntry)
+    )
+    assert isinstance(asked, TaskEntry)
     assert asked.changed == {"lr": "2.0", "fedcore.w-max": "50"}
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RefusedEntry)
     assert (refused.check, refused.subject) == ("config-not-allowed", "fedcore.w-max")
 
 

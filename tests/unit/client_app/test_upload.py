@@ -19,7 +19,7 @@ from support.encodings import encoding_to_json
 
 from client_app.agent.client import Client
 from client_app.exchange import exchange as exchange_module
-from client_app.exchange import update_encoder as word_maker
+from client_app.exchange import update_encoder
 from client_app.exchange.exchange import take_part
 from client_app.exchange.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, first_encoding
@@ -246,7 +246,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
 ) -> None:
     """And the sum is right, so what left was masked."""
     came = threading.Event()
-    original_take, original_mask = large.take, word_maker.apply_masks
+    original_take, original_mask = large.take, update_encoder.apply_masks
     masked: list[int] = []
 
     async def noticed(route: str, body: bytes) -> Response:
@@ -262,7 +262,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
         original_mask(words, terms, threads=threads, offset=offset)
 
     large.take = noticed
-    monkeypatch.setattr(word_maker, "apply_masks", watched)
+    monkeypatch.setattr(update_encoder, "apply_masks", watched)
     async with large.serving():
         await take_part(large.task, replace(client, threads=2))
     assert masked == [0, PART_BYTES // 8, 2 * PART_BYTES // 8]

@@ -194,9 +194,11 @@ async def test_all_of_it_in_one_place(here: Site, model: ModelState, tmp_path: P
     with tarfile.open(packed) as tar:
         assert {Path(name).name for name in tar.getnames()} == names | {"notes.txt", f"run-{run}"}
     assert json.loads((folder / "run.json").read_text())["settings"]["min-clients"] == 3
-    from client_app.records.transcript_report import Source, report
+    from client_app.records.transcript_report import TranscriptSource, report
 
     authority = here.operator_kit.folder / "authority.pub"
-    report(Source(copy=folder / "transcript.jsonl", authority=authority), delta=1e-5, every=True, as_json=False)
+    report(
+        TranscriptSource(copy=folder / "transcript.jsonl", authority=authority), delta=1e-5, every=True, as_json=False
+    )
     with pytest.raises(ConfigurationError, match=r"--out.*kept"):
         await operate(here, functools.partial(export_run, word=run, out=folder, force=False, as_json=False))

@@ -14,7 +14,7 @@ from support.agents import agent_running, until
 from support.encodings import encoding_to_json
 
 from client_app.agent.client import Client
-from client_app.agent.pending_update import HeldUpdate
+from client_app.agent.pending_update import PendingUpdate
 from client_app.owner.now import read_now
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError
@@ -75,8 +75,8 @@ async def test_trains_beside_its_polls_and_gives_its_update_to_a_sum(
     moved = (0.5 * 1 + 3 * 2) / 4
     assert script.decoded.state["weight"] - base["weight"] == pytest.approx(np.full((20, 50), moved), abs=1e-3)
     assert client.work.calls == 1
-    assert client.held.start(script.task.run) is not None, "for the very same sum"
-    assert client.held.told() is None
+    assert client.pending.base_version(script.task.run) is not None, "for the very same sum"
+    assert client.pending.status_message() is None
 
 
 async def test_an_update_waits_through_a_restart_and_a_training_does_not(
@@ -86,7 +86,7 @@ async def test_an_update_waits_through_a_restart_and_a_training_does_not(
     async with script.serving():
         async with agent_running(client) as running:
             await until(lambda: script.told, running)
-        again = replace(client, held=HeldUpdate(client.state_dir))
+        again = replace(client, pending=PendingUpdate(client.state_dir))
         await script.ask_next(summed(start=5, newest=5))
         async with agent_running(again) as running:
             await until(lambda: script.decoded, running)
@@ -97,9 +97,9 @@ async def test_an_update_waits_through_a_restart_and_a_training_does_not(
         await script.ask_next(work(6))
         async with agent_running(again) as running:
             await until(lambda: again.work.calls == 2, running)
-            assert again.held.told().state is WorkState.TRAINING
+            assert again.pending.status_message().state is WorkState.TRAINING
         assert again.work.cancelled
-        third = replace(client, held=HeldUpdate(client.state_dir))
+        third = replace(client, pending=PendingUpdate(client.state_dir))
         joins = script.joins
         async with agent_running(third) as running:
             await until(lambda: script.joins > joins, running)
@@ -156,7 +156,7 @@ async def test_an_owner_that_reports_failures_gives_up(
         await until(lambda: script.told, running)
     assert script.told[0].state is WorkState.GIVEN_UP
     assert script.told[0].withdrawal.reason == "wrong-records"
-    assert client.held.told() is None
+    assert client.pending.status_message() is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_a_sum_from_another_start_is_refused_and_the_update_stays(
         script.tasks.append(summed(start=4, newest=4))
         await until(lambda: script.withdrawals, running)
         assert script.withdrawals[0].check == "start-mismatch"
-        assert client.held.told().state is WorkState.READY
+        assert client.pending.status_message().state is WorkState.READY
 
 
 async def test_training_ends_with_the_run_that_it_was_for(
@@ -202,7 +202,7 @@ async def test_training_ends_with_the_run_that_it_was_for(
         await until(lambda: client.work.cancelled, running)
         polls = len(script.polls)
         await until(lambda: len(script.polls) > polls + 1, running)
-    assert client.held.told() is None
+    assert client.pending.status_message() is None
     assert script.told == []
     said = client.output.stream.getvalue()
     assert said.count(f"stopped training: run {script.task.run} has ended") == 1

@@ -14,7 +14,7 @@ import pytest
 
 from client_app.agent.agent import Agent, Pauses
 from client_app.agent.client import Client
-from client_app.agent.result_cache import KeptAnswer, question_of
+from client_app.agent.result_cache import ResultCache, task_digest
 from client_app.exchange.exchange import prepare_state_dir, take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from client_app.ranks.messages import LocalAnswer
@@ -52,7 +52,7 @@ class TestQuestion:
             previous="ab" * 32,
             seconds=1.0,
         )
-        assert question_of(again) == question_of(first)
+        assert task_digest(again) == task_digest(first)
 
     @pytest.mark.parametrize(
         "change",
@@ -74,7 +74,7 @@ class TestQuestion:
         ids=lambda change: ", ".join(f"{key}" for key in change),
     )
     def test_anything_else_is_another(self, make_task: Make, change: dict[str, Any]) -> None:
-        assert question_of(make_task().model_copy(update=change)) != question_of(make_task())
+        assert task_digest(make_task().model_copy(update=change)) != task_digest(make_task())
 
 
 class TestExchange:
@@ -114,8 +114,8 @@ class TestExchange:
         script.go_on(made.model_copy(update={"model": ModelRef(sha256=sha256_file(other), size=other.stat().st_size)}))
         await take(script, client)
         assert client.work.calls == 2
-        assert [path.name for path in client.kept.model.parent.iterdir()] == ["local.safetensors"]
-        assert ModelState.open(client.kept.model)["bias"][0] == pytest.approx(state["bias"][0] + 2)
+        assert [path.name for path in client.results.model.parent.iterdir()] == ["local.safetensors"]
+        assert ModelState.open(client.results.model)["bias"][0] == pytest.approx(state["bias"][0] + 2)
 
     async def test_a_plain_exchange_too(
         self, script: Script, client: Client, allow: Callable[..., Client], make_task: Make
@@ -157,24 +157,24 @@ class TestExchange:
 
 
 class TestFolder:
-    async def answered(self, kept: KeptAnswer, task: Task) -> LocalAnswer:
+    async def answered(self, cache: ResultCache, task: Task) -> LocalAnswer:
         async def work() -> LocalAnswer:
-            kept.model.write_bytes(b"a model")
+            cache.model.write_bytes(b"a model")
             return LocalAnswer(examples=1, metrics={}, trained=True)
 
-        return await kept.to(task, work, keep_failure=True)
+        return await cache.get_or_run(task, work, keep_failure=True)
 
     async def test_it_is_private_and_ends_with_the_agent(self, tmp_path: Path, make_task: Make) -> None:
-        with KeptAnswer(prepare_state_dir(tmp_path / "state")) as kept:
-            await self.answered(kept, make_task())
-            assert stat.S_IMODE(kept.model.parent.stat().st_mode) == 0o700
-            assert kept.knows(make_task(exchange=2, attempt=2))
-        assert not kept.model.parent.exists()
+        with ResultCache(prepare_state_dir(tmp_path / "state")) as cache:
+            await self.answered(cache, make_task())
+            assert stat.S_IMODE(cache.model.parent.stat().st_mode) == 0o700
+            assert cache.has(make_task(exchange=2, attempt=2))
+        assert not cache.model.parent.exists()
 
     async def test_a_restart_knows_nothing(self, tmp_path: Path, make_task: Make) -> None:
         folder = prepare_state_dir(tmp_path / "state")
-        killed = KeptAnswer(folder)
+        killed = ResultCache(folder)
         await self.answered(killed, make_task())
-        with KeptAnswer(folder) as kept:
-            assert not kept.model.exists()
-            assert not kept.knows(make_task())
+        with ResultCache(folder) as cache:
+            assert not cache.model.exists()
+            assert not cache.has(make_task())

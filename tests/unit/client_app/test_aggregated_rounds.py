@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from client_app.agent.aggregated_rounds import COUNTED_FILE, CountedRounds
+from client_app.agent.aggregated_rounds import ROUNDS_FILE, AggregatedRounds
 from client_app.agent.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
@@ -28,7 +28,7 @@ async def take(script: Script, client: Client) -> None:
 
 
 def last(client: Client) -> int:
-    return CountedRounds(client.state_dir).last(RUN)
+    return AggregatedRounds(client.state_dir).last(RUN)
 
 
 async def test_a_training_counts_once_its_shares_are_released(script: Script, client: Client, make_task: Make) -> None:
@@ -82,12 +82,12 @@ async def test_a_plain_reply_counts(
 
 
 def test_a_run_of_another_name_begins_with_none(tmp_path: Path, make_task: Make) -> None:
-    CountedRounds(tmp_path).note(make_task())
-    assert CountedRounds(tmp_path).last(RUN) == 1
-    assert CountedRounds(tmp_path).last("another") == 0
+    AggregatedRounds(tmp_path).add(make_task())
+    assert AggregatedRounds(tmp_path).last(RUN) == 1
+    assert AggregatedRounds(tmp_path).last("another") == 0
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / COUNTED_FILE).write_text("{")
+    (tmp_path / ROUNDS_FILE).write_text("{")
     with pytest.raises(ConfigurationError, match=r"counted\.json"):
-        CountedRounds(tmp_path).last(RUN)
+        AggregatedRounds(tmp_path).last(RUN)
