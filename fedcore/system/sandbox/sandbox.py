@@ -199,7 +199,7 @@ def named_paths(environment: Mapping[str, str]) -> list[Path]:
 def python_paths() -> tuple[Path, ...]:
     """Where the interpreter, its packages and fedcore lie."""
     packages = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    own = Path(__file__).parents[1]
+    own = Path(__file__).parents[2]
     places = [*map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix)), *packages, own]
     return tuple(dict.fromkeys(places))
 
