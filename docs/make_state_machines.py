@@ -10,7 +10,7 @@ from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
-from server_app.exchanges.stages import PHASES, STANDINGS
+from server_app.exchanges.stages import PARTICIPANT_TRANSITIONS, PHASES
 
 TARGET = Path(__file__).with_name("state-machines.md")
 KINDS: Mapping[str, type[Exchange]] = {"secure": SecureExchange, "plain": PlainExchange, "draw of groups": DrawExchange}
@@ -42,8 +42,8 @@ def render() -> str:
 
 def _exchange_diagram() -> str:
     phases = [(source, event, target) for (source, event), target in PHASES.items()]
-    standings = [(source, event, target) for (source, event), target in STANDINGS.items()]
-    lines = ["stateDiagram-v2", *render_machine("Stage", phases), *render_machine("Participant", standings)]
+    states = [(source, event, target) for (source, event), target in PARTICIPANT_TRANSITIONS.items()]
+    lines = ["stateDiagram-v2", *render_machine("Stage", phases), *render_machine("Participant", states)]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
-from server_app.exchanges.server_view import LastSeen
+from server_app.exchanges.server_view import ServerView
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
@@ -50,7 +50,7 @@ class Services:
     metrics: Metrics = field(default_factory=Metrics)
     certificate: ServedCertificate | None = None
     traces: Traces = field(default_factory=Traces)
-    saw: LastSeen = field(default_factory=LastSeen)
+    saw: ServerView = field(default_factory=ServerView)
     work: ClientWork = field(default_factory=ClientWork)
     health: StorageHealth = field(default_factory=StorageHealth)
 

@@ -10,7 +10,7 @@ from fedcore.run.groups import check_place
 from fedcore.wire.control import DrawTicket, DrawTicketIn, ManifestIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 
@@ -54,7 +54,7 @@ class DrawExchange(Exchange):
         check_place(self._federation, self._digest, place, self._roster)
         self._places[client] = place
 
-    async def finish(self) -> ExchangeEnd:
+    async def finish(self) -> ExchangeOutcome:
         """All answers but those of clients that have left since; raises CohortTooSmall."""
         answered = sorted(self.clients.done - self.clients.reasons.keys())
         if len(answered) < self.task.quorum:

@@ -32,13 +32,13 @@ from fedcore.wire.events import NOT_NEEDED
 from fedcore.wire.forms import our_forms
 from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.outcome import Closing, ExchangeEnd, Failure, Parting
-from server_app.exchanges.receipts import WITHDRAWAL, until_kept
-from server_app.exchanges.receiver import Intake
+from server_app.exchanges.outcome import Departure, ExchangeFailure, ExchangeOutcome, StageClosure
+from server_app.exchanges.receipts import WITHDRAWAL, retry_until_stored
+from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.stages import Phase, StageEvent, StageReporter
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.storage.database import Change
-from server_app.storage.store import History
+from server_app.storage.store import ExchangeHistory
 from server_app.storage.tables import ReceiptRow
 
 log = logging.getLogger("fedcore.server")
@@ -49,8 +49,8 @@ _FORMS: Final = "forms"
 """In a row's `extra`: in which forms of messages the exchange goes on."""
 
 
-class Exchange(Intake):
-    """One exchange; `run` leads it to its result, what `Intake` has is called by the routes.
+class Exchange(MessageReceiver):
+    """One exchange; `run` leads it to its result, what `MessageReceiver` has is called by the routes.
 
     end: how it ended, once that is kept.
     """
@@ -58,7 +58,7 @@ class Exchange(Intake):
     def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
         super().__init__(context, limits)
         self.late: frozenset[int] = frozenset()
-        self.end: ExchangeEnd | None = None
+        self.end: ExchangeOutcome | None = None
         self._gone_before: frozenset[int] = frozenset()
 
     @property
@@ -108,7 +108,7 @@ class Exchange(Intake):
         """Take over a message that was accepted before a restart."""
 
     @abstractmethod
-    async def finish(self) -> ExchangeEnd:
+    async def finish(self) -> ExchangeOutcome:
         """After the last stage: what came of it. Raises RoundFailed. May be done again after a restart."""
 
     def release(self) -> None:
@@ -128,7 +128,7 @@ class Exchange(Intake):
         try:
             await self._open()
             end = await self._lead()
-            await until_kept(lambda: self._keep_end(end), f"the end of exchange {self.task.exchange}")
+            await retry_until_stored(lambda: self._keep_end(end), f"the end of exchange {self.task.exchange}")
         except (EnvironmentFailure, asyncio.CancelledError):
             await asyncio.shield(self._put_down())
             raise
@@ -139,7 +139,7 @@ class Exchange(Intake):
                 log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
             raise
         await self._clear()
-        return await until_kept(lambda: end.outcome(self.services.objects.fetch), "the result")
+        return await retry_until_stored(lambda: end.outcome(self.services.objects.fetch), "the result")
 
     async def abandon(self, reason: str) -> None:
         """The exchange is to have no result: it fails for `reason`, unless it had ended before. May be repeated."""
@@ -149,9 +149,9 @@ class Exchange(Intake):
         if row is not None:  # what was being written when the exchange was put down may be there
             self._kept_stage = row.stage
         if row is not None and row.result is not None:
-            self._has_ended(ExchangeEnd.from_json(row.result))
+            self._has_ended(ExchangeOutcome.from_json(row.result))
         else:
-            await self._keep_end(self.ending(failure=Failure.of(RoundFailed(reason))))
+            await self._keep_end(self.ending(failure=ExchangeFailure.of(RoundFailed(reason))))
         await self._clear()
 
     async def _open(self) -> None:
@@ -159,7 +159,7 @@ class Exchange(Intake):
             self.services.client_bell.ring()
             return
         task, first = self.task, self.stages.current
-        await until_kept(
+        await retry_until_stored(
             lambda: self.services.store.add_exchange(
                 task.run,
                 task.exchange,
@@ -178,7 +178,7 @@ class Exchange(Intake):
         self.begin(first)
         self.services.client_bell.ring()
 
-    async def _lead(self) -> ExchangeEnd:
+    async def _lead(self) -> ExchangeOutcome:
         try:
             while True:
                 stage = self.stages.current
@@ -189,7 +189,7 @@ class Exchange(Intake):
         except (RoundFailed, PeerError) as error:
             self._has_failed = True
             self.services.client_bell.ring()
-            return self.ending(failure=Failure.of(error, self._explain(error)))
+            return self.ending(failure=ExchangeFailure.of(error, self._explain(error)))
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         start = self.services.clock()
@@ -260,31 +260,31 @@ class Exchange(Intake):
         settings, task = self.context.settings, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
             pause = settings.pause_seconds if self.transfers.under_way(client) else None
-            if reason := self.services.presence.why_gone(client, task, settings.liveness_seconds, pause):
+            if reason := self.services.presence.absence_reason(client, task, settings.liveness_seconds, pause):
                 self.give_up(client, reason)
 
     async def _close(self, stage: str) -> None:
         """Close a stage on the disk, and only then let anybody see what follows."""
-        await until_kept(lambda: self.settle(stage), f"stage {stage}")
+        await retry_until_stored(lambda: self.settle(stage), f"stage {stage}")
         closing, following = self._closing(), self.stages.following
         also = self.conclude(stage)
         task, told = self.task, closing.to_json()
-        await until_kept(
+        await retry_until_stored(
             lambda: self.services.store.close_stage(task.run, task.exchange, stage, following, told, also=also),
             f"the end of stage {stage}",
         )
         self._kept_stage = following
         self._gone_before |= closing.gone.keys()
-        await until_kept(lambda: self.tidy(stage), f"stage {stage}")
+        await retry_until_stored(lambda: self.tidy(stage), f"stage {stage}")
         self._begin_next()
         self.services.client_bell.ring()
 
-    def _closing(self) -> Closing:
+    def _closing(self) -> StageClosure:
         said = self.clients.withdrawals
-        return Closing(
+        return StageClosure(
             answered=tuple(sorted(self.clients.done)),
             gone={
-                client: Parting(reason=reason, withdrawal=said.get(client))
+                client: Departure(reason=reason, withdrawal=said.get(client))
                 for client, reason in self.clients.reasons.items()
                 if client not in self._gone_before
             },
@@ -298,9 +298,9 @@ class Exchange(Intake):
 
     # --- the end --------------------------------------------------------------------------------
 
-    def ending(self, **found: Any) -> ExchangeEnd:
-        """How the exchange ends; `found`: fields of `ExchangeEnd`."""
-        end = ExchangeEnd(
+    def ending(self, **found: Any) -> ExchangeOutcome:
+        """How the exchange ends; `found`: fields of `ExchangeOutcome`."""
+        end = ExchangeOutcome(
             survivors=tuple(sorted(self.survivors)),
             blamed=dict(self.blamed),
             withdrawals=dict(self.clients.withdrawals),
@@ -309,13 +309,13 @@ class Exchange(Intake):
         )
         return replace(end, **found)
 
-    async def _keep_end(self, end: ExchangeEnd) -> None:
+    async def _keep_end(self, end: ExchangeOutcome) -> None:
         if self._kept_stage:
             task, after = self.task, (Phase.DONE if end.failure is None else Phase.FAILED).value
             await self.services.store.end_exchange(task.run, task.exchange, self._kept_stage, after, end.to_json())
         self._has_ended(end)
 
-    def _has_ended(self, end: ExchangeEnd) -> None:
+    def _has_ended(self, end: ExchangeOutcome) -> None:
         self.end = end
         self.stages.move(StageEvent.FINISH if end.failure is None else StageEvent.FAIL)
         self.release()
@@ -356,7 +356,7 @@ class Exchange(Intake):
 
     # --- after a restart ------------------------------------------------------------------------
 
-    async def restore(self, history: History) -> None:
+    async def restore(self, history: ExchangeHistory) -> None:
         """Be where the exchange was that was put down: closed as it was closed, and then `run` goes on.
 
         In the open stage every message that was kept counts, all of its time begins anew, and everybody was heard of
@@ -375,7 +375,7 @@ class Exchange(Intake):
             if (row.extra or {}).get(_FORMS) != our_forms():
                 raise OtherForms
             for closing in history.closings:
-                self._close_again(Closing.from_json(closing.gone), history.receipts)
+                self._close_again(StageClosure.from_json(closing.gone), history.receipts)
             if self.stages.current != row.stage:
                 raise RoundFailed(f"the exchange is in stage {row.stage}, and its closings end in another one")
             sent, manifests = self._sent(history.receipts), _manifests(history.receipts)
@@ -399,7 +399,7 @@ class Exchange(Intake):
             self.spoil(damage)
         self.services.presence.expect(self.task.cohort)
 
-    def _close_again(self, closing: Closing, receipts: Sequence[ReceiptRow]) -> None:
+    def _close_again(self, closing: StageClosure, receipts: Sequence[ReceiptRow]) -> None:
         stage, answered = self.stages.current, frozenset(closing.answered)
         for receipt in self._sent(receipts):
             if receipt.client in answered:

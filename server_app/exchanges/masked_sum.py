@@ -19,7 +19,7 @@ from fedcore.errors import FedcoreError, RoundFailed, StorageFull, StorageUnavai
 from fedcore.state import sha256_file
 from fedcore.system.concurrency import in_thread
 from server_app.exchanges.at_rest import intact, update_digest_of
-from server_app.exchanges.receipts import until_kept
+from server_app.exchanges.receipts import retry_until_stored
 from server_app.exchanges.sum_file import WORD_BYTES, SumFile, first_words
 from server_app.services import Services
 from server_app.storage.blobs import discard
@@ -73,7 +73,7 @@ class MaskedSum:
     async def _growing(self) -> SumFile:
         """What vectors are added to, once the disk has room for it."""
         if self._file is None:
-            file = await until_kept(self._new_file, "the sum")
+            file = await retry_until_stored(self._new_file, "the sum")
             if not self._is_open:  # meanwhile
                 file.discard()
                 raise RoundFailed("the exchange has ended, so nothing is added to its sum")
@@ -96,7 +96,7 @@ class MaskedSum:
     async def add(self, client: int) -> None:
         """Add a vector whose receipt is kept. Where adding fails half way, RoundFailed: the sum is spoilt."""
         async with self._lock:
-            path = await until_kept(lambda: self._services.objects.fetch(self.vector(client)), "a vector")
+            path = await retry_until_stored(lambda: self._services.objects.fetch(self.vector(client)), "a vector")
             if self.first is None:
                 self.first = (client, await in_thread(first_words, path))
             span = self._services.traces.span("fold", self._run, self._exchange)

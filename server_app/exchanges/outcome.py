@@ -1,7 +1,7 @@
-"""How an exchange ended: all that whoever asked for it goes on with, as JSON that outlives the process.
+"""The outcome of an exchange, as JSON that outlives the process.
 
-The result of an exchange is made from its `ExchangeEnd`, whether that was written a moment ago or before a restart, so
-the two cannot differ. What is large, the mean and clients' replies, lies in the object store under its key.
+The result of an exchange is made from its `ExchangeOutcome`, whether that was written a moment ago or before a restart,
+so the two cannot differ. Large files, the mean and clients' replies, are in the object store under their keys.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FAILURES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class ExchangeFailure:
     """Why there is no result: the name of a RoundFailed, its text, and what `fedcore.run.retries` reads from it."""
 
     kind: str
@@ -96,7 +96,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSum:
+class StoredSum:
     """What a secure sum says; the fields are those of `fedcore.codec.Decoded`.
 
     mean: the key of the new model. mean_sha256: of its file; "" where an earlier fedcore kept it.
@@ -139,7 +139,7 @@ class KeptSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptReply:
+class StoredReply:
     """One client's answer in a plain exchange.
 
     content: the key of its record file. digest: that the client signed of it; "" where an earlier fedcore kept it.
@@ -164,7 +164,7 @@ class KeptReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeEnd:
+class ExchangeOutcome:
     """How an exchange ended. Exactly one of `failure`, `total` (secure), `replies` (plain) and `places` (a draw)
     says what came of it.
 
@@ -179,9 +179,9 @@ class ExchangeEnd:
     withdrawals: dict[int, WithdrawIn] = field(default_factory=dict)
     common: WithdrawalReason | None = None
     usage: ExchangeUsage = field(default_factory=ExchangeUsage)
-    failure: Failure | None = None
-    total: KeptSum | None = None
-    replies: tuple[KeptReply, ...] = ()
+    failure: ExchangeFailure | None = None
+    total: StoredSum | None = None
+    replies: tuple[StoredReply, ...] = ()
     places: tuple[DrawTicket, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class ExchangeEnd:
         return plain
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ExchangeEnd:
+    def from_json(cls, data: Mapping[str, Any]) -> ExchangeOutcome:
         """The inverse of `to_json`; ConfigurationError where a database holds something else."""
         return from_plain(_END, dict(data), what="the kept end of an exchange", error=ConfigurationError)
 
@@ -216,11 +216,11 @@ class ExchangeEnd:
         return ExchangeResult.of_replies([await reply.reply(fetch) for reply in self.replies])
 
 
-_END: Final = TypeAdapter(ExchangeEnd)
+_END: Final = TypeAdapter(ExchangeOutcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class Departure:
     """Why a client was given up, and what it said where it left by itself."""
 
     reason: str
@@ -228,7 +228,7 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class StageClosure:
     """Whose answers count, whom the exchange has given up since the closing before, and who had cheated by then.
 
     Answers are named, and not to be taken from the receipts: one may have come to the disk although its writing was
@@ -236,7 +236,7 @@ class Closing:
     """
 
     answered: tuple[int, ...]
-    gone: dict[int, Parting] = field(default_factory=dict)
+    gone: dict[int, Departure] = field(default_factory=dict)
     blamed: dict[int, Fault] = field(default_factory=dict)
     usage: ExchangeUsage = field(default_factory=ExchangeUsage)
 
@@ -246,9 +246,9 @@ class Closing:
         return plain
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Closing:
+    def from_json(cls, data: Mapping[str, Any]) -> StageClosure:
         """The inverse of `to_json`; ConfigurationError where a database holds something else."""
         return from_plain(_CLOSING, dict(data), what="the kept closing of a stage", error=ConfigurationError)
 
 
-_CLOSING: Final = TypeAdapter(Closing)
+_CLOSING: Final = TypeAdapter(StageClosure)

@@ -17,7 +17,7 @@ from fedcore.wire.events import ClientDropped
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeEnd, KeptReply
+from server_app.exchanges.outcome import ExchangeOutcome, StoredReply
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.members.presence import AHEAD
@@ -46,7 +46,7 @@ class PlainExchange(Exchange):
         super().__init__(context, UpdateLimits(longest=LONGEST_REPLY_BYTES, exact=False))
         self._questions = questions
         self._wanted_in_time = timeout is not None and timeout <= context.task.seconds
-        self._replies: dict[int, KeptReply] = {}
+        self._replies: dict[int, StoredReply] = {}
 
     @property
     def common_content(self) -> str | None:
@@ -61,12 +61,12 @@ class PlainExchange(Exchange):
     def begin(self, stage: str) -> None:
         """There is nothing to prepare."""
 
-    async def finish(self) -> ExchangeEnd:
+    async def finish(self) -> ExchangeOutcome:
         """The replies as they are, and errors in the place of those that did not come."""
         self._check_refusals()
         for client in self.task.cohort:
             if client not in self._replies and not (client in self.late and self._wanted_in_time):
-                self._replies[client] = KeptReply(node=client, error=self._absence(client))
+                self._replies[client] = StoredReply(node=client, error=self._absence(client))
         replies = tuple(reply for _, reply in sorted(self._replies.items()))
         answered = tuple(reply.node for reply in replies if reply.error is None)
         check_quorum(len(answered), self.context.settings.quorum)
@@ -134,7 +134,7 @@ class PlainExchange(Exchange):
         self._note(client, ManifestIn.model_validate_json(body))
 
     def _note(self, client: int, manifest: ManifestIn) -> None:
-        self._replies[client] = KeptReply(
+        self._replies[client] = StoredReply(
             node=client,
             content=self.uploads.key(client) if manifest.size else None,
             digest=manifest.digest if manifest.size else "",

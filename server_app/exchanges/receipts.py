@@ -48,7 +48,7 @@ class Receipts:
         self._digests.update({(row.step, row.client): bytes(row.digest) for row in rows})
 
 
-async def until_kept(write: Callable[[], Awaitable[T]], what: str) -> T:
+async def retry_until_stored(write: Callable[[], Awaitable[T]], what: str) -> T:
     """Repeat a write until the disk has room and the database answers: an exchange waits for its owner, then goes on.
 
     what: for the log. The store's writes may be repeated, whatever became of the first one.

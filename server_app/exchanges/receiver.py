@@ -17,13 +17,13 @@ from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ModelRef, Pro
 from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
-from server_app.exchanges.stages import Participants, Stages, Standing
+from server_app.exchanges.stages import Participants, ParticipantState, Stages
 from server_app.exchanges.transfers import Transfers, UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body
 
 
-class Intake(ABC):
+class MessageReceiver(ABC):
     """One exchange as its clients see it.
 
     Every method for a client raises Rejection: not-in-cohort, busy while nobody leads the exchange, round-failed after
@@ -272,7 +272,7 @@ class Intake(ABC):
         if client in self.clients.reasons:
             return
         self.clients.drop(client, reason, withdrawal)
-        if self.clients.standing(client) is Standing.DROPPED:
+        if self.clients.state(client) is ParticipantState.DROPPED:
             self._forget_update(client)
         name, number, stage = self.services.names[client], self.task.exchange, self.stages.current
         self._tell(ClientDropped(exchange=number, client=name, stage=stage, reason=reason))

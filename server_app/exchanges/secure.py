@@ -36,8 +36,8 @@ from fedcore.wire.watch import ServerViewOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
-from server_app.exchanges.outcome import ExchangeEnd, KeptSum
-from server_app.exchanges.receipts import until_kept
+from server_app.exchanges.outcome import ExchangeOutcome, StoredSum
+from server_app.exchanges.receipts import retry_until_stored
 from server_app.exchanges.server_view import fields, first_values
 from server_app.exchanges.sum_file import WORD_BYTES, SumFile
 from server_app.exchanges.transfers import UpdateLimits
@@ -197,22 +197,22 @@ class SecureExchange(Exchange):
         """Tell the protocol what was accepted before a restart."""
         self._receive(client, _MESSAGES[step].model_validate_json(body))
 
-    def ending(self, **found: Any) -> ExchangeEnd:
+    def ending(self, **found: Any) -> ExchangeOutcome:
         """Once the last stage has begun, shares were asked for; also where what was kept does not lead there again."""
         unmasked = self.stages.is_past(CONSISTENCY) or self._kept_stage == UNMASK
         return super().ending(**{"unmasked": unmasked, **found})
 
-    async def finish(self) -> ExchangeEnd:
+    async def finish(self) -> ExchangeOutcome:
         """Rebuild the secrets, take the masks off the sum, and decode it."""
         self._drop_all()
         try:
             await in_thread(self._round.close_stage)  # seconds for large cohorts
         finally:
             self._blame_who_was_found()
-        total = await until_kept(self._total, f"the result of exchange {self.task.exchange}")
+        total = await retry_until_stored(self._total, f"the result of exchange {self.task.exchange}")
         return self.ending(total=total)
 
-    async def _total(self) -> KeptSum:
+    async def _total(self) -> StoredSum:
         file = await self._sum.take()
         masked = await in_thread(file.beginning)
         has_model = self.encoding.layout is not None and self.context.model is not None
@@ -226,13 +226,13 @@ class SecureExchange(Exchange):
             key = f"{self.context.key}/mean" if path is not None else None
             sha256 = await in_thread(sha256_file, path) if path is not None else ""
             if path is not None and key is not None:
-                await until_kept(lambda: self.services.objects.put(path, key), "the new model")
+                await retry_until_stored(lambda: self.services.objects.put(path, key), "the new model")
         except PeerError as error:
             raise RoundFailed(f"{error}; the sum cannot tell which one") from error
         finally:
             if path is not None:
                 discard(path)
-        return KeptSum.of(decoded, key, sha256)
+        return StoredSum.of(decoded, key, sha256)
 
     def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
         """Show what the server saw, where there is a model and all of it was here in one life of the process."""

@@ -25,7 +25,7 @@ _MOST_BITS: Final = 32
 
 
 @dataclass(slots=True)
-class LastSeen:
+class ServerView:
     """Holds it for one exchange at a time."""
 
     _run: str = ""

@@ -1,7 +1,7 @@
-"""The two tables that an exchange follows: how its stages succeed each other, and how each of its clients stands.
+"""Stages of an exchange and states of its clients, each with its transition table.
 
-`PHASES` maps (phase, event) and `STANDINGS` (standing, event) to where it leads. A pair that is absent raises
-IllegalTransition and changes nothing. docs/state-machines.md is drawn from them.
+`PHASES` maps (phase, event) and `PARTICIPANT_TRANSITIONS` (state, event) to the next one. A pair that is absent
+raises IllegalTransition and changes nothing. docs/state-machines.md is drawn from them.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Stages:
         return self.current
 
 
-class Standing(StrEnum):
-    """How a client stands in an exchange, by what became of its update and whether it is still there."""
+class ParticipantState(StrEnum):
+    """State of a client in an exchange: what happened to its update, and whether it is still connected."""
 
     ASKED = "asked"
     ADMITTED = "admitted"
@@ -124,8 +124,8 @@ class ClientChange(StrEnum):
     DROP = "drop"
 
 
-_A, _C = Standing, ClientChange
-STANDINGS: Mapping[tuple[Standing, ClientChange], Standing] = {
+_A, _C = ParticipantState, ClientChange
+PARTICIPANT_TRANSITIONS: Mapping[tuple[ParticipantState, ClientChange], ParticipantState] = {
     (_A.ASKED, _C.ADMIT): _A.ADMITTED,
     (_A.ASKED, _C.DROP): _A.DROPPED,
     (_A.ADMITTED, _C.TAKE): _A.TAKEN,
@@ -136,12 +136,13 @@ STANDINGS: Mapping[tuple[Standing, ClientChange], Standing] = {
     (_A.LEAVING, _C.REFUSE): _A.DROPPED,
     (_A.TAKEN, _C.DROP): _A.LEFT,
 }
-_GONE = frozenset({Standing.DROPPED, Standing.LEAVING, Standing.LEFT})
-_BEING_TAKEN = frozenset({Standing.ADMITTED, Standing.LEAVING})
-_TAKEN = frozenset({Standing.TAKEN, Standing.LEFT})
+_GONE = frozenset({ParticipantState.DROPPED, ParticipantState.LEAVING, ParticipantState.LEFT})
+_BEING_TAKEN = frozenset({ParticipantState.ADMITTED, ParticipantState.LEAVING})
+_TAKEN = frozenset({ParticipantState.TAKEN, ParticipantState.LEFT})
+_HAS_UPDATE = _BEING_TAKEN | _TAKEN
 
 
-APP_REASONS: Final = frozenset(
+LASTING_REASONS: Final = frozenset(
     {
         WithdrawalReason.APP_FAILED,
         WithdrawalReason.APP_MISMATCH,
@@ -154,13 +155,13 @@ APP_REASONS: Final = frozenset(
 
 
 class Participants:
-    """The one owner of how each client of an exchange stands, and of who has answered the present stage.
+    """The one owner of the state of each client of an exchange, and of who has answered the present stage.
 
     changed: rung whenever something here changes.
     """
 
     def __init__(self, cohort: Iterable[int]) -> None:
-        self._standing = dict.fromkeys(cohort, Standing.ASKED)
+        self._states = dict.fromkeys(cohort, ParticipantState.ASKED)
         self._reasons: dict[int, str] = {}
         self._withdrawals: dict[int, WithdrawIn] = {}
         self._answered: set[int] = set()
@@ -168,10 +169,10 @@ class Participants:
         self.changed = Bell()
 
     def __contains__(self, client: int) -> bool:
-        return client in self._standing
+        return client in self._states
 
     def __len__(self) -> int:
-        return len(self._standing)
+        return len(self._states)
 
     @property
     def reasons(self) -> Mapping[int, str]:
@@ -201,12 +202,16 @@ class Participants:
     @property
     def missing(self) -> frozenset[int]:
         """Whom the present stage still waits for."""
-        there = self._standing.keys() - self._in(_GONE) | self.being_taken
+        there = self._states.keys() - self._in(_GONE) | self.being_taken
         return frozenset(there - self.done)
 
-    def standing(self, client: int) -> Standing:
-        """How a client of the cohort stands."""
-        return self._standing[client]
+    def state(self, client: int) -> ParticipantState:
+        """State of a client of the cohort."""
+        return self._states[client]
+
+    def has_update(self, client: int) -> bool:
+        """Whether the client's update is on the server, even if the client has left since."""
+        return self._states[client] in _HAS_UPDATE
 
     def begin_stage(self) -> None:
         """Nobody has answered yet."""
@@ -245,21 +250,21 @@ class Participants:
     def lasting_reason(self) -> WithdrawalReason | None:
         """The one reason of all who withdrew so far, where it is one that another attempt will not mend."""
         reasons = {withdrawal.reason for withdrawal in self._withdrawals.values()}
-        return reasons.pop() if len(reasons) == 1 and reasons <= APP_REASONS else None
+        return reasons.pop() if len(reasons) == 1 and reasons <= LASTING_REASONS else None
 
     def common_reason(self) -> WithdrawalReason | None:
         """The same, if every client of the cohort gave it."""
         return self.lasting_reason() if len(self._withdrawals) == len(self) else None
 
-    def _in(self, standings: frozenset[Standing]) -> frozenset[int]:
-        return frozenset(client for client, standing in self._standing.items() if standing in standings)
+    def _in(self, states: frozenset[ParticipantState]) -> frozenset[int]:
+        return frozenset(client for client, state in self._states.items() if state in states)
 
     def _move(self, client: int, change: ClientChange) -> None:
-        source = self._standing[client]
-        target = STANDINGS.get((source, change))
+        source = self._states[client]
+        target = PARTICIPANT_TRANSITIONS.get((source, change))
         if target is None:
             raise IllegalTransition(source, change)
-        self._standing[client] = target
+        self._states[client] = target
         self.changed.ring()
 
 

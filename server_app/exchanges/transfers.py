@@ -136,13 +136,13 @@ class UpdateLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StoredPart:
     size: int
     sha256: bytes
 
 
 @dataclass(slots=True)
-class _Incoming:
+class _IncomingUpdate:
     """One client's update so far.
 
     path: its file, while it is ours to remove. slots: how many of its parts are read at the same time, which bounds the
@@ -151,7 +151,7 @@ class _Incoming:
     """
 
     path: Path | None = None
-    held: dict[int, _Part] = field(default_factory=dict)
+    held: dict[int, _StoredPart] = field(default_factory=dict)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
     turns: dict[int, asyncio.Lock] = field(default_factory=dict)
     complete: bool = False
@@ -173,7 +173,7 @@ class Uploads:
         self._spool = spool
         self._objects = objects
         self._folder = folder
-        self._incoming: dict[int, _Incoming] = {}
+        self._incoming: dict[int, _IncomingUpdate] = {}
         self._closed = False
 
     def key(self, client: int) -> str:
@@ -198,7 +198,7 @@ class Uploads:
             return
         admit()
         self.limits.check_part(index, body.size)
-        incoming = self._incoming.setdefault(client, _Incoming())
+        incoming = self._incoming.setdefault(client, _IncomingUpdate())
         async with incoming.turns.setdefault(index, asyncio.Lock()), incoming.slots:
             if self._holds(client, index, body):
                 return
@@ -209,7 +209,7 @@ class Uploads:
             self._spool.check_room(self.limits.longest - here if self.limits.exact else body.size)
             await self._write(incoming, index, body, progress)
             admit()
-            incoming.held[index] = _Part(body.size, body.sha256)
+            incoming.held[index] = _StoredPart(body.size, body.sha256)
         incoming.turns.pop(index, None)
 
     def _holds(self, client: int, index: int, body: Body) -> bool:
@@ -220,7 +220,7 @@ class Uploads:
             raise ConflictingMessage(f"part {index} of the update came before with other content")
         return part is not None
 
-    async def _write(self, incoming: _Incoming, index: int, body: Body, progress: Callable[[], None]) -> None:
+    async def _write(self, incoming: _IncomingUpdate, index: int, body: Body, progress: Callable[[], None]) -> None:
         if incoming.path is None:
             incoming.path = self._spool.create()
         try:
@@ -232,7 +232,7 @@ class Uploads:
 
     def check_whole(self, client: int, manifest: ManifestIn) -> None:
         """Raise Rejection unless the parts that are here are those of the manifest, and all of them."""
-        incoming = self._incoming.get(client, _Incoming())
+        incoming = self._incoming.get(client, _IncomingUpdate())
         if incoming.being_written():
             raise Rejection(ProblemKind.MALFORMED, "the manifest came while parts of the update were still being sent")
         count = part_count(manifest.size)
@@ -276,7 +276,7 @@ class Uploads:
                 _forget_file(incoming)
 
 
-def _forget_file(incoming: _Incoming) -> None:
+def _forget_file(incoming: _IncomingUpdate) -> None:
     if incoming.path is not None:
         discard(incoming.path)
         incoming.path = None

@@ -21,20 +21,20 @@ from fedcore.wire.watch import Role
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.early_answers import EarlyAnswers
-from server_app.http.event_stream import StreamPlaces
+from server_app.http.event_stream import StreamSlots
 from server_app.http.guard import Guard
 from server_app.http.problems import install
-from server_app.http.rate_limit import Pace
+from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
-from server_app.members.sessions import Sessions
+from server_app.members.sessions import LoginSessions
 from server_app.routes import client, docs, health, live, operator, page, session, watching
 from server_app.runs.files.offers import Offers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
 from server_app.runs.worker import StartApp
 from server_app.services import Services
-from server_app.views.overview_feed import Board
-from server_app.views.presence_log import RollCall
+from server_app.views.overview_feed import OverviewFeed
+from server_app.views.presence_log import PresenceLog
 
 log = logging.getLogger("fedcore.server")
 _ROUTERS: Final = (
@@ -85,27 +85,27 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         docs_url=None,  # ours is in routes/docs.py
         redoc_url=None,
     )
-    sessions = Sessions(
+    sessions = LoginSessions(
         services.store,
         token_sha256=token_sha256,
         wall=services.wall,
         randomness=services.randomness,
         bell=services.run_bell,
     )
-    places = StreamPlaces()
+    slots = StreamSlots()
     app.state.services = services
     app.state.queue = queue
     app.state.offers = Offers(services)
     app.state.leadership = leadership
-    app.state.board = Board(services)
-    app.state.stream_places = places
+    app.state.feed = OverviewFeed(services)
+    app.state.stream_slots = slots
     app.state.sessions = sessions
     for router in _ROUTERS:
         app.include_router(router)
     install(app, services.metrics)
     services.metrics.leader.set_function(lambda: float(leadership.leads))
     for role in Role:
-        services.metrics.streams.labels(role.value).set_function(partial(places.of_role, role))
+        services.metrics.streams.labels(role.value).set_function(partial(slots.of_role, role))
     guarded = _guarded(app, services, sessions)
     return Application(
         asgi=EarlyAnswers(Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble)),
@@ -122,17 +122,17 @@ def _lifespan(services: Services, leadership: Leadership) -> Callable[[FastAPI],
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await leadership.start()
-        roll_call = asyncio.create_task(RollCall(services.presence, lambda: services.names).watch())
+        presence_log = asyncio.create_task(PresenceLog(services.presence, lambda: services.names).watch())
         try:
             yield
         finally:
-            roll_call.cancel()
+            presence_log.cancel()
             await leadership.stop()
 
     return lifespan
 
 
-def _guarded(app: FastAPI, services: Services, sessions: Sessions) -> Guard:
+def _guarded(app: FastAPI, services: Services, sessions: LoginSessions) -> Guard:
     """The application behind the guard, which knows for whom each address is."""
     audiences = Audiences((route for router in _ROUTERS for route in router.routes), open_paths=(app.openapi_url,))
     audiences.check_viewers()
@@ -151,7 +151,7 @@ def _guarded(app: FastAPI, services: Services, sessions: Sessions) -> Guard:
         rosters=services.roster,
         stall_seconds=services.settings.stall_seconds,
         on_answer=services.metrics.answered,
-        strangers=Pace(
+        strangers=TokenBucket(
             rate=services.settings.strangers_a_second,
             burst=10 * services.settings.strangers_a_second,
             clock=time.monotonic,  # of the machine, whose clock also times the waiting

@@ -19,7 +19,7 @@ from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences
 from server_app.http.problems import Rejection
 from server_app.members.rosters import Rosters
-from server_app.members.sessions import OWN_HEADER, Session, Sessions, cookie_in
+from server_app.members.sessions import OWN_HEADER, LoginSession, LoginSessions, cookie_in
 
 KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300
@@ -47,7 +47,7 @@ class Sender:
     who: str
     client: ClientCaller | None = None
     known_as: str = ""
-    session: Session | None = None
+    session: LoginSession | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Authenticator:
 
     audiences: Audiences
     rosters: Rosters
-    sessions: Sessions = field(repr=False)
+    sessions: LoginSessions = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
 

@@ -2,9 +2,9 @@
 
 A connection is a stranger's until a request on it has shown a member's signature or an operator's token. Strangers have
 half of the places at most, and can take none from those who are known; where that half is full the oldest stranger of
-the busiest address goes. One address may have a quarter of their places, one who is known may have `EACH`, and a
-proxy that the settings name, which answers for those behind it, any number. Connections of strangers are greeted at a
-pace: what they cost is the handshake.
+the busiest address is closed. One address may have a quarter of their places, an authenticated peer may have
+`CONNECTIONS_PER_PEER`, and a proxy that the settings name, which answers for those behind it, any number. The TLS
+handshakes of strangers are rate-limited: they are what a stranger costs.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
-from server_app.http.rate_limit import Network, Pace, is_within, network_of
+from server_app.http.rate_limit import Network, TokenBucket, is_within, network_of
 
 log = logging.getLogger("fedcore.server")
 
 CONNECTION_KEY: Final = "fedcore.connection"
-"""Where the scope of a request has its `Standing`."""
-EACH: Final = 64
+"""Where the scope of a request has its `ConnectionState`."""
+CONNECTIONS_PER_PEER: Final = 64
 """Connections of one member, or of operators together."""
-FAREWELL_SECONDS: Final = 1.0
+TLS_SHUTDOWN_SECONDS: Final = 1.0
 """For a peer to answer the end of TLS; one that never does holds its place no longer than that."""
-GREETINGS_A_SECOND: Final = 20.0
+HANDSHAKES_PER_SECOND: Final = 20.0
 """Handshakes with strangers of one address; each takes a millisecond or two of the processor."""
-GREETINGS_AT_ONCE: Final = 200.0
+HANDSHAKE_BURST: Final = 200.0
 _MOST_DESCRIPTORS: Final = 1 << 20
 _PAUSE: Final = 0.05
 
 
-class Standing(Protocol):
+class ConnectionState(Protocol):
     """A connection, as the application sees it. `who` is a name of ours, never of the peer."""
 
-    def know(self, who: str) -> None:
+    def mark_authenticated(self, who: str) -> None:
         """A request on it has shown who sends it."""
 
-    def doubt(self) -> bool:
+    def mark_suspicious(self) -> bool:
         """A request on it has shown nothing; whether it should be closed."""
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
+class Connection:
     """One connection. who: who it is known to be, empty for a stranger. is_proxy: whether others are behind it."""
 
-    connection: socket.socket = field(repr=False)
+    sock: socket.socket = field(repr=False)
     address: str
     who: str = ""
     is_proxy: bool = False
@@ -60,15 +60,15 @@ class Visit:
     def end(self) -> None:
         """Have the event loop see the end of the stream, whatever state it is in; it then lets go of the rest."""
         with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
-MakeProtocol: TypeAlias = Callable[[Visit], asyncio.Protocol]
+MakeProtocol: TypeAlias = Callable[[Connection], asyncio.Protocol]
 FindContext: TypeAlias = Callable[[], ssl.SSLContext | None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Door:
+class ConnectionLimiter:
     """Counts the connections of a process.
 
     most: of all together. seconds: for the TLS handshake. proxies: whose connections are never strangers'.
@@ -77,15 +77,15 @@ class Door:
     most: int
     seconds: float
     proxies: tuple[Network, ...] = ()
-    pace: Pace = field(
-        default_factory=lambda: Pace(rate=GREETINGS_A_SECOND, burst=GREETINGS_AT_ONCE, clock=time.monotonic)
+    pace: TokenBucket = field(
+        default_factory=lambda: TokenBucket(rate=HANDSHAKES_PER_SECOND, burst=HANDSHAKE_BURST, clock=time.monotonic)
     )
     _count: int = 0
-    _strangers: dict[str, dict[Visit, None]] = field(default_factory=dict)
+    _strangers: dict[str, dict[Connection, None]] = field(default_factory=dict)
     """By address, the oldest first."""
-    _known: dict[str, dict[Visit, None]] = field(default_factory=dict)
+    _known: dict[str, dict[Connection, None]] = field(default_factory=dict)
     """The same by who they are."""
-    _crowded: bool = False
+    _is_full: bool = False
 
     @classmethod
     def of_process(cls, seconds: float, proxies: tuple[Network, ...] = ()) -> Self:
@@ -121,98 +121,98 @@ class Door:
         """
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        greetings: set[asyncio.Task[None]] = set()
+        handshakes: set[asyncio.Task[None]] = set()
         try:
             while True:
                 try:
-                    connection, address = await loop.sock_accept(listener)
+                    sock, address = await loop.sock_accept(listener)
                 except OSError as error:  # no descriptor is left, or the peer went away again
                     log.warning("a connection could not be accepted: %s", error.strerror)
                     await asyncio.sleep(_PAUSE)
                     continue
-                visit = self.admit(connection, str(address[0]))
-                if visit is None:
-                    connection.close()
+                connection = self.admit(sock, str(address[0]))
+                if connection is None:
+                    sock.close()
                     continue
-                greeting = loop.create_task(self._greet(visit, make, tls()))
-                greetings.add(greeting)
-                greeting.add_done_callback(greetings.discard)
+                handshake = loop.create_task(self._handshake(connection, make, tls()))
+                handshakes.add(handshake)
+                handshake.add_done_callback(handshakes.discard)
         finally:
-            await end(*greetings)
+            await end(*handshakes)
 
-    async def _greet(self, visit: Visit, make: MakeProtocol, tls: ssl.SSLContext | None) -> None:
-        limits = {"ssl_handshake_timeout": self.seconds, "ssl_shutdown_timeout": FAREWELL_SECONDS} if tls else {}
-        if not visit.is_proxy:
-            await asyncio.sleep(self.pace.wait(visit.address))
+    async def _handshake(self, connection: Connection, make: MakeProtocol, tls: ssl.SSLContext | None) -> None:
+        limits = {"ssl_handshake_timeout": self.seconds, "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS} if tls else {}
+        if not connection.is_proxy:
+            await asyncio.sleep(self.pace.wait(connection.address))
         try:
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: make(visit), visit.connection, ssl=tls, **limits)
+            await loop.connect_accepted_socket(lambda: make(connection), connection.sock, ssl=tls, **limits)
         except OSError:  # no handshake, or not in time
-            visit.connection.close()
-            self.leave(visit)
+            connection.sock.close()
+            self.leave(connection)
 
-    def admit(self, connection: socket.socket, address: str) -> Visit | None:
+    def admit(self, sock: socket.socket, address: str) -> Connection | None:
         """A place for a new connection, where need be that of another stranger; None where there is none."""
         if is_within(address, self.proxies):
-            return self._admit_proxy(connection, address)
+            return self._admit_proxy(sock, address)
         address = network_of(address)
         full = self._count >= self.most or self.strangers >= self.for_strangers
         if len(self._strangers.get(address, ())) >= self.for_an_address or (full and not self._strangers):
-            self._note_crowd()
+            self._warn_full()
             return None
         if full:
-            self._note_crowd()
+            self._warn_full()
             busiest = max(self._strangers.values(), key=len)
-            self._turn_out(next(iter(busiest)))
-        visit = Visit(connection, address)
-        self._strangers.setdefault(address, {})[visit] = None
+            self._evict(next(iter(busiest)))
+        connection = Connection(sock, address)
+        self._strangers.setdefault(address, {})[connection] = None
         self._count += 1
-        return visit
+        return connection
 
-    def _admit_proxy(self, connection: socket.socket, address: str) -> Visit | None:
+    def _admit_proxy(self, sock: socket.socket, address: str) -> Connection | None:
         if self._count >= self.most:
-            self._note_crowd()
+            self._warn_full()
             return None
-        visit = Visit(connection, address, who=f"proxy {address}", is_proxy=True)
-        self._known.setdefault(visit.who, {})[visit] = None
+        connection = Connection(sock, address, who=f"proxy {address}", is_proxy=True)
+        self._known.setdefault(connection.who, {})[connection] = None
         self._count += 1
-        return visit
+        return connection
 
-    def know(self, visit: Visit, who: str) -> None:
+    def mark_authenticated(self, connection: Connection, who: str) -> None:
         """A request on this connection showed who it is; the oldest connection of one with too many goes."""
-        if visit.is_proxy or visit.who == who or not self._forget(visit):
+        if connection.is_proxy or connection.who == who or not self._forget(connection):
             return
-        if not visit.who:
-            self.pace.forgive(visit.address)
-        visit.who = who
+        if not connection.who:
+            self.pace.forgive(connection.address)
+        connection.who = who
         own = self._known.setdefault(who, {})
-        own[visit] = None
+        own[connection] = None
         self._count += 1
-        if len(own) > EACH:
-            self._turn_out(next(iter(own)))
+        if len(own) > CONNECTIONS_PER_PEER:
+            self._evict(next(iter(own)))
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, connection: Connection) -> None:
         """A connection has ended; to say so again changes nothing."""
-        self._forget(visit)
+        self._forget(connection)
         if self._count < self.for_an_address:
-            self._crowded = False
+            self._is_full = False
 
-    def _turn_out(self, visit: Visit) -> None:
-        visit.end()
-        self._forget(visit)
+    def _evict(self, connection: Connection) -> None:
+        connection.end()
+        self._forget(connection)
 
-    def _forget(self, visit: Visit) -> bool:
+    def _forget(self, connection: Connection) -> bool:
         """Take it off the list that it is on; whether it was on one."""
-        lists, name = (self._known, visit.who) if visit.who else (self._strangers, visit.address)
-        if visit not in lists.get(name, ()):
+        lists, name = (self._known, connection.who) if connection.who else (self._strangers, connection.address)
+        if connection not in lists.get(name, ()):
             return False
-        del lists[name][visit]
+        del lists[name][connection]
         if not lists[name]:
             del lists[name]
         self._count -= 1
         return True
 
-    def _note_crowd(self) -> None:
-        if not self._crowded:
-            self._crowded = True
+    def _warn_full(self) -> None:
+        if not self._is_full:
+            self._is_full = True
             log.warning("more connections than there are places for; strangers are turned away")

@@ -41,11 +41,11 @@ class EarlyAnswers:
         if scope["type"] != "http" or announced_length(scope["headers"]) == 0:
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send)
-        await self._app(scope, exchange.receive, exchange.send)
+        cycle = _RequestCycle(scope, receive, send)
+        await self._app(scope, cycle.receive, cycle.send)
 
 
-class _Exchange:
+class _RequestCycle:
     """One request with a body, and its answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ COMMENT: Final = b": still here\n\n"
 
 
 @dataclass(slots=True, kw_only=True)
-class StreamPlaces:
+class StreamSlots:
     """Counts the streams that are open: of viewers together, of operators together, and of one address."""
 
     most: dict[Role, int] = field(default_factory=lambda: {Role.VIEWER: 400, Role.OPERATOR: 100})
@@ -30,7 +30,7 @@ class StreamPlaces:
     _of_address: Counter[str] = field(default_factory=Counter)
 
     @contextlib.contextmanager
-    def taken(self, role: Role, address: str) -> Iterator[None]:
+    def reserve(self, role: Role, address: str) -> Iterator[None]:
         """A place for one stream; Rejection (busy, too-many-streams) where there is none."""
         if self._of_role[role] >= self.most[role]:
             raise Rejection(ProblemKind.BUSY, f"{self.most[role]} live streams of {role.value}s are open; ask again")
@@ -61,15 +61,15 @@ class EventStream(Response):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, chunks: AsyncIterator[bytes], place: contextlib.AbstractContextManager[None]) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], slot: contextlib.AbstractContextManager[None]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
-        self._place = place
+        self._slot = slot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; Rejection before anything was sent."""
-        with self._place:
+        with self._slot:
             while (await receive()).get("more_body", False):
                 pass
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

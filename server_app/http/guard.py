@@ -30,9 +30,9 @@ from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
 from server_app.http.problems import Rejection, problem_response, rejection_for
-from server_app.http.rate_limit import Pace, network_of
+from server_app.http.rate_limit import TokenBucket, network_of
 from server_app.members.rosters import Rosters
-from server_app.members.sessions import Session
+from server_app.members.sessions import LoginSession
 
 log = logging.getLogger("fedcore.server")
 
@@ -79,7 +79,7 @@ class GuardedRequest:
     id: str
     status: int = 0
     down: int = 0
-    session: Session | None = field(default=None, repr=False)
+    session: LoginSession | None = field(default=None, repr=False)
     refused: Callable[[], Awaitable[None]] | None = field(default=None, repr=False)
     body_complete: bool = False
     answered: bool = False
@@ -110,7 +110,7 @@ class Guard:
     authenticate: Authenticator
     rosters: Rosters
     stall_seconds: float
-    strangers: Pace
+    strangers: TokenBucket
     on_answer: Callable[[int], None] = lambda status: None
     under_way: dict[str, int] = field(default_factory=dict, init=False)
     """By sender: how many of its requests wait for their answer."""
@@ -128,8 +128,8 @@ class Guard:
             caller=None, address=_address(scope), up=head_bytes(scope["path"], scope["headers"]), id=request_id
         )
         scope[SCOPE_KEY] = request
-        reader = _Reader(receive, request, self._limit(scope), self.stall_seconds)
-        writer = _Writer(send, request, reader)
+        reader = _BodyReader(receive, request, self._limit(scope), self.stall_seconds)
+        writer = _ResponseWriter(send, request, reader)
         try:
             await self._pass_on(scope, reader, writer)
         except Exception as error:
@@ -139,34 +139,34 @@ class Guard:
             if request.count_bytes is not None:
                 request.count_bytes(request.up + scope.get(UNREAD_KEY, 0), request.down)
 
-    async def _pass_on(self, scope: Scope, reader: _Reader, writer: _Writer) -> None:
+    async def _pass_on(self, scope: Scope, reader: _BodyReader, writer: _ResponseWriter) -> None:
         """Serve a request of somebody who may make it, when it is its turn."""
         reader.announced = announced_length(scope["headers"])
         try:
             sender = await self.authenticate(scope)
         except Exception as error:
-            await self._doubt(scope, writer, error)
+            await self._refuse_stranger(scope, writer, error)
             raise
         writer.request.caller, writer.request.session = sender.client, sender.session
         if sender.client is not None:
             logs.note(client=self.rosters.names[sender.client.client_id])
         if not sender.who:
-            writer.request.refused = lambda: self._doubt(scope, writer, Unauthorized("a wrong secret"))
+            writer.request.refused = lambda: self._refuse_stranger(scope, writer, Unauthorized("a wrong secret"))
             await self._wait(scope)
         elif sender.session is not None and sender.session.role is Role.VIEWER:
             await self._wait(scope, sender.who)  # at a pace of its own: a link may be in anybody's hands
         elif sender.known_as and (connection := scope.get(CONNECTION_KEY)) is not None:
-            connection.know(sender.known_as)
+            connection.mark_authenticated(sender.known_as)
         with self._in_flight(sender.who or _address(scope)):
             reader.refuse_announced_length()
             await self.app(scope, reader, writer)
         if reader.refusal is not None and not writer.request.answered:
             raise reader.refusal
 
-    async def _doubt(self, scope: Scope, writer: _Writer, error: Exception) -> None:
+    async def _refuse_stranger(self, scope: Scope, writer: _ResponseWriter, error: Exception) -> None:
         """Have a stranger wait for its refusal; the connection of one that was refused often is closed with it."""
         if isinstance(error, Unauthorized) and (connection := scope.get(CONNECTION_KEY)) is not None:
-            writer.closing = connection.doubt()
+            writer.closing = connection.mark_suspicious()
         await self._wait(scope)
 
     async def _wait(self, scope: Scope, who: str = "") -> None:
@@ -189,7 +189,9 @@ class Guard:
             if not self.under_way[sender]:
                 del self.under_way[sender]
 
-    async def _answer_failure(self, error: Exception, scope: Scope, reader: _Reader, writer: _Writer) -> None:
+    async def _answer_failure(
+        self, error: Exception, scope: Scope, reader: _BodyReader, writer: _ResponseWriter
+    ) -> None:
         if rejection_for(error).kind is ProblemKind.INTERNAL:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         if not writer.request.answered:
@@ -211,7 +213,7 @@ class Guard:
         return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(len(self.rosters.members), MOST_NEIGHBOURS)
 
 
-class _Reader:
+class _BodyReader:
     """`receive` with limits on the size, on the time without progress, and on the whole time.
 
     announced: Content-Length, None where there is none.
@@ -271,13 +273,13 @@ class _Reader:
         return refusal
 
 
-class _Writer:
+class _ResponseWriter:
     """`send` that counts. closing: whether the answer ends the connection.
 
     Once the reader has refused the body, only the guard's own answer (`refusing`) goes out.
     """
 
-    def __init__(self, send: Send, request: GuardedRequest, reader: _Reader) -> None:
+    def __init__(self, send: Send, request: GuardedRequest, reader: _BodyReader) -> None:
         self._send = send
         self._reader = reader
         self.request = request

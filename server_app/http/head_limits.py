@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedcore.wire.control import ProblemKind
-from server_app.http.connection_limiter import CONNECTION_KEY, Door, Visit
+from server_app.http.connection_limiter import CONNECTION_KEY, Connection, ConnectionLimiter
 from server_app.http.large_bodies import LEAST_BYTES, LongBody
 from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
 
@@ -25,7 +25,7 @@ MOST_FIELDS: Final = 100
 """Fields of a head; clients send a dozen, a proxy adds a few."""
 MOST_PIPELINED: Final = 8
 """Requests that may follow before the first is answered; clients of ours send none."""
-MOST_DOUBTS: Final = 5
+MOST_FAILED_REQUESTS: Final = 5
 """Requests with a wrong signature or token after which a stranger's connection is closed."""
 
 
@@ -39,15 +39,15 @@ class GuardedProtocol(HttpToolsProtocol):
     header_seconds: ClassVar[float] = 10.0
     unread_seconds: ClassVar[float] = 120.0
 
-    def __init__(self, *, door: Door, visit: Visit, **settings: Any) -> None:
+    def __init__(self, *, limiter: ConnectionLimiter, connection: Connection, **settings: Any) -> None:
         super().__init__(**settings)
-        self._door = door
-        self.visit = visit
-        self._doubts = 0
+        self._limiter = limiter
+        self.connection = connection
+        self._failed_requests = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._body_left = 0  # of a body of known length
-        if not visit.who:
+        if not connection.who:
             self.timeout_keep_alive = math.ceil(self.header_seconds)
 
     @property
@@ -58,16 +58,16 @@ class GuardedProtocol(HttpToolsProtocol):
     # --- what is known of the peer: server_app.http.connection_limiter.Standing
     # -----------------------------------------------
 
-    def know(self, who: str) -> None:
+    def mark_authenticated(self, who: str) -> None:
         """A request on this connection has shown who sends it."""
-        self._door.know(self.visit, who)
-        self._doubts = 0
+        self._limiter.mark_authenticated(self.connection, who)
+        self._failed_requests = 0
         self.timeout_keep_alive = self.config.timeout_keep_alive
 
-    def doubt(self) -> bool:
+    def mark_suspicious(self) -> bool:
         """A request has shown nothing; whether the connection should be closed. A proxy's has others behind it."""
-        self._doubts += 1
-        return self._doubts >= MOST_DOUBTS and not self.visit.is_proxy
+        self._failed_requests += 1
+        return self._failed_requests >= MOST_FAILED_REQUESTS and not self.connection.is_proxy
 
     # --- the connection -----------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The connection ended."""
         self._stop_head_timer()
         self.resume_writing()
-        self._door.leave(self.visit)
+        self._limiter.leave(self.connection)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ _HAND_OVER_SECONDS: Final = 1.0
 """After so long a block is handed on although it is not full: who sends slowly makes progress all the same."""
 
 
-class Owner(Protocol):
+class ConnectionProtocol(Protocol):
     """The protocol that has the connection otherwise."""
 
     def connection_lost(self, exc: Exception | None, /) -> None:
@@ -42,9 +42,13 @@ class LongBody(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, owner: Owner, size: int, take: Callable[[memoryview, bool], None], clock: Callable[[], float]
+        self,
+        protocol: ConnectionProtocol,
+        size: int,
+        take: Callable[[memoryview, bool], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._owner = owner
+        self._protocol = protocol
         self._left = size
         self._take = take
         self._clock = clock
@@ -69,16 +73,16 @@ class LongBody(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
-        self._owner.connection_lost(exc)
+        self._protocol.connection_lost(exc)
 
     def eof_received(self) -> None:
         """The peer sends no more."""
-        self._owner.eof_received()
+        self._protocol.eof_received()
 
     def pause_writing(self) -> None:
         """The peer does not read as fast as it is answered."""
-        self._owner.pause_writing()
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self._owner.resume_writing()
+        self._protocol.resume_writing()

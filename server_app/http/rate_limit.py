@@ -20,7 +20,7 @@ MOST_ADDRESSES: Final = 4096
 
 
 @dataclass(slots=True, kw_only=True)
-class Pace:
+class TokenBucket:
     """Lets each address have `rate` requests a second in the long run, and `burst` at once (GCRA, ATM Forum TM 4.0).
 
     clock: monotonic seconds.

@@ -26,7 +26,7 @@ from fedcore.system.files import Lock
 from fedcore.system.memory import give_memory_back, set_aside
 from fedcore.system.tracing import open_traces
 from server_app.http.application import Application, make_application
-from server_app.http.connection_limiter import Door, Visit
+from server_app.http.connection_limiter import Connection, ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.proxies import BehindProxies
 from server_app.http.rate_limit import networks
@@ -62,8 +62,8 @@ async def serve(
     with lock_data_folder(settings.data_dir), _listening(host, port) as listener:
         async with make_services(kit, settings, certificate) as services, _operated(services, kit.metrics_listen):
             application = make_application(services, token_sha256=kit.operator_token_sha256)
-            door = Door.of_process(settings.header_seconds, networks(kit.trust_proxy))
-            server = DoorServer(_configuration(kit, settings, application), door, certificate)
+            limiter = ConnectionLimiter.of_process(settings.header_seconds, networks(kit.trust_proxy))
+            server = LimitedServer(_configuration(kit, settings, application), limiter, certificate)
             set_aside()
             server.on_ready = lambda: ready(_url(kit, listener))
             server.bells = (services.client_bell, services.run_bell)
@@ -115,14 +115,16 @@ async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[No
         await asyncio.to_thread(services.traces.close)
 
 
-class DoorServer(uvicorn.Server):
+class LimitedServer(uvicorn.Server):
     """uvicorn's server behind a door; it says when it listens, and wakes long polls when it is to stop."""
 
     bells: tuple[Bell, ...] = ()
 
-    def __init__(self, config: uvicorn.Config, door: Door, certificate: ServedCertificate | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, limiter: ConnectionLimiter, certificate: ServedCertificate | None
+    ) -> None:
         super().__init__(config)
-        self.door = door
+        self.limiter = limiter
         self._certificate = certificate
         self.on_ready: Callable[[], None] = lambda: None
         self.was_ready = False
@@ -133,7 +135,8 @@ class DoorServer(uvicorn.Server):
         await super().startup(sockets=[])
         if self.started:
             self._accepting = [
-                asyncio.create_task(self.door.serve(listener, self._protocol, self._tls)) for listener in sockets or ()
+                asyncio.create_task(self.limiter.serve(listener, self._protocol, self._tls))
+                for listener in sockets or ()
             ]
             self.was_ready = True
             self.on_ready()
@@ -141,13 +144,13 @@ class DoorServer(uvicorn.Server):
     def _tls(self) -> ssl.SSLContext | None:
         return self._certificate.context if self._certificate is not None else None
 
-    def _protocol(self, visit: Visit) -> asyncio.Protocol:
+    def _protocol(self, connection: Connection) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
-            door=self.door,
-            visit=visit,
+            limiter=self.limiter,
+            connection=connection,
         )
         return made
 

@@ -65,7 +65,7 @@ class Uptime:
 
 
 @dataclass(slots=True)
-class _Handed:
+class _TaskDelivery:
     """How often a task was handed to a client: when first and when last, in seconds of the presence's clock."""
 
     task: ExchangeId
@@ -88,9 +88,9 @@ class Presence:
     _expected: dict[int, float] = field(default_factory=dict)
     """When clients were heard of that are not online, as far as that is known or assumed."""
     _polling: Counter[int] = field(default_factory=Counter)
-    _asks_after: dict[int, ExchangeId] = field(default_factory=dict)
-    _handed: dict[int, _Handed] = field(default_factory=dict)
-    _waiting: set[int] = field(default_factory=set)
+    _last_tasks: dict[int, ExchangeId] = field(default_factory=dict)
+    _deliveries: dict[int, _TaskDelivery] = field(default_factory=dict)
+    _ineligible: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
 
     def join(self, client: int, app_sha256: str, *, eligible: bool, reports_failures: bool = False) -> None:
@@ -148,31 +148,31 @@ class Presence:
 
     def taken(self, run: str) -> int:
         """The largest number of an exchange of `run` that a client says it has taken; 0 without one."""
-        return max((number for known, number in self._asks_after.values() if known == run), default=0)
+        return max((number for known, number in self._last_tasks.values() if known == run), default=0)
 
     def asks(self, client: int, after: ExchangeId) -> None:
         """The client asks for a task after the last one that it took."""
-        self._asks_after[client] = after
+        self._last_tasks[client] = after
 
     def handed(self, client: int, task: ExchangeId) -> None:
         """The client is handed a task."""
-        known, now = self._handed.get(client), self.clock()
+        known, now = self._deliveries.get(client), self.clock()
         if known is not None and known.task == task:
             known.last = now
         else:
-            self._handed[client] = _Handed(task, now, now)
+            self._deliveries[client] = _TaskDelivery(task, now, now)
 
-    def why_gone(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
+    def absence_reason(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
         """Why there is nothing to wait for from a client in the exchange `task`, empty where there may be.
 
         liveness: seconds that it may be silent. pause: the same in the middle of a transfer, None where it is in none.
         """
-        run, after = self._asks_after.get(client, ("", 0))
+        run, after = self._last_tasks.get(client, ("", 0))
         if run == task[0] and after > task[1]:
             return AHEAD
         if run == task[0] and after == task[1]:
             return "has left without a word"
-        handed = self._handed.get(client)
+        handed = self._deliveries.get(client)
         if handed is not None and handed.task == task and handed.last - handed.first > liveness:
             return f"asks for its task for more than {liveness:g} s and does not begin"
         limit = liveness if pause is None else max(liveness, pause)
@@ -185,11 +185,11 @@ class Presence:
 
     def note_eligible(self, client: int, eligible: bool) -> None:
         """The client says whether its owner lets it train now."""
-        (self._waiting.discard if eligible else self._waiting.add)(client)
+        (self._ineligible.discard if eligible else self._ineligible.add)(client)
 
     def waits(self, client: int) -> bool:
         """Whether the client said last that it may not train now."""
-        return client in self._waiting
+        return client in self._ineligible
 
     def silent_for(self, client: int) -> float:
         """Seconds since the client was last heard of; infinite if it never was, or said that it stops."""
@@ -212,4 +212,4 @@ class Presence:
 
     def eligible(self, app_sha256: str, within: float) -> frozenset[int]:
         """Those online whose owner installed exactly this app, and lets it train now."""
-        return self.online(within) - self.mismatched(app_sha256, within) - self._waiting
+        return self.online(within) - self.mismatched(app_sha256, within) - self._ineligible

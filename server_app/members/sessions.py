@@ -34,7 +34,7 @@ _DAY: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class LoginSession:
     """Somebody who is signed in. digest: SHA-256 of the cookie. expires: seconds since 1970."""
 
     digest: bytes = field(repr=False)
@@ -47,7 +47,7 @@ class Session:
         return f"session {self.digest[:8].hex()}"
 
 
-class Sessions:
+class LoginSessions:
     """Begins, finds and ends sessions, and links by which they begin.
 
     token_sha256: of the operator's token. wall: seconds since 1970. bell: rung when sessions were ended.
@@ -70,7 +70,7 @@ class Sessions:
         """Whether this is the operator's token."""
         return hmac.compare_digest(digest_of(token), self.token_sha256)
 
-    async def sign_in(self, token: str) -> tuple[str, Session]:
+    async def sign_in(self, token: str) -> tuple[str, LoginSession]:
         """A new session and its cookie; raises Unauthorized, alike for all that is no token."""
         now = self.wall()
         if self.is_operators(token):
@@ -80,25 +80,25 @@ class Sessions:
             raise Unauthorized("this is neither the operator's token nor that of a link that is still good")
         return await self._begin(Role.VIEWER, link.id, link.label, min(now + SESSION_SECONDS, link.expires))
 
-    async def _begin(self, role: Role, holder: str, label: str, expires: float) -> tuple[str, Session]:
+    async def _begin(self, role: Role, holder: str, label: str, expires: float) -> tuple[str, LoginSession]:
         secret = self._secret()
         digest, now = digest_of(secret), self.wall()
         row = SessionRow(digest=digest, role=role.value, holder=holder, label=label, created=now, expires=expires)
         await self._store.add_session(row, most=SESSIONS_EACH)
-        return secret, Session(digest=digest, role=role, expires=expires)
+        return secret, LoginSession(digest=digest, role=role, expires=expires)
 
-    async def find(self, secret: str) -> Session:
+    async def find(self, secret: str) -> LoginSession:
         """The session of a cookie; raises Unauthorized."""
         return await self._found(digest_of(secret))
 
-    async def _found(self, digest: bytes) -> Session:
+    async def _found(self, digest: bytes) -> LoginSession:
         row = await self._store.session(digest)
         gone = row is None or row.expires <= self.wall()
         if row is None or gone or (row.role == Role.OPERATOR and row.holder != self._operators):
             raise Unauthorized("the session has ended; sign in again")
-        return Session(digest=digest, role=Role(row.role), expires=row.expires)
+        return LoginSession(digest=digest, role=Role(row.role), expires=row.expires)
 
-    async def holds(self, session: Session) -> bool:
+    async def holds(self, session: LoginSession) -> bool:
         """Whether a session has not been ended."""
         try:
             await self._found(session.digest)
@@ -106,11 +106,11 @@ class Sessions:
             return False
         return True
 
-    def seconds_left(self, session: Session) -> float:
+    def seconds_left(self, session: LoginSession) -> float:
         """Until it runs out."""
         return session.expires - self.wall()
 
-    async def sign_out(self, session: Session) -> None:
+    async def sign_out(self, session: LoginSession) -> None:
         """End a session, and the streams that it has open."""
         await self._store.end_session(session.digest)
         self._note_end()

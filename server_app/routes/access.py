@@ -23,7 +23,7 @@ from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
 from server_app.http.problems import Rejection
-from server_app.members.sessions import Sessions
+from server_app.members.sessions import LoginSessions
 from server_app.polling import poll, while_connected
 from server_app.runs.files.offers import Offers
 from server_app.runs.leadership import Leadership
@@ -80,7 +80,7 @@ async def signed_client(request: Request) -> ClientCaller:
 AnyServices = Annotated[Services, Depends(of_app("services", Services))]
 AnyOffers = Annotated[Offers, Depends(of_app("offers", Offers))]
 AnyQueue = Annotated[RunQueue, Depends(of_app("queue", RunQueue))]
-AnySessions = Annotated[Sessions, Depends(of_app("sessions", Sessions))]
+AnySessions = Annotated[LoginSessions, Depends(of_app("sessions", LoginSessions))]
 AnyLeadership = Annotated[Leadership, Depends(of_app("leadership", Leadership))]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]

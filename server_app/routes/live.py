@@ -13,9 +13,9 @@ from fedcore.wire.control import ProblemKind
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
-from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamPlaces
+from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamSlots
 from server_app.http.problems import problem_responses
-from server_app.members.sessions import Session, Sessions
+from server_app.members.sessions import LoginSession, LoginSessions
 from server_app.routes.access import (
     After,
     AnyLeadership,
@@ -29,7 +29,7 @@ from server_app.routes.access import (
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
 from server_app.services import Services
-from server_app.views.overview_feed import PAUSE_SECONDS, Board
+from server_app.views.overview_feed import PAUSE_SECONDS, OverviewFeed
 from server_app.views.run_views import RunView, newest
 
 COMMENT_SECONDS: Final = 15.0
@@ -55,8 +55,8 @@ class Watch:
 
     services: Services
     leadership: Leadership
-    sessions: Sessions
-    session: Session | None
+    sessions: LoginSessions
+    session: LoginSession | None
     address: str
     until: float
     _seen: int = 0
@@ -98,8 +98,8 @@ async def watch_of(
 AnyWatch = Annotated[Watch, Depends(watch_of)]
 
 
-AnyPlaces = Annotated[StreamPlaces, Depends(of_app("stream_places", StreamPlaces))]
-AnyBoard = Annotated[Board, Depends(of_app("board", Board))]
+AnySlots = Annotated[StreamSlots, Depends(of_app("stream_slots", StreamSlots))]
+AnyFeed = Annotated[OverviewFeed, Depends(of_app("feed", OverviewFeed))]
 LastEvent = Annotated[str, Header(alias="Last-Event-ID", description="number of the last event, by a browser")]
 
 
@@ -114,7 +114,7 @@ LastEvent = Annotated[str, Header(alias="Last-Event-ID", description="number of 
     },
 )
 async def live(
-    run: RunId, watch: AnyWatch, queue: AnyQueue, places: AnyPlaces, after: After = 0, last_event_id: LastEvent = ""
+    run: RunId, watch: AnyWatch, queue: AnyQueue, slots: AnySlots, after: After = 0, last_event_id: LastEvent = ""
 ) -> Response:
     """The events of a run after number `after` as server-sent events, until the run has ended."""
     known = int(last_event_id[:9]) if last_event_id.isascii() and last_event_id.isdecimal() else after
@@ -125,13 +125,13 @@ async def live(
     async def over() -> bool:
         return view.ended and await _is_over(queue, run)
 
-    return EventStream(_run_events(watch, view, known, over), places.taken(watch.role, watch.address))
+    return EventStream(_run_events(watch, view, known, over), slots.reserve(watch.role, watch.address))
 
 
 @router.get("/live", status_code=200, response_class=EventStream, responses=_STREAM)
-async def federation(watch: AnyWatch, board: AnyBoard, places: AnyPlaces) -> Response:
+async def federation(watch: AnyWatch, feed: AnyFeed, slots: AnySlots) -> Response:
     """The first page of runs (`runs`) and the members (`clients`), and again when one of them changes."""
-    return EventStream(_federation_events(watch, board), places.taken(watch.role, watch.address))
+    return EventStream(_federation_events(watch, feed), slots.reserve(watch.role, watch.address))
 
 
 async def _is_over(queue: RunQueue, run: str) -> bool:
@@ -160,13 +160,13 @@ async def _run_events(
                 yield COMMENT
 
 
-async def _federation_events(watch: Watch, board: Board) -> AsyncIterator[bytes]:
+async def _federation_events(watch: Watch, feed: OverviewFeed) -> AsyncIterator[bytes]:
     told: dict[str, str] = {}
     clock = asyncio.get_running_loop().time
     said_at = clock()
     yield COMMENT
     while await watch.goes_on():
-        shown = await board.look(watch.role)
+        shown = await feed.poll(watch.role)
         news = "".join(f"event: {name}\ndata: {text}\n\n" for name, text in shown.items() if told.get(name) != text)
         told = shown
         if news or clock() - said_at >= COMMENT_SECONDS:

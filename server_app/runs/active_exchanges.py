@@ -6,7 +6,7 @@ from fedcore.wire.control import Task
 from server_app.exchanges.exchange import Exchange
 
 
-class Shown:
+class ActiveExchanges:
     """Those that are open, and those that ended last: of what the ServerApp asked for last, or asks for now."""
 
     def __init__(self) -> None:

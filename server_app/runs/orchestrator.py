@@ -18,7 +18,7 @@ from fedcore.system.plain_json import to_plain
 from fedcore.wire.control import ModelRef, is_query, is_training
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from server_app.exchanges.context import ExchangeResult
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.runs.app.messages import (
     Broken,
     BudgetReached,
@@ -267,7 +267,7 @@ class RunOrchestrator:
         row = await services.store.exchange(self._run.plan.run, exchange)
         if row is None or row.result is None:
             raise RunFailed(f"the journal names exchange {exchange}, of which nothing is kept")
-        end = ExchangeEnd.from_json(row.result)
+        end = ExchangeOutcome.from_json(row.result)
         if exchange not in self._run.led:
             try:
                 await end.check_files(services.objects, exchange)

@@ -16,7 +16,7 @@ from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, Ru
 from fedcore.wire.watch import MarksOut, ServerViewOut
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
-from server_app.runs.active_exchanges import Shown
+from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.files import kept_file, kept_files
 from server_app.runs.files.initial_models import claim_model, lend_model, take_model
 from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
@@ -28,7 +28,7 @@ from server_app.storage.blobs import Body
 from server_app.storage.tables import RunRow
 from server_app.views.client_status import standings
 from server_app.views.listing import columns, list_runs, waiting_runs
-from server_app.views.participation_timeline import marks_now
+from server_app.views.participation_timeline import current_marks
 from server_app.views.run_views import RunView, RunViews
 
 log = logging.getLogger("fedcore.server")
@@ -97,7 +97,7 @@ class RunQueue:
         return self._worker.shown.newest
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> ActiveExchanges:
         """The exchanges that are open, and those that ended last."""
         return self._worker.shown
 
@@ -192,7 +192,7 @@ class RunQueue:
         """Where each client stood in the last exchanges of a run, and stands in the open one."""
         view = await self.view(run)
         shown = self.shown.of(run) if self.shown.open_of(run) else []
-        now, number = marks_now(shown, self._services.names)
+        now, number = current_marks(shown, self._services.names)
         return view.marks.shown(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> ServerViewOut:

@@ -19,7 +19,7 @@ from fedcore.wire.control import Task
 from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from server_app.exchanges.context import ExchangeUsage
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection
 from server_app.runs.exchanges.failures import explain
@@ -72,13 +72,13 @@ class RunContext:
         await asyncio.sleep(attempts.pause(self.services.settings.retry_seconds, jitter))
 
     @staticmethod
-    def goes_on(attempts: Attempts, task: Task, end: ExchangeEnd, error: RoundFailed) -> bool:
+    def goes_on(attempts: Attempts, task: Task, end: ExchangeOutcome, error: RoundFailed) -> bool:
         """Whether there is another attempt at a sum after one that ended with `error`."""
         free, seconds = bool(end.blamed), end.usage.seconds
         again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
         return again and end.common is None
 
-    def note_attempt(self, task: Task, end: ExchangeEnd, error: RoundFailed, *, again: bool) -> None:
+    def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Say what came of an attempt at a sum that ended with `error`."""
         self.event_log.add(
             attempt_ended(
@@ -92,11 +92,11 @@ class RunContext:
             )
         )
 
-    def explain(self, task: Task, end: ExchangeEnd, error: RoundFailed) -> str:
+    def explain(self, task: Task, end: ExchangeOutcome, error: RoundFailed) -> str:
         """Why an exchange gave nothing, as an operator reads it."""
         return explain(error, end, task, self.plan.settings, self.services.names)
 
-    async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeEnd:
+    async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeOutcome:
         """Lead an exchange to its end, from where `row` says that it is."""
         self.services.presence.expect_unheard(exchange.task.cohort)
         if row is not None:
@@ -112,7 +112,7 @@ class RunContext:
         self.led.add(exchange.task.exchange)
         return exchange.end
 
-    async def close(self, task: Task, end: ExchangeEnd) -> None:
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
         """An exchange has ended: count it, and ask no more whoever cheated."""
         self.state.take(task, end)
         self.clients.exclude(end.blamed)
@@ -125,7 +125,7 @@ class RunContext:
             kept = await self.files.keep_checkpoint(model, sha256, self.facts("checkpoint"))
             await self.services.store.update_run(self.plan.run, model_sha256=kept.sha256, model_size=kept.size)
 
-    async def close_judged(self, task: Task, end: ExchangeEnd, model: Path | None) -> None:
+    async def close_judged(self, task: Task, end: ExchangeOutcome, model: Path | None) -> None:
         """`close`, and keep the model that was evaluated if no other was better.
 
         Before the answer is in the journal: a process that ends in between does the same again from the same rows.
@@ -202,7 +202,7 @@ class RunContext:
         )
         self.event_log.add(started)
 
-    def note_group_end(self, task: Task, end: ExchangeEnd, *, reason: str = "", retry: bool = False) -> None:
+    def note_group_end(self, task: Task, end: ExchangeOutcome, *, reason: str = "", retry: bool = False) -> None:
         """Say that a group has given its sum, or why an attempt at it has not."""
         group = task.group
         assert group is not None  # noqa: S101 - the caller leads groups
@@ -220,7 +220,7 @@ class RunContext:
         )
         self.event_log.add(ended)
 
-    def note_done(self, task: Task, end: ExchangeEnd, **found: Any) -> None:
+    def note_done(self, task: Task, end: ExchangeOutcome, **found: Any) -> None:
         """Say that an exchange was completed; found: the fields of `ExchangeDone` that tell what came of it."""
         usage = end.usage
         done = ExchangeDone(

@@ -13,7 +13,7 @@ from fedcore.run.model_selection import BestRule
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
 from fedcore.wire.control import KeptTask, Task
-from server_app.exchanges.outcome import ExchangeEnd, KeptSum
+from server_app.exchanges.outcome import ExchangeOutcome, StoredSum
 from server_app.exchanges.secure import UNMASK
 from server_app.storage.tables import ExchangeRow
 
@@ -33,7 +33,7 @@ class RunState:
         self.count = 0
         self.rounds = 0
         self.told: dict[str, dict[str, Any]] = {}
-        self._groups: dict[str, list[tuple[Task, KeptSum]]] = {}
+        self._groups: dict[str, list[tuple[Task, StoredSum]]] = {}
         """Of the draw whose groups came last: their sums."""
         self.rule = BestRule.parse(settings.best_model)
         self.best: float | None = None
@@ -51,19 +51,19 @@ class RunState:
             self.count = max(self.count, row.exchange)
             task = KeptTask.model_validate(row.task)
             if row.result is not None:
-                self.take(task, ExchangeEnd.from_json(row.result))
+                self.take(task, ExchangeOutcome.from_json(row.result))
             elif row.stage == UNMASK:
                 self.budget.spend(release_of(task.encoding))
         self.take_groups()
 
-    def judged(self, task: Task, end: ExchangeEnd) -> float | None:
+    def judged(self, task: Task, end: ExchangeOutcome) -> float | None:
         """What an evaluation says of the model that it was asked of; None where nothing is chosen by it."""
         evaluates = not task.trains and not task.queries and end.failure is None
         if self.rule is None or end.total is None or not evaluates:
             return None
         return self.rule.value(end.total.metrics)
 
-    def take(self, task: Task, end: ExchangeEnd) -> None:
+    def take(self, task: Task, end: ExchangeOutcome) -> None:
         """One more exchange has ended."""
         self.count = max(self.count, task.exchange)
         self.blamed.update(end.blamed)

@@ -19,7 +19,7 @@ from fedcore.wire.events import RunResumed
 from fedcore.wire.operator import RunStatus
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
-from server_app.runs.active_exchanges import Shown
+from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.process import AppConnection, AppKilled, AppProcess, OnLine
 from server_app.runs.deaths import Deaths
 from server_app.runs.event_log import EventLog
@@ -66,7 +66,7 @@ class RunWorker:
         self._trouble = ""
         self._resumed_because = ""
         self._deaths = Deaths(services.store, services.settings.data_dir)
-        self.shown = Shown()
+        self.shown = ActiveExchanges()
 
     def start(self) -> None:
         """Begin to lead runs."""

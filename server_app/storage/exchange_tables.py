@@ -21,7 +21,7 @@ from server_app.storage.tables import ClosingRow, ExchangeRow, ReceiptRow
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ExchangeHistory:
     """What an exchange is rebuilt from: its closings by number, and the receipts in the order of acceptance."""
 
     closings: Sequence[ClosingRow]
@@ -73,7 +73,7 @@ class ExchangeTables:
         *,
         also: Sequence[Change] = (),
     ) -> None:
-        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.outcome.Closing`, as JSON.
+        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.outcome.StageClosure`, as JSON.
 
         also: what is to be written in the same transaction, and only where this is done for the first time.
         IllegalTransition where the exchange is in another stage.
@@ -178,15 +178,15 @@ class ExchangeTables:
         )
         return statement.returning(ReceiptRow.digest)
 
-    async def history(self, run: str, exchange: int) -> History:
+    async def history(self, run: str, exchange: int) -> ExchangeHistory:
         """All that an exchange is rebuilt from."""
         closings = select(*ClosingRow.__table__.columns).order_by(ClosingRow.number)
         closings = closings.where(ClosingRow.run == run, ClosingRow.exchange == exchange)
         receipts = select(*ReceiptRow.__table__.columns).order_by(ReceiptRow.seq)
         receipts = receipts.where(ReceiptRow.run == run, ReceiptRow.exchange == exchange)
 
-        async def work(connection: AsyncConnection) -> History:
-            return History(
+        async def work(connection: AsyncConnection) -> ExchangeHistory:
+            return ExchangeHistory(
                 [ClosingRow(**row) for row in (await connection.execute(closings)).mappings()],
                 [ReceiptRow(**row) for row in (await connection.execute(receipts)).mappings()],
             )

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from fedcore.errors import StorageUnavailable
 from server_app.storage.database import Database, Lease
 from server_app.storage.engines import make_engine
-from server_app.storage.exchange_tables import ExchangeTables, History
+from server_app.storage.exchange_tables import ExchangeHistory, ExchangeTables
 from server_app.storage.leases import LeaseTables
 from server_app.storage.run_tables import JournalTables, RunTables
 from server_app.storage.schema import make_tables
@@ -22,7 +22,7 @@ from server_app.storage.session_tables import SessionTables
 from server_app.storage.tables import SCHEMA_VERSION, ClientRow, RosterRow
 from server_app.storage.transcript_tables import TranscriptTables
 
-__all__ = ["SCHEMA_VERSION", "History", "Lease", "Store"]
+__all__ = ["SCHEMA_VERSION", "ExchangeHistory", "Lease", "Store"]
 
 
 class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTables, SessionTables):

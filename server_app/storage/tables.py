@@ -197,7 +197,7 @@ class ClosingRow(Base):
     number: of the stage within the exchange.
     stage: its name.
     closed_at: seconds since 1970 by the database's clock.
-    gone: a `Closing`, as JSON.
+    gone: a `StageClosure`, as JSON.
     """
 
     __tablename__ = "closings"

@@ -8,12 +8,9 @@ from typing import Final
 from fedcore.run.groups import groups_in
 from fedcore.wire.operator import ClientRunState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.stages import Standing
 from server_app.services import Services
 
 ONLINE_SECONDS: Final = 15.0
-_HERE: Final = frozenset({Standing.ADMITTED, Standing.TAKEN, Standing.LEAVING, Standing.LEFT})
-"""Whose update is here, whatever became of the client."""
 
 
 def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exchange]) -> RunClientsOut:
@@ -50,7 +47,7 @@ def _standing(
     if exchange.stages.over:
         state, why = _idle(services, client, app_sha256, asked=True)
         return state, why or (f"dropped in exchange {exchange.task.exchange}: {gone}" if gone else "")
-    if exchange.clients.standing(client) in _HERE:
+    if exchange.clients.has_update(client):
         return ClientRunState.DONE, gone
     if gone:
         return ClientRunState.DROPPED, gone

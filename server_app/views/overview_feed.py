@@ -19,25 +19,25 @@ RUNS: Final = 50
 """Runs on the first page."""
 
 
-class Board:
+class OverviewFeed:
     """The first page of runs and the members, as they were at the last look."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._looking = asyncio.Lock()
-        self._looked = -math.inf
+        self._polling = asyncio.Lock()
+        self._polled_at = -math.inf
         self._rings = -1
         self._runs = dict.fromkeys(Role, "")
         self._clients = ""
         self._compared = ""
 
-    async def look(self, role: Role) -> dict[str, str]:
+    async def poll(self, role: Role) -> dict[str, str]:
         """By the name of its event, the JSON of each of the two for `role`; the same text where nothing has changed."""
-        async with self._looking:
+        async with self._polling:
             now = asyncio.get_running_loop().time()
-            if now - self._looked >= PAUSE_SECONDS / 2:
+            if now - self._polled_at >= PAUSE_SECONDS / 2:
                 await self._refresh()
-                self._looked = now
+                self._polled_at = now
         return {"runs": self._runs[role], "clients": self._clients}
 
     async def _refresh(self) -> None:

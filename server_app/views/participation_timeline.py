@@ -10,24 +10,22 @@ from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, GroupStarted, Recorded
 from fedcore.wire.watch import MOST_MARKS, ClientMarks, Mark, MarksOut
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.stages import Standing
 
 _NOT_ASKED: Final[Mark] = "."
 _GONE: Final = frozenset({"x", "!"})
-_UPDATE_HERE: Final = frozenset({Standing.ADMITTED, Standing.TAKEN, Standing.LEAVING, Standing.LEFT})
 
 
 @dataclass(slots=True)
-class _Exchange:
+class _TimelineColumn:
     kind: Literal["train", "evaluate", "query"]
     marks: dict[str, Mark] = field(default_factory=dict)
 
 
-class MarkBook:
+class ParticipationTimeline:
     """Takes the events of one run in order; of exchanges before the last `MOST_MARKS` nothing is kept."""
 
     def __init__(self) -> None:
-        self._exchanges: dict[int, _Exchange] = {}
+        self._exchanges: dict[int, _TimelineColumn] = {}
         self._groups: dict[int, int] = {}
         """Of the last drawn exchange: the number of each of its groups -> its own."""
 
@@ -36,7 +34,7 @@ class MarkBook:
         match item.event:
             case ExchangeStarted() as started:
                 joined: dict[str, Mark] = dict.fromkeys(started.cohort, "j")
-                self._exchanges[started.exchange] = _Exchange(_kind(started.message_type), joined)
+                self._exchanges[started.exchange] = _TimelineColumn(_kind(started.message_type), joined)
                 if len(self._exchanges) > MOST_MARKS:
                     del self._exchanges[next(iter(self._exchanges))]
                 self._groups = {}
@@ -70,7 +68,7 @@ class MarkBook:
         )
 
 
-def marks_now(shown: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
+def current_marks(shown: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
     """How the clients of what is open stand, and its number: that of the draw where the open ones are groups of one.
 
     Of a client that is in several, the newest counts.
@@ -91,7 +89,7 @@ def _marks(exchange: Exchange, names: Mapping[int, str]) -> dict[str, Mark]:
     for client in exchange.task.cohort:
         if client in exchange.clients.reasons:
             mark: Mark = "x"
-        elif exchange.clients.standing(client) in _UPDATE_HERE:
+        elif exchange.clients.has_update(client):
             mark = "u"
         elif not first or client in answered or exchange.uploads.held(client):
             mark = "t"

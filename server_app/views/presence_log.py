@@ -18,7 +18,7 @@ ABSENT_SECONDS: Final = 15.0
 """How long a member is silent that is said to have gone, where its connection does not say so sooner."""
 
 
-class RollCall:
+class PresenceLog:
     """Compares who is there with who was there at the last look.
 
     names: client id -> name. tell: gets the lines.
@@ -32,7 +32,7 @@ class RollCall:
         self._tell = tell
         self._there: frozenset[int] = frozenset()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Say what has changed."""
         there, before = self._presence.online(ABSENT_SECONDS), self._there
         self._there = there
@@ -46,4 +46,4 @@ class RollCall:
         """Look again and again."""
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
-            self.look()
+            self.poll()

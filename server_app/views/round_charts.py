@@ -27,7 +27,7 @@ class _Round:
     has_trained: bool = False
 
 
-class RoundBook:
+class RoundCharts:
     """Takes the events of one run in order."""
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from fedcore.wire.watch import Role
 from server_app.polling import Bell
 from server_app.storage.store import Store
 from server_app.views.overview_feed import browser_json
-from server_app.views.participation_timeline import MarkBook
+from server_app.views.participation_timeline import ParticipationTimeline
 from server_app.views.redaction import event_for_viewers
-from server_app.views.round_charts import RoundBook
+from server_app.views.round_charts import RoundCharts
 
 MOST_VIEWS: Final = 8
 """Runs that are kept in memory: of others the record is read again."""
@@ -71,8 +71,8 @@ class RunView:
     def __init__(self, store: Store, run: str, bell: Bell) -> None:
         self.seq = 0
         """Number of the last event that was read."""
-        self.rounds = RoundBook()
-        self.marks = MarkBook()
+        self.rounds = RoundCharts()
+        self.marks = ParticipationTimeline()
         self.ended = False
         """Whether that event is the run's end."""
         self._store = store

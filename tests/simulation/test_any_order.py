@@ -20,7 +20,7 @@ from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder
 from fedcore.wire.control import Message, WithdrawalReason, WithdrawIn
 from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 
 __all__ = ["federation"]
 
@@ -101,7 +101,7 @@ class Play:
             return False
         return True
 
-    async def to_the_end(self, leading: asyncio.Task[ExchangeEnd]) -> ExchangeEnd:
+    async def to_the_end(self, leading: asyncio.Task[ExchangeOutcome]) -> ExchangeOutcome:
         """Everybody who is left goes on until the exchange has ended."""
         while not leading.done():
             for client in CLIENTS:
@@ -113,7 +113,7 @@ class Play:
         return leading.result()
 
 
-async def play(federation: FederationFolder, folder: Path, schedule: Schedule) -> tuple[ExchangeEnd, Play]:
+async def play(federation: FederationFolder, folder: Path, schedule: Schedule) -> tuple[ExchangeOutcome, Play]:
     async with rig(federation, folder) as here:
         leading = asyncio.create_task(here.lead(None))
         while not here.lives or here.lives[-1].exchange is None:  # noqa: ASYNC110 - it has no event of its own

@@ -39,7 +39,7 @@ from fedcore.wire.control import Bytes, Message, RostersOut, Task
 from fedcore.wire.record_file import read_records
 from fedcore.wire.signing import NonceCache, verify_headers
 from server_app.http.authentication import client_of
-from server_app.http.connection_limiter import Door, Visit
+from server_app.http.connection_limiter import Connection, ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
 from server_app.runs.app.messages import FROM_APP, TO_APP, Broken, ExchangeAsked, Finished, NodesAsked, Start
 
@@ -225,8 +225,8 @@ class _Connection:
             config=self._config,
             server_state=ServerState(),
             app_state={},
-            door=Door(most=10, seconds=5.0),
-            visit=Visit(connection=None, address="127.0.0.1"),  # type: ignore[arg-type]
+            limiter=ConnectionLimiter(most=10, seconds=5.0),
+            connection=Connection(sock=None, address="127.0.0.1"),  # type: ignore[arg-type]
         )
         protocol.connection_made(transport := _Transport())
         transport.protocol = protocol

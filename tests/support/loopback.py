@@ -12,9 +12,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fedcore.federation import FederationFolder
-from server_app.http.connection_limiter import Door
+from server_app.http.connection_limiter import ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
-from server_app.http.serving import DoorServer
+from server_app.http.serving import LimitedServer
 from server_app.operation.certificate import ServedCertificate
 
 NEVER = 86_400.0
@@ -28,13 +28,13 @@ async def listening(
     header_seconds: float = NEVER,
     most: int = 100,
     tls: FederationFolder | None = None,
-) -> AsyncIterator[tuple[DoorServer, int]]:
+) -> AsyncIterator[tuple[LimitedServer, int]]:
     """The server over the application, and its loopback port; the lifespan is the site's own."""
     limits = {"header_bytes": 8192, "header_seconds": header_seconds}
     protocol = type("Protocol", (GuardedProtocol,), limits)
     served = ServedCertificate(tls.server / "server.crt", tls.server / "server.key", wall=time.time) if tls else None
     config = uvicorn.Config(application, http=protocol, ws="none", lifespan="off", log_config=None, port=0)
-    server = DoorServer(config, Door(most=most, seconds=header_seconds), served)
+    server = LimitedServer(config, ConnectionLimiter(most=most, seconds=header_seconds), served)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -39,7 +39,7 @@ from fedcore.wire.control import (
 )
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection
@@ -122,14 +122,14 @@ class Rig:
         """Of the process that leads."""
         self.witness.look(self.lives[-1].exchange)
 
-    async def lead(self, writes: int | None, *, puts: bool = False) -> ExchangeEnd:
+    async def lead(self, writes: int | None, *, puts: bool = False) -> ExchangeOutcome:
         """Processes that die after `writes` writes each, until one finds the end of the exchange on the disk."""
         self.over = False
         end = await self._lead(writes, puts=puts)
         self.over = True
         return end
 
-    async def _lead(self, writes: int | None, *, puts: bool) -> ExchangeEnd:
+    async def _lead(self, writes: int | None, *, puts: bool) -> ExchangeOutcome:
         while True:
             for life in self.lives:
                 await life.settle()
@@ -137,7 +137,7 @@ class Rig:
             self.lives.append(life)
             row = await self.services.store.exchange(RUN, 1)
             if row is not None and row.result is not None:
-                return ExchangeEnd.from_json(row.result)
+                return ExchangeOutcome.from_json(row.result)
             exchange = self.make(life)
             try:
                 if row is not None:

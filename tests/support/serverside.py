@@ -26,7 +26,7 @@ from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import LinkIn, LinkOut
 from server_app.http.application import Application, make_application
-from server_app.http.rate_limit import Pace
+from server_app.http.rate_limit import TokenBucket
 from server_app.runs.app.messages import (
     Broken,
     BudgetReached,
@@ -329,7 +329,7 @@ async def site(
             await nothing_left("the server that they use is closed")
 
 
-class _Endless(Pace):
+class _Endless(TokenBucket):
     def wait(self, address: str) -> float:
         return 1e9 * super().wait(address)
 

@@ -10,12 +10,14 @@ from fedcore.federation.admission.refusals import refused_by_all, refused_by_som
 from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task, WithdrawalReason
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 
 _REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)
 
 
-def explain(error: RoundFailed, end: ExchangeEnd, task: Task, settings: JobSettings, names: Mapping[int, str]) -> str:
+def explain(
+    error: RoundFailed, end: ExchangeOutcome, task: Task, settings: JobSettings, names: Mapping[int, str]
+) -> str:
     """The error itself, or what all or some clients said why they left. names: of the members."""
     reason = final_reason(error, settings)
     if reason != str(error):

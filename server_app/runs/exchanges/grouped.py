@@ -23,7 +23,7 @@ from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeDone, ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.draw import DrawExchange
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest, announce
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
@@ -34,7 +34,7 @@ class _Sum:
     """A group that has given its sum."""
 
     task: Task
-    end: ExchangeEnd
+    end: ExchangeOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class GroupedExchanges:
 
     # --- the draw -------------------------------------------------------------------------------
 
-    async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeEnd]:
+    async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeOutcome]:
         """Attempts at the draw, until one has enough answers for groups; raises RoundFailed."""
         run, settings = self._run, self._run.plan.settings
         attempts = Attempts.plain(settings)
@@ -91,7 +91,9 @@ class GroupedExchanges:
                 raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
-    async def _draw_once(self, asked: SecureRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
+    async def _draw_once(
+        self, asked: SecureRequest, attempt: int, row: ExchangeRow | None
+    ) -> tuple[Task, ExchangeOutcome]:
         run = self._run
         if row is None:
             kind = asked.request.message_type
@@ -101,7 +103,7 @@ class GroupedExchanges:
             task = KeptTask.model_validate(row.task)
         run.note_start(task, model=task.model_sha256)
         if row is not None and row.result is not None:
-            return task, ExchangeEnd.from_json(row.result)
+            return task, ExchangeOutcome.from_json(row.result)
         context = ExchangeContext(
             services=run.services,
             task=task,
@@ -145,7 +147,9 @@ class GroupedExchanges:
                 return _NoSum(part.group.number, reason)
         raise AssertionError("there is always another number")
 
-    def _check(self, draw: Task, end: ExchangeEnd, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]) -> None:
+    def _check(
+        self, draw: Task, end: ExchangeOutcome, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]
+    ) -> None:
         """Raise RoundFailed where too few groups gave a sum. end: of the draw."""
         least = self._run.plan.settings.least_groups
         if groups - len(failed) >= least:
@@ -166,7 +170,7 @@ class GroupedExchanges:
         )
         self._run.event_log.add(failed)
 
-    def _note_done(self, draw: Task, end: ExchangeEnd, sums: Sequence[_Sum]) -> None:
+    def _note_done(self, draw: Task, end: ExchangeOutcome, sums: Sequence[_Sum]) -> None:
         """Say what came of all groups together: the mean over their clients, as of one cohort."""
         run, totals = self._run, [one.end.total for one in sums if one.end.total is not None]
         usages = [end.usage, *(one.end.usage for one in sums)]

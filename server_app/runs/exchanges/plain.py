@@ -12,7 +12,7 @@ from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.plain import PlainExchange
 from server_app.runs.app.messages import PlainAsked
 from server_app.runs.run_context import RunContext
@@ -62,7 +62,9 @@ class PlainExchanges:
                 raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
-    async def _attempt(self, request: PlainRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
+    async def _attempt(
+        self, request: PlainRequest, attempt: int, row: ExchangeRow | None
+    ) -> tuple[Task, ExchangeOutcome]:
         """A new attempt, or where there is a row for it, what came or comes of that one."""
         services = self._run.services
         if row is None:
@@ -73,7 +75,7 @@ class PlainExchanges:
                 return task, await self._lead(request, task, None)
         task = KeptTask.model_validate(row.task)
         if row.result is not None:
-            return task, ExchangeEnd.from_json(row.result)
+            return task, ExchangeOutcome.from_json(row.result)
         with services.roster.held(task.roster):
             return task, await self._lead(request, task, row)
 
@@ -94,7 +96,7 @@ class PlainExchanges:
             roster=roster,
         )
 
-    async def _lead(self, request: PlainRequest, task: Task, row: ExchangeRow | None) -> ExchangeEnd:
+    async def _lead(self, request: PlainRequest, task: Task, row: ExchangeRow | None) -> ExchangeOutcome:
         run, asked = self._run, request.asked
         context = ExchangeContext(
             services=run.services,
@@ -108,6 +110,6 @@ class PlainExchanges:
         run.note_start(task, model=asked.model, content=exchange.common_content)
         return await run.lead(exchange, row)
 
-    async def _note_success(self, task: Task, end: ExchangeEnd) -> None:
+    async def _note_success(self, task: Task, end: ExchangeOutcome) -> None:
         result: ExchangeResult = await end.outcome(self._run.services.objects.fetch)
         self._run.note_done(task, end, examples=result.examples, metrics=dict(result.metrics))

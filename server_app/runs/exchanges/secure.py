@@ -17,7 +17,7 @@ from fedcore.run.retries import Attempts
 from fedcore.state import Layout
 from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.outcome import ExchangeEnd
+from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import Sent
 from server_app.runs.run_context import RunContext
@@ -133,7 +133,7 @@ class SecureExchanges:
         row: ExchangeRow | None,
         part: GroupMembership | None = None,
         chosen: Chosen | None = None,
-    ) -> tuple[Task, ExchangeEnd]:
+    ) -> tuple[Task, ExchangeOutcome]:
         """A new attempt, or where there is a row for it, what came or comes of that one. chosen: of a buffered run.
 
         Raises RoundFailed where too few clients are there, or left of the group `part`, and BudgetSpent.
@@ -156,7 +156,7 @@ class SecureExchanges:
             task = task.model_copy(update={"places": list(part.places)})
         if row.result is not None:
             self._run.note_start(task, model=task.model.sha256 if task.model else None)
-            return task, ExchangeEnd.from_json(row.result)
+            return task, ExchangeOutcome.from_json(row.result)
         with services.roster.held(task.roster) as roster:
             return task, await self._lead(asked, task, roster, row)
 
@@ -179,7 +179,7 @@ class SecureExchanges:
             raise RoundFailed(f"fewer than {part.cut.least} members of the group are connected after {seconds:g} s")
         return left
 
-    async def _lead(self, asked: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None) -> ExchangeEnd:
+    async def _lead(self, asked: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None) -> ExchangeOutcome:
         run = self._run
         context = ExchangeContext(
             services=run.services,
@@ -241,7 +241,7 @@ class SecureExchanges:
         least, members = self._run.services.min_cohort, len(self._run.services.roster.members)
         return failures <= failures_for(self._run.plan.settings, n, least, members, whole=True)
 
-    def note_success(self, task: Task, end: ExchangeEnd) -> None:
+    def note_success(self, task: Task, end: ExchangeOutcome) -> None:
         """Say what came of an exchange that gave its sum."""
         total = end.total
         assert total is not None  # noqa: S101 - a secure exchange without a failure has a sum

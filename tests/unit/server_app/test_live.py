@@ -17,7 +17,7 @@ from fedcore.wire.events import AppPrinted, StageProgress, stamp
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.watch import Role
 from server_app.exchanges.plain import NO_REPLY
-from server_app.http.event_stream import StreamPlaces
+from server_app.http.event_stream import StreamSlots
 from server_app.routes import live, operator
 from server_app.runs.leadership import Leadership
 from server_app.views import members
@@ -27,9 +27,9 @@ from server_app.views.run_views import Frame, newest
 ALL = [1, 2, 3, 4]
 
 
-def places(here: Site) -> StreamPlaces:
-    found = here.application.fastapi.state.stream_places
-    assert isinstance(found, StreamPlaces)
+def slots(here: Site) -> StreamSlots:
+    found = here.application.fastapi.state.stream_slots
+    assert isinstance(found, StreamSlots)
     return found
 
 
@@ -108,9 +108,9 @@ async def test_viewers_do_not_see_what_an_exception_of_the_app_says(here: Site, 
     for role, cookie in ((Role.VIEWER, viewer), (Role.OPERATOR, "")):
         async with listening(here, f"/v1/runs/{run}/live", cookie=cookie) as events:
             await events.ended.wait()
-        async with listening(here, "/v1/live", cookie=cookie) as board:
-            await board.until("runs")
-        told = "".join([events.body, board.body, *(bodies if role is Role.VIEWER else [])])
+        async with listening(here, "/v1/live", cookie=cookie) as feed:
+            await feed.until("runs")
+        told = "".join([events.body, feed.body, *(bodies if role is Role.VIEWER else [])])
         assert ("patient" in told) == (role is Role.OPERATOR)
         assert (NOT_TOLD in told) == (role is Role.VIEWER)
         assert NO_REPLY in told
@@ -212,8 +212,8 @@ async def test_what_ends_a_stream(here: Site, path: str, end: str, monkeypatch: 
         elif end == "another leads":
             monkeypatch.setattr(Leadership, "leads", False)
         await stream.ended.wait()
-        await until(lambda: places(here).open == (0 if end in ("stopped", "another leads") else 1))
-    assert places(here).open == 0
+        await until(lambda: slots(here).open == (0 if end in ("stopped", "another leads") else 1))
+    assert slots(here).open == 0
     here.services.run_bell.start()
 
 
@@ -230,8 +230,8 @@ async def test_a_browser_that_goes_leaves_its_place(here: Site) -> None:
     run, _ = await here.begin()
     async with listening(here, f"/v1/runs/{run}/live") as stream:
         await stream.until("started")
-        assert places(here).open == 1
-    assert places(here).open == 0
+        assert slots(here).open == 1
+    assert slots(here).open == 0
     assert not stream.ended.is_set() or stream.body
 
 
@@ -246,7 +246,7 @@ async def refused(here: Site, path: str, **asked: Any) -> tuple[int, str]:
 
 async def test_streams_of_an_address_and_of_viewers_are_counted(here: Site) -> None:
     viewer = await here.sign_in(await here.link())
-    places(here).each, places(here).most[Role.VIEWER] = 1, 2
+    slots(here).each, slots(here).most[Role.VIEWER] = 1, 2
     async with listening(here, "/v1/live", cookie=viewer, client="10.0.0.1") as one:
         await one.until("runs")
         assert await refused(here, "/v1/live", cookie=viewer, client="10.0.0.1") == (429, "too-many-streams")

@@ -20,10 +20,10 @@ from support.serverside import until
 
 from fedcore.federation import FederationFolder
 from server_app.http import large_bodies
-from server_app.http.connection_limiter import Door
+from server_app.http.connection_limiter import ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.large_bodies import BLOCK_BYTES, LongBody
-from server_app.http.serving import DoorServer
+from server_app.http.serving import LimitedServer
 from server_app.operation.certificate import ServedCertificate
 
 NEVER = 86_400.0
@@ -59,7 +59,7 @@ class Listener:
 async def serving(application: Listener, tls: FederationFolder | None = None) -> AsyncIterator[int]:
     served = ServedCertificate(tls.server / "server.crt", tls.server / "server.key", wall=time.time) if tls else None
     config = uvicorn.Config(application, http=GuardedProtocol, ws="none", lifespan="off", log_config=None)
-    server = DoorServer(config, Door(most=10, seconds=NEVER), served)
+    server = LimitedServer(config, ConnectionLimiter(most=10, seconds=NEVER), served)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -53,11 +53,13 @@ def test_what_a_busy_server_was_too_late_to_hear_is_no_silence() -> None:
     for _ in range(20):
         clock.advance(0.9)
         uptime.step()
-    assert presence.why_gone(1, ("run", 1), SECONDS) == ""
+    assert presence.absence_reason(1, ("run", 1), SECONDS) == ""
     for _ in range(60):
         clock.advance(0.25)
         uptime.step()
-    assert presence.why_gone(1, ("run", 1), SECONDS), "who is silent while the server listens is gone all the same"
+    assert presence.absence_reason(1, ("run", 1), SECONDS), (
+        "who is silent while the server listens is gone all the same"
+    )
 
 
 async def test_time_is_counted_while_the_loop_runs() -> None:

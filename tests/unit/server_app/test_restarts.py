@@ -19,8 +19,8 @@ from fedcore.federation import FederationFolder
 from fedcore.secagg import Fault
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
-from server_app.exchanges.outcome import ExchangeEnd
-from server_app.exchanges.receiver import Intake
+from server_app.exchanges.outcome import ExchangeOutcome
+from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection
 from server_app.storage.store import Store
@@ -30,7 +30,7 @@ LIVES = [(1, False), (2, True)]
 """After how many writes each process dies; with objects, two at least, since a client has to get one further."""
 
 
-async def play(here: Rig, writes: int | None, *, puts: bool = False, leaves: str = "") -> ExchangeEnd:
+async def play(here: Rig, writes: int | None, *, puts: bool = False, leaves: str = "") -> ExchangeOutcome:
     """One exchange, which client 4 leaves before a step."""
     leading = asyncio.create_task(here.lead(writes, puts=puts))
     await until(lambda: bool(here.lives))
@@ -45,7 +45,7 @@ async def play(here: Rig, writes: int | None, *, puts: bool = False, leaves: str
     return end
 
 
-async def mean_of(here: Rig, end: ExchangeEnd) -> str:
+async def mean_of(here: Rig, end: ExchangeOutcome) -> str:
     assert end.total is not None, end.failure
     assert end.total.mean is not None
     content = await asyncio.to_thread((await here.services.objects.fetch(end.total.mean)).read_bytes)
@@ -89,12 +89,12 @@ async def test_a_sum_that_is_folded_before_its_receipt_is_found(
 ) -> None:
     """The planted fault: what the tests above are for."""
 
-    async def folds_first(self: Intake, client: int, manifest: ManifestIn, digest: bytes) -> None:
+    async def folds_first(self: MessageReceiver, client: int, manifest: ManifestIn, digest: bytes) -> None:
         await self.add_update(client, manifest)
         await self.receipts.keep(client, "manifest", digest, manifest)
         self.clients.take(client)
 
-    monkeypatch.setattr(Intake, "use_update", folds_first)
+    monkeypatch.setattr(MessageReceiver, "use_update", folds_first)
     monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_BYTES", 1)
     monkeypatch.setattr("server_app.exchanges.masked_sum.LEAST_VECTORS", 0)
     async with rig(federation, tmp_path) as here:

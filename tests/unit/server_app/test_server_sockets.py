@@ -19,7 +19,7 @@ from fedcore.cli.main import app
 from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
 from server_app.http import early_answers, guard
-from server_app.http.head_limits import MOST_DOUBTS, GuardedProtocol
+from server_app.http.head_limits import MOST_FAILED_REQUESTS, GuardedProtocol
 
 
 @contextlib.asynccontextmanager
@@ -125,12 +125,12 @@ async def test_a_stranger_who_is_refused_again_and_again_loses_its_connection(
     request = b"GET /v1/task HTTP/1.1\r\nHost: x\r\n\r\n"
     async with socketed(federation, tmp_path) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for number in range(1, MOST_DOUBTS + 1):
+        for number in range(1, MOST_FAILED_REQUESTS + 1):
             writer.write(request)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 401")
-            assert (b"connection: close" in answer) == (number == MOST_DOUBTS)
-            if number < MOST_DOUBTS:
+            assert (b"connection: close" in answer) == (number == MOST_FAILED_REQUESTS)
+            if number < MOST_FAILED_REQUESTS:
                 await reader.readuntil(b"}")
         await reader.read()
         writer.close()
@@ -198,9 +198,9 @@ async def test_idle_strangers_lock_nobody_out(federation: FederationFolder, tmp_
                 await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{2 + number // 3}", 0))
                 for number in range(36)
             ]
-            await until(lambda: server.door.strangers == server.door.for_strangers == 8)
+            await until(lambda: server.limiter.strangers == server.limiter.for_strangers == 8)
             assert await heartbeat(known) == 204
-            (own, *more) = [seen.visit.who for seen in server.server_state.connections if seen.visit.who]
+            (own, *more) = [seen.connection.who for seen in server.server_state.connections if seen.connection.who]
             assert (own, more) == ("client-1", [])
             async with httpx.AsyncClient(base_url=url, timeout=None) as newcomer:
                 assert await heartbeat(newcomer) == 204
@@ -215,7 +215,7 @@ async def test_who_shows_no_handshake_is_turned_out(federation: FederationFolder
         listening(made.application.asgi, header_seconds=0.2, tls=federation) as (server, port),
     ):
         await cut_off(port, b"")
-        await until(lambda: server.door.strangers == 0)
+        await until(lambda: server.limiter.strangers == 0)
 
 
 async def test_a_refused_body_is_not_read_on(

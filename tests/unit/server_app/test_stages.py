@@ -9,12 +9,12 @@ import pytest
 from fedcore.errors import IllegalTransition
 from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.exchanges.stages import (
-    STANDINGS,
+    PARTICIPANT_TRANSITIONS,
     ClientChange,
     Participants,
+    ParticipantState,
     StageEvent,
     Stages,
-    Standing,
 )
 
 CHANGES = {
@@ -24,50 +24,50 @@ CHANGES = {
     ClientChange.DROP: lambda clients, client: clients.drop(client, "gone"),
 }
 WAYS = {
-    Standing.ASKED: (),
-    Standing.ADMITTED: (ClientChange.ADMIT,),
-    Standing.TAKEN: (ClientChange.ADMIT, ClientChange.TAKE),
-    Standing.DROPPED: (ClientChange.DROP,),
-    Standing.LEAVING: (ClientChange.ADMIT, ClientChange.DROP),
-    Standing.LEFT: (ClientChange.ADMIT, ClientChange.DROP, ClientChange.TAKE),
+    ParticipantState.ASKED: (),
+    ParticipantState.ADMITTED: (ClientChange.ADMIT,),
+    ParticipantState.TAKEN: (ClientChange.ADMIT, ClientChange.TAKE),
+    ParticipantState.DROPPED: (ClientChange.DROP,),
+    ParticipantState.LEAVING: (ClientChange.ADMIT, ClientChange.DROP),
+    ParticipantState.LEFT: (ClientChange.ADMIT, ClientChange.DROP, ClientChange.TAKE),
 }
 
 
-def brought_to(standing: Standing) -> Participants:
+def brought_to(standing: ParticipantState) -> Participants:
     clients = Participants([1, 2])
     for change in WAYS[standing]:
         CHANGES[change](clients, 1)
-    assert clients.standing(1) is standing
+    assert clients.state(1) is standing
     return clients
 
 
 def seen(clients: Participants) -> tuple[object, ...]:
-    return clients.standing(1), clients.done, clients.missing, clients.taken, clients.being_taken, {**clients.reasons}
+    return clients.state(1), clients.done, clients.missing, clients.taken, clients.being_taken, {**clients.reasons}
 
 
-@pytest.mark.parametrize(("standing", "change"), list(itertools.product(Standing, ClientChange)))
-def test_every_change_follows_the_table_or_is_refused(standing: Standing, change: ClientChange) -> None:
+@pytest.mark.parametrize(("standing", "change"), list(itertools.product(ParticipantState, ClientChange)))
+def test_every_change_follows_the_table_or_is_refused(standing: ParticipantState, change: ClientChange) -> None:
     clients = brought_to(standing)
     before = seen(clients)
-    if target := STANDINGS.get((standing, change)):
+    if target := PARTICIPANT_TRANSITIONS.get((standing, change)):
         CHANGES[change](clients, 1)
-        assert clients.standing(1) is target
+        assert clients.state(1) is target
     else:
         with pytest.raises(IllegalTransition):
             CHANGES[change](clients, 1)
         assert seen(clients) == before
-    assert clients.standing(2) is Standing.ASKED
+    assert clients.state(2) is ParticipantState.ASKED
 
 
-@pytest.mark.parametrize("standing", Standing)
-def test_a_stage_waits_for_whoever_is_there_or_being_taken(standing: Standing) -> None:
+@pytest.mark.parametrize("standing", ParticipantState)
+def test_a_stage_waits_for_whoever_is_there_or_being_taken(standing: ParticipantState) -> None:
     clients = brought_to(standing)
-    waits = standing in (Standing.ASKED, Standing.ADMITTED, Standing.LEAVING)
+    waits = standing in (ParticipantState.ASKED, ParticipantState.ADMITTED, ParticipantState.LEAVING)
     assert clients.missing == ({1, 2} if waits else {2})
-    assert clients.done == ({1} if standing in (Standing.TAKEN, Standing.LEFT) else set())
+    assert clients.done == ({1} if standing in (ParticipantState.TAKEN, ParticipantState.LEFT) else set())
     clients.begin_stage()
     assert clients.done == set()
-    stays = standing not in (Standing.DROPPED, Standing.LEFT)
+    stays = standing not in (ParticipantState.DROPPED, ParticipantState.LEFT)
     assert clients.missing == ({1, 2} if stays else {2})
 
 

@@ -31,8 +31,8 @@ from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, ServerViewOut
 from server_app.exchanges.server_view import fields
 from server_app.views import run_views
-from server_app.views.participation_timeline import MarkBook
-from server_app.views.round_charts import RoundBook
+from server_app.views.participation_timeline import ParticipationTimeline
+from server_app.views.round_charts import RoundCharts
 
 ALL = [1, 2, 3, 4]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -100,7 +100,7 @@ async def test_rounds_as_they_happen_and_after_a_restart(federation: FederationF
 
 
 def test_a_round_is_its_training_and_its_evaluation() -> None:
-    book = RoundBook()
+    book = RoundCharts()
     events: list[RunEvent] = [
         RunStarted(app="tiny", aggregation="secure", rounds=9),
         started(1, 1), done(1, 1, survivors=["a", "b"], epsilon_spent=1.0, metrics={"loss": math.nan}),
@@ -142,7 +142,7 @@ async def test_a_long_record_is_read_in_pages(here: Site, model: ModelState, mon
 
 def test_hundreds_of_rounds_of_a_thousand_clients_are_one_small_answer() -> None:
     names = [f"site-{number:04}" for number in range(1000)]
-    book = RoundBook()
+    book = RoundCharts()
     opening, end = started(1, 1, "train", names), done(1, 1, survivors=names, bytes_up=dict.fromkeys(names, 1000))
     for number in range(1, 501):
         where = {"exchange": number, "server_round": number}
@@ -171,7 +171,7 @@ async def test_where_everybody_stands_in_each_exchange(here: Site, model: ModelS
 
 
 def test_blame_outlasts_what_follows_from_it_and_old_exchanges_go() -> None:
-    book = MarkBook()
+    book = ParticipationTimeline()
     events: list[RunEvent] = [
         started(1, 1),
         ClientBlamed(exchange=1, client="a", stage="share", reason="malformed-message"),

@@ -25,7 +25,7 @@ from fedcore.secagg import Fault
 from fedcore.state import ModelState
 from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeUsage
-from server_app.exchanges.outcome import ExchangeEnd, Failure, KeptReply, KeptSum
+from server_app.exchanges.outcome import ExchangeFailure, ExchangeOutcome, StoredReply, StoredSum
 
 STATISTICS = MagnitudeStatistics(
     contributors=3,
@@ -42,9 +42,9 @@ STATISTICS = MagnitudeStatistics(
 )
 
 
-def again(end: ExchangeEnd) -> ExchangeEnd:
+def again(end: ExchangeOutcome) -> ExchangeOutcome:
     """As a database gives it back."""
-    return ExchangeEnd.from_json(json.loads(json.dumps(end.to_json(), allow_nan=False)))
+    return ExchangeOutcome.from_json(json.loads(json.dumps(end.to_json(), allow_nan=False)))
 
 
 async def nowhere(key: str) -> Path:
@@ -64,7 +64,7 @@ async def nowhere(key: str) -> Path:
     ids=lambda error: type(error).__name__,
 )
 async def test_a_failure_is_raised_again_as_it_was(error: RoundFailed) -> None:
-    end = again(ExchangeEnd(failure=Failure.of(error), survivors=(1, 4), unmasked=True))
+    end = again(ExchangeOutcome(failure=ExchangeFailure.of(error), survivors=(1, 4), unmasked=True))
     with pytest.raises(RoundFailed) as raised:
         await end.outcome(nowhere)
     assert type(raised.value) is type(error)
@@ -74,8 +74,12 @@ async def test_a_failure_is_raised_again_as_it_was(error: RoundFailed) -> None:
 
 
 def test_any_other_failure_is_told_in_words() -> None:
-    end = again(ExchangeEnd(failure=Failure.of(CohortTooSmall("share", 1, 3), "1 client was left, silent: client-2")))
-    assert end.failure == Failure(kind="RoundFailed", reason="1 client was left, silent: client-2")
+    end = again(
+        ExchangeOutcome(
+            failure=ExchangeFailure.of(CohortTooSmall("share", 1, 3), "1 client was left, silent: client-2")
+        )
+    )
+    assert end.failure == ExchangeFailure(kind="RoundFailed", reason="1 client was left, silent: client-2")
 
 
 async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
@@ -92,8 +96,8 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     )
     usage = ExchangeUsage({"input": 1.5, "result": 0.25}, {1: 3, 2: 4}, {1: 5})
     end = again(
-        ExchangeEnd(
-            total=KeptSum.of(decoded, "runs/a/exchanges/1/mean", "ab" * 32),
+        ExchangeOutcome(
+            total=StoredSum.of(decoded, "runs/a/exchanges/1/mean", "ab" * 32),
             survivors=(1, 2),
             blamed={3: Fault.WRONG_SHARE},
             withdrawals={4: WithdrawIn(reason=WithdrawalReason.POLICY, check="too-long", asked=2.5, allowed=1.5)},
@@ -119,10 +123,10 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
 
 async def test_plain_replies_come_back_with_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     replies = (
-        KeptReply(node=1, content="one", examples=3, metrics={"loss": math.nan, "all": [math.inf, -math.inf]}),
-        KeptReply(node=2, error=reply_error(2, "it broke")),
+        StoredReply(node=1, content="one", examples=3, metrics={"loss": math.nan, "all": [math.inf, -math.inf]}),
+        StoredReply(node=2, error=reply_error(2, "it broke")),
     )
-    result = await again(ExchangeEnd(replies=replies, survivors=(1,))).outcome(lambda key: in_folder(tmp_path, key))
+    result = await again(ExchangeOutcome(replies=replies, survivors=(1,))).outcome(lambda key: in_folder(tmp_path, key))
     one, two = result.plain
     assert (one.content, one.examples, one.error) == (tmp_path / "one", 3, None)
     assert math.isnan(one.metrics["loss"])  # type: ignore[arg-type]
@@ -137,4 +141,4 @@ async def in_folder(folder: Path, key: str) -> Path:
 
 def test_what_is_no_end_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'survivors'"):
-        ExchangeEnd.from_json({"survivors": "all"})
+        ExchangeOutcome.from_json({"survivors": "all"})

@@ -18,7 +18,7 @@ from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from server_app.members.presence import Presence
 from server_app.runs.app.messages import Replies
-from server_app.views.presence_log import RollCall
+from server_app.views.presence_log import PresenceLog
 
 ALL = [1, 2, 3, 4]
 LEFT = "has left without a word"
@@ -127,23 +127,23 @@ def test_who_is_expected_is_not_given_up_at_once_and_not_asked() -> None:
     clock.advance(10.0)
     presence.touch(2)
     clock.advance(10.0)
-    assert presence.why_gone(1, ("run", 1), 15.0) == "silent for more than 15 s"
-    assert presence.why_gone(2, ("run", 1), 15.0) == ""
+    assert presence.absence_reason(1, ("run", 1), 15.0) == "silent for more than 15 s"
+    assert presence.absence_reason(2, ("run", 1), 15.0) == ""
 
 
 def test_who_comes_and_goes_is_said_once_and_together() -> None:
     clock, said = Clock(), list[str]()
     presence = Presence(clock=clock)
     names = {number: f"client-{number}" for number in range(1, 1001)}
-    roll = RollCall(presence, lambda: names, said.append)
+    roll = PresenceLog(presence, lambda: names, said.append)
     for client in names:
         presence.touch(client)
-    roll.look()
-    roll.look()
+    roll.poll()
+    roll.poll()
     clock.advance(16.0)
     for client in range(2, 1001):
         presence.touch(client)
-    roll.look()
+    roll.poll()
     assert said == [
         "connected: 1000 (client-1, client-2, client-3, client-4, client-5, client-6, client-7, client-8, ...); "
         "1000 members are there",

@@ -15,7 +15,7 @@ from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
 from server_app.http import guard
 from server_app.http import rate_limit as strangers
-from server_app.http.rate_limit import LONGEST_WAIT, MOST_ADDRESSES, Pace, is_within, networks
+from server_app.http.rate_limit import LONGEST_WAIT, MOST_ADDRESSES, TokenBucket, is_within, networks
 
 
 class Hands:
@@ -33,7 +33,7 @@ def clock() -> Hands:
 
 
 def test_a_burst_is_free_and_the_rest_waits_its_turn(clock: Hands) -> None:
-    pace = Pace(rate=10.0, burst=5.0, clock=clock)
+    pace = TokenBucket(rate=10.0, burst=5.0, clock=clock)
     assert [pace.wait("a") for _ in range(5)] == pytest.approx([0.0] * 5)
     assert [pace.wait("a") for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
     assert pace.wait("b") == 0.0, "another address has a pace of its own"
@@ -43,21 +43,21 @@ def test_a_burst_is_free_and_the_rest_waits_its_turn(clock: Hands) -> None:
 
 def test_nobody_waits_longer_than_that(clock: Hands) -> None:
     """So an address that is flooded from is not locked out for an hour afterwards."""
-    pace = Pace(rate=10.0, burst=5.0, clock=clock)
+    pace = TokenBucket(rate=10.0, burst=5.0, clock=clock)
     assert max(pace.wait("a") for _ in range(10_000)) == pytest.approx(LONGEST_WAIT)
     clock.now += LONGEST_WAIT
     assert pace.wait("a") == pytest.approx(0.1)
 
 
 def test_what_was_no_strangers_does_not_count(clock: Hands) -> None:
-    pace = Pace(rate=10.0, burst=5.0, clock=clock)
+    pace = TokenBucket(rate=10.0, burst=5.0, clock=clock)
     for _ in range(100):
         assert pace.wait("a") == pytest.approx(0.0)
         pace.forgive("a")
 
 
 def test_addresses_without_end_fill_no_memory(clock: Hands) -> None:
-    pace = Pace(rate=10.0, burst=5.0, clock=clock)
+    pace = TokenBucket(rate=10.0, burst=5.0, clock=clock)
     for number in range(2 * MOST_ADDRESSES):
         pace.wait(f"address {number}")
     assert pace.addresses <= MOST_ADDRESSES
