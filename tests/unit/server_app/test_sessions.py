@@ -240,10 +240,10 @@ class Connection:
         self.known: list[str] = []
         self.doubts = 0
 
-    def know(self, who: str) -> None:
+    def mark_authenticated(self, who: str) -> None:
         self.known.append(who)
 
-    def doubt(self) -> bool:
+    def mark_suspicious(self) -> bool:
         self.doubts += 1
         return True
 
