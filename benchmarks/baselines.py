@@ -7,7 +7,7 @@ its schedule and its account, and `bare` below train the same model from the sam
 the median over the turns of the ratio of their steps a second.
 
 Parameter server: its push-pull pairs a second over those of the shortest server on the same engine; `ps_engine.py`
-beside this file has it, with the engines themselves.
+next to this file has it, with the engines themselves.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/bits.py --write benchmarks/results/bits.json
     python benchmarks/bits.py --check benchmarks/results/bits.json
 
-Whoever rewrites how a run is led shows with it that no result has changed: `fedcore demo`; a secure, a grouped and a
+A rewrite of the engine shows with it that no result has changed: `fedcore demo`; a secure, a grouped and a
 buffered simulation; a real run whose server is killed with SIGKILL between two rounds and started again; the files of
 test vectors. Of each: SHA-256 of the models' tensors, and every metric of every round. Only commands are called, so
 that it does not matter where modules lie. The codec's rounding and the draws of groups are fixed (`bits_draws`); keys

@@ -95,7 +95,7 @@ class Site:
     """From a restart to the next message that was accepted."""
 
     async def ask(self, method: str, path: str, body: RunIn | None = None) -> httpx.Response:
-        """A request of the operator, to whoever leads, until somebody answers."""
+        """Send a request of the operator to the leading server, until one answers."""
         content = body.model_dump_json() if body else None
         while True:
             for address in self.addresses:
@@ -123,7 +123,7 @@ class Site:
         return state, _values(model.content) if model.status_code == 200 else None
 
     async def disturb(self, limits: Limits) -> None:
-        """Kill and start again, at instants that nobody knows, until it was done that often, or time is up."""
+        """Kill and start again, at random instants, a number of times, or until time is up."""
         deadline = time.monotonic() + limits.seconds
         while self.kills < limits.kills and time.monotonic() < deadline:
             await asyncio.sleep(random.uniform(0.0, QUIET_SECONDS) * random.random())

@@ -118,7 +118,7 @@ class Digits:
         return LocalAnswer(examples=1, metrics={}, trained=True)
 
     def randomness(self, size: int) -> bytes:
-        """Bytes for whoever asks; the codec asks through the agent's maker of words."""
+        """Bytes for any caller; the codec asks through the agent's update encoder."""
         here = inspect.currentframe()
         caller = here and here.f_back
         if caller is None or caller.f_globals["__name__"] != CODEC:

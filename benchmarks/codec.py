@@ -5,7 +5,7 @@
 encode_over_copy, decode_over_copy: float32 bytes of update (4 d) that the codec takes or gives a second, over those
 that `np.copyto` copies from one float32 array to another a second. The codec has two threads, the copy has the one
 that NumPy gives it; the fields are 16 bits wide, as they are by default. The table has every width on one thread and
-on two, and beside it the ratio of the memory traffic: bytes read and written (the codec: two float32 in and one field
+on two, and next to it the ratio of the memory traffic: bytes read and written (the codec: two float32 in and one field
 out, or one field and one float32 in and one float32 out; the copy: one float32 in, one out). What the codec does
 beyond moving bytes is in there, too: two random bytes from ChaCha20 for each element that it rounds.
 64 bits are those of the first exchange of a run. Updates of 12 bits and fewer are rotated, on one thread, which costs

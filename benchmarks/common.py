@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Absolute values that stand beside the figures."""
+    """Absolute values, reported next to the figures."""
 
     title: str
     header: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A torch Dataset of one's own in our training loop against the plain loop around a DataLoader.
+"""An app's own torch Dataset in our training loop against the plain loop around a DataLoader.
 
     python benchmarks/dataset.py [--quick] [--json]
 
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _turns(data: Examples, turns: int) -> Times:
-    """Seconds of each turn of the plain loop, and of ours."""
+    """Seconds of each turn of the plain loop, and of our loop."""
     engine = make_engine(
         Recipe(build=_model, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=LR)), EngineConfig()
     )

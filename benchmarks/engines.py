@@ -6,7 +6,7 @@ Two gloo ranks in one process group, on this machine's processors; both loops tr
 weights on the same batches, and take turns. A figure is the median over the turns of the ratio of their samples a
 second. The hand-written loop is `bare` below.
 
-Then the ranks of a client as the agent keeps them: what a round costs beside its training (the task to the ranks, the
+Then the ranks of a client as the agent keeps them: what a round costs without its training (the task to the ranks, the
 model from its file into the engine, the new one into a file, the answer), warm against a cold start.
 """
 

@@ -188,7 +188,7 @@ def report(outcomes: Mapping[tuple[str, int], Outcome], chosen: Sequence[Mode], 
             f"{CLIENTS} clients, one writer each, all in every round; a CNN of 22,974 parameters, {LOCAL_EPOCHS} local "
             f"epochs, batch 10, SGD lr {LEARNING_RATE:g}",
             f"private: clip-norm {CLIP_NORM:g}, Skellam noise, epsilon {EPSILON:g} at delta {DELTA:g} for each writer "
-            "over the whole run, against the server and whoever sees the models; without amplification by sampling",
+            "over the whole run, against the server and anybody who sees the models; without amplification by sampling",
             f"pooled softmax regression on the same files: {POOLED_LINEAR} % (15 epochs); guessing: 1.6 %",
         ),
     )

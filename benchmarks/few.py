@@ -13,7 +13,7 @@ from fedcore.data import Dataset, Split
 
 
 def every(step: int, loader: str) -> None:
-    """Let a loader of `fedcore.data` give every `step`-th example to whoever imports it in this process from now on."""
+    """Let a loader of `fedcore.data` give every `step`-th example in this process from now on."""
     whole: Callable[..., Dataset] = getattr(fedcore.data, loader)
 
     def load(*arguments: Any, **named: Any) -> Dataset:

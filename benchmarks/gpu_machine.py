@@ -1,7 +1,7 @@
 """What a machine with a GPU has for `benchmarks/gpu.py`, and what it lacks. Of the standard library alone.
 
 Such a machine often has a Python with torch for CUDA and no network. Nothing is installed into that Python: fedcore is
-put beside it in an environment of its own, in build/gpu, which sees all packages of the other.
+put next to it in an environment of its own, in build/gpu, which sees all packages of the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def help_without(names: list[str]) -> str:
 
 
 def python() -> str:
-    """A Python that has fedcore and all packages of this one: this one itself, or that of build/gpu, made anew."""
+    """A Python that has fedcore and all packages of this one: this one itself, or that of build/gpu, newly made."""
     return sys.executable if is_installed("fedcore") else beside(ROOT / "build" / "gpu")
 
 

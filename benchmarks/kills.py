@@ -1,4 +1,4 @@
-"""One worker killed in each mode of a comparison: what becomes of the run, and how long it takes until that is known.
+"""One worker killed in each mode of a comparison: how the run ends, and how soon that is known.
 
     python benchmarks/kills.py [--quick] [--json]
 

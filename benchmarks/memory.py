@@ -3,10 +3,10 @@
     python benchmarks/memory.py [--quick] [--json]
 
 The model is ten square layers, 1e8 parameters together; `--quick` takes 1e7. Weights, gradient and two moments are four
-times the model in float32: all of it on every rank for "single" and "ddp", 1/p of it on each of p ranks for "fsdp",
-beside the blocks that are gathered at a time, and for "tp" and "pp", which gather nothing. Measured is the highest
-resident memory of a rank, from Linux's /proc, above that of the same process after a round with a tiny model:
-building, loading from a file, three steps, saving.
+times the model in float32: all of it on every rank for "single" and "ddp", 1/p of it on each of p ranks for "fsdp", in
+addition to the blocks that are gathered at a time, and for "tp" and "pp", which gather nothing. Measured is the highest
+resident memory of a rank, from Linux's /proc, above that of the same process after a round with a tiny model: building,
+loading from a file, three steps, saving.
 
 The ranks run with a fixed MALLOC_MMAP_THRESHOLD_. Without, glibc keeps much of the memory that a rank has freed, in
 pieces too small for the next block; with it, every large tensor goes back at once, at the price of page faults.
@@ -56,7 +56,7 @@ MMAP_THRESHOLD = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One row. gathered: blocks that a rank holds beside its share."""
+    """One row. gathered: blocks that a rank holds in addition to its share."""
 
     name: str
     engine: str

@@ -248,7 +248,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         tables=(_ring_table(rings), _round_table(rounds)),
         notes=(
             "measured / clock: how much longer the real thing takes than the simulated clock says",
-            "above 1 is what the clock leaves out: TCP begins slowly, anew after every pause; and the packets pass "
+            "above 1 is what the clock leaves out: TCP begins slowly, again after every pause; and the packets pass "
             "through one Python process, which a busy machine holds up by milliseconds",
             f"federated: examples/digits, {CLIENTS} clients; a round trains and evaluates; the round over a fast "
             "network is taken off, so that computation does not count",

@@ -2,7 +2,7 @@
 
 python benchmarks/page.py [--quick] [--json] [--save FILE]
 
-A made-up federation behind the page's addresses (tests/support/made_up_world.py) goes on with its run: updates arrive
+A made-up federation behind the page's addresses (tests/support/made_up_world.py) continues its run: updates arrive
 five times a second, and rounds end. The page measures each update by itself, from the parsing of its data to the frame
 that shows it.
 """

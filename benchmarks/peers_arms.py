@@ -226,7 +226,7 @@ _STARTED_BY_FLOWER: Final = ("flower-superexec", "flwr-serverapp", "flwr-clienta
 
 @contextlib.contextmanager
 def flower(folder: Path, *, clients: int) -> Iterator[Flower]:
-    """With the certificate of a federation of ours: TLS to the SuperLink, as to our server."""
+    """With the certificate of a fedcore federation: TLS to the SuperLink, as to our server."""
     for name in _STARTED_BY_FLOWER:  # it waits for ever for what it cannot start
         _script(name)
     made = LocalFederation.create(folder / "federation", clients=2)

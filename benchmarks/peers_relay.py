@@ -69,7 +69,7 @@ class CountingRelay:
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:
-        """One connection; where the server does not listen yet, the client is told so by a close."""
+        """One connection; if the server does not listen yet, the relay closes it."""
         with client, contextlib.suppress(OSError), socket.create_connection((HOST, self.target)) as server:
             with self._lock:
                 self._open |= {client, server}

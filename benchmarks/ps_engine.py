@@ -12,7 +12,7 @@ count of staleness, and SGD by torch.optim.
 - Ray: a server actor that adds each vector to the model, and worker actors that call it.
 
 The first three take turns, each with new processes; Ray has one cluster for all of its turns. The figure is the median
-over the turns of the ratio of ours to the shortest server that trains.
+over the turns of the ratio of our server to the shortest server that trains.
 """
 
 from __future__ import annotations

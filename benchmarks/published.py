@@ -1,10 +1,10 @@
-"""Published results met: one command for each table, ours beside the published figure.
+"""Published results met: one command for each table, our figure next to the published one.
 
     python benchmarks/published.py TABLE --data-dir DATA [--minutes 60] [--cells WORD ...] [--json] [--save FILE]
 
-Every run is secure unless the table compares with plain. A run is kept in --folder once it is finished, so that a
-later call goes on with those that are missing, and at least its curve up to where it was cut; the report is of all that
-is kept. With --states a run that was cut, or killed, goes on where it was. --list says which runs a table has, how long
+Every run is secure unless the table compares with plain. A run is kept in --folder once it is finished, so that a later
+call continues with those that are missing, and at least its curve up to where it was cut; the report is of all that is
+kept. With --states a run that was cut, or killed, goes on where it was. --list says which runs a table has, how long
 they take, and what is kept of each.
 
 McMahan et al. took the best of 11 to 13 learning rates for each cell; here one was chosen for each by what is known of
@@ -46,7 +46,7 @@ def main() -> int:
 
 def options() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    made = data_parser("Tables of published results, ours beside the published figure.")
+    made = data_parser("Tables of published results, our figure next to the published one.")
     made.add_argument("table", choices=sorted(TABLES), help="which table")
     made.add_argument(
         "--minutes", type=float, default=60.0, help="begin no run after this, and cut those that go on (60)"

@@ -408,7 +408,7 @@ TABLES: Final[Mapping[str, TableOf]] = {
             "MNIST, 2NN, 30 clients IID, all in every round, one epoch, batch 50, lr 0.1; 2 or 9 clients turn their "
             f"labels round (9 - y), send their update times -{_POISONS['signs']:g}, or train on labels turned round "
             f"and send that update times {_POISONS['replace']:g}, which takes the place of the mean of 30 for two",
-            f"over groups: a secure one has the means of {_GROUPS} groups of four or five clients, drawn anew each "
+            f"over groups: a secure one has the means of {_GROUPS} groups of four or five clients, drawn again each "
             "round; over updates: a plain one has every single update",
             "f poisoned clients spoil up to f groups, so what compares groups of s clients withstands less than a "
             "share of 1 / (2 s): about 12 % here, which two of 30 keep and nine do not",

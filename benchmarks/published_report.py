@@ -1,4 +1,4 @@
-"""How the kept runs of a table are set beside the published figures."""
+"""The saved runs of a table next to the published figures."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Runner:
     """Carries out one run, and keeps what it finds.
 
     workers: processes that train its clients; 1 for this one alone. states: where a run that its time cuts leaves what
-    it takes to go on, in a folder of its own; None for a run that begins anew.
+    it takes to go on, in a folder of its own; None for a run that starts over.
     """
 
     run: Run

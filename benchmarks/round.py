@@ -220,7 +220,7 @@ def report(
             f"{clients} client processes, one server process, all on this machine, TLS on; medians over "
             f"{len(largest.seconds)} rounds of each kind, the first round of every run left out",
             f"server memory is the peak of the process that answers requests, above its {idle / MIB:.0f} MiB with all "
-            "clients connected before the first run; the ServerApp's process is shown beside it, in full",
+            "clients connected before the first run; the ServerApp's process is shown next to it, in full",
             f"the upload figure is that of d = {_power(sizes[-1])}; the memory figure is given from d = "
             f"{_power(MEMORY_PARAMETERS)} on, since the buffers of the connections take some tens of MiB in any case",
         ),

@@ -170,7 +170,7 @@ async def take_part(member: Member) -> None:
 
 @contextlib.asynccontextmanager
 async def _signs_of_life(member: Member) -> AsyncIterator[None]:
-    """Heartbeats beside the steps, over a connection of their own: all members of an exchange share one processor."""
+    """Heartbeats during the steps, over a connection of their own: all members of an exchange share one processor."""
     http = member.http.another()  # type: ignore[attr-defined]
     beside = Member(member.kit, http, member.base)
     task = member.task

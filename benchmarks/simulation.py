@@ -1,13 +1,13 @@
-r"""The simulation beside its peers: Flower's own, pfl-research, and a bare loop over the same clients.
+r"""The simulation next to its peers: Flower's own, pfl-research, and a bare loop over the same clients.
 
     python benchmarks/simulation.py [--quick] [--json] [--parts flower loop] [--pfl FOLDER]
 
 Each arm is a process (`simulation_arm.py`) that simulates the same model, clients and rounds, on random numbers. Arms
-of one part take turns, round by round, and whoever waits is stopped; so all meet the same machine, and what is compared
-are the rounds of one turn. A first round lasts from the start of its process to the round's end, imports and workers
-included, and each arm has the machine to itself for it. Nobody tests a model. `flower`, `thousands`: beside Flower's
-simulation of the same app, which has one processor for each of its actors, so that all processors work. `loop`: beside
-training and averaging alone. `secure`: a secure sum over 10,000 clients.
+of one part take turns, round by round, and those that wait are stopped; so all meet the same machine, and what is
+compared are the rounds of one turn. A first round lasts from the start of its process to the round's end, imports and
+workers included, and each arm has the machine to itself for it. Nobody tests a model. `flower`, `thousands`: beside
+Flower's simulation of the same app, which has one processor for each of its actors, so that all processors work.
+`loop`: beside training and averaging alone. `secure`: a secure sum over 10,000 clients.
 
 pfl-research is no dependency; for `pfl` it is installed into a folder of its own, which --pfl names:
 
@@ -194,7 +194,7 @@ def beside_the_loop(found: Found, arguments: argparse.Namespace) -> None:
     shares = {
         name: f"{one.share(workers if name == POOL else 1):.2f}" for name, one in measured.items() if name != BARE
     }
-    title = f"2NN, {per_round} of {clients} clients, 600 examples each: beside the loop"
+    title = f"2NN, {per_round} of {clients} clients, 600 examples each: next to the loop"
     found.tables.append(rounds_table(title, measured, BARE, more=("training, share", shares)))
     config = {**config, "model": "digits"}
     arms = {

@@ -1,4 +1,4 @@
-"""One arm of `benchmarks/simulation.py`: a process that simulates round after round, each when it is told to.
+"""One arm of `benchmarks/simulation.py`: a process that simulates round after round, each on request.
 
 Between two rounds an arm says what the last one took, and waits; so arms take turns, round by round, and the machine
 treats all of them alike. A round lasts from one `configure_train` of Flower's strategy to the next, or from one turn of

@@ -1,4 +1,4 @@
-"""How long a group of ranks takes to start, and what a round costs beside its training once it is warm."""
+"""How long a group of ranks takes to start, and what a round costs without its training once it is warm."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _measure(ranks: int, starts: int, rounds: int) -> Costs:
 
 
 async def _round(group: LocalGroup, task: Task, folder: Path) -> float:
-    """Seconds of one task beside its training; the first one starts the group."""
+    """Seconds of one task without its training; the first one starts the group."""
     started = time.perf_counter()
     answer = await group.run(task, folder / "model.safetensors", folder / "out.safetensors")
     trained = answer.metrics["seconds"]

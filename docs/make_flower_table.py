@@ -3,7 +3,7 @@
     python docs/make_flower_table.py                         # simulates each app
     python docs/make_flower_table.py --processes [PART ...]  # also runs them in real processes, and keeps the outcomes
 
-With parts only the rows are run anew whose keys have one of them. Outcomes are kept in tests/flower_apps/results.json.
+With parts, only rows whose keys contain one of them are run again. Outcomes are kept in tests/flower_apps/results.json.
 
 What Flower's own simulation gives is kept there, too: python -P tests/support/flower_results.py
 """

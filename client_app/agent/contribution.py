@@ -56,7 +56,7 @@ def show_end(output: Output, error: FedcoreError | OSError) -> None:
         case ProtocolViolation():
             output.error("refused", f"refused: {error}", check=error.check)
         case Refused(kind=ProblemKind.NOT_NEEDED):
-            output.info("ended", "not needed: as many others as were wanted were faster; nothing went wrong here")
+            output.info("ended", "not needed: enough faster clients had already finished; nothing went wrong here")
         case Refused():
             output.warning("ended", f"the exchange ended for this client: {error}")
         case _:

@@ -1,4 +1,4 @@
-"""What `import fedcore` offers to a script or a notebook: runs and comparisons as calls, and what comes of them.
+"""What `import fedcore` offers to a script or a notebook: runs and comparisons as calls, and their results.
 
 `simulating` runs an app in memory, `comparing` trains it in several modes, `federation` speaks to a federation of real
 processes, here or elsewhere. Each returns an object that shows itself: `result` for one run, `comparing` for several.

@@ -1,4 +1,4 @@
-"""What the calls of the Python API take, made into what the library works with."""
+"""Arguments of the Python API's calls, converted to the library's types."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chosen_settings(
 
 
 def settings_mapping(given: Mapping[str, Any] | None, aggregation: str | None) -> dict[str, Any]:
-    """What was given, `aggregation` beside the rest; tuples as lists, as in TOML."""
+    """The settings that were given, with `aggregation`; tuples as lists, as in TOML."""
     changes = {key: list(value) if isinstance(value, tuple) else value for key, value in (given or {}).items()}
     if aggregation is not None:
         if changes.get("aggregation", aggregation) != aggregation:

@@ -1,4 +1,4 @@
-"""`fedcore card`: what is known of a model, for whoever is given it. Nothing is invented: the unknown is said to be so.
+"""`fedcore card`: the model card, made of what is known of a model. It calls unknown what nothing says.
 
 Its sources are the facts in the model's own file, the record of its run where there is one, and the report of a
 comparison. The front matter is that of model cards on the Hugging Face Hub

@@ -1,4 +1,4 @@
-"""`fedcore.check`: everything that will go wrong before a run starts, collected."""
+"""`fedcore.check`: find the errors that a deployment would report, before a run starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     data_dir: str | Path | None = None,
     dry_round: bool = True,
 ) -> CheckReport:
-    """Say everything that a run of `app` among `clients` clients would be refused for, or fail with.
+    """Find all errors that a run of `app` among `clients` clients would report.
 
     >>> import fedcore
     >>> fedcore.check("examples/digits", clients=4)
@@ -74,7 +74,7 @@ def _report(name: str, clients: int, findings: Findings, facts: Mapping[str, Any
 def _loaded(
     app: AppLike, run_config: Mapping[str, Scalar], findings: Findings, stack: contextlib.ExitStack
 ) -> FlowerApp | None:
-    """The app, its modules to be imported anew until `stack` ends; None where there is none."""
+    """The app, whose modules are imported again until `stack` ends; None if there is none."""
     from fedcore.flower.memory_app import fresh_modules, load_app
 
     with findings.expecting("the app"):
@@ -235,6 +235,6 @@ def _named_metrics(settings: JobSettings, reported: Mapping[str, Mapping[str, An
     if names and choose(None, known_by_name(names)) is None:
         findings.warn(
             "metrics",
-            f"of {', '.join(sorted(names))} nobody knows whether more is better; where models are judged, say "
+            f"the app does not say whether more of {', '.join(sorted(names))} is better; to judge models by it, say "
             f"{min(names)}:max or {min(names)}:min",
         )

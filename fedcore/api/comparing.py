@@ -1,4 +1,4 @@
-"""`fedcore.compare`: one app trained in several modes, and what came of it."""
+"""`fedcore.compare`: train one app in several modes, and the result."""
 
 from __future__ import annotations
 

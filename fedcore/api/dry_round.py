@@ -1,4 +1,4 @@
-"""One round in memory in which a single client works for the whole cohort, and what is refused is collected.
+"""A dry round in memory: one client works for the whole cohort, and all refusals are collected.
 
 Everything is that of a simulation: the app's own ServerApp over the Grid of secure mode, the tasks, the owners' checks,
 the ClientApp, the codec. Only the protocol's messages are left out, and the cohort's updates are that of one client.

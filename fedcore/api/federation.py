@@ -33,7 +33,7 @@ _THREADS: Final = "OMP_NUM_THREADS"
 
 
 class Federation:
-    """A federation, for whoever operates it.
+    """A federation, as its operator uses it.
 
         with fedcore.Federation.local("my_app", clients=4) as federation:
             run = federation.run(rounds=3)
@@ -302,7 +302,7 @@ class _Local:
         self._group = self._folder = None
 
     def _environment(self) -> dict[str, str]:
-        """What the processes get beside this one's own: their share of the cores, and the data."""
+        """Variables that the processes get in addition to this one's own: their share of the cores, and the data."""
         share = max(1, (os.cpu_count() or 1) // self.clients)
         threads = {} if _THREADS in os.environ else {_THREADS: str(share)}
         return threads | ({} if self._data_dir is None else {"FEDCORE_DATA": str(self._data_dir)})

@@ -1,4 +1,4 @@
-"""What a check found: errors, which a deployment would refuse or fail with, and warnings."""
+"""Findings of a check: errors, which a deployment would also report, and warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operates a federation with an operator's kit: the part of another package, found by its entry point."""
+"""The operator's client of another package, found by its entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves, as one object: its history as a table, its model, its record; it shows, plots and saves itself."""
+"""The result of a run: history as a table, model, record; it displays, plots and saves itself."""
 
 from __future__ import annotations
 

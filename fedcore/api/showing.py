@@ -1,4 +1,4 @@
-"""How results show themselves in a notebook: a small table, and curves. Nothing is fetched from anywhere."""
+"""Display of results in a notebook: a small table, and curves, without anything from the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedcore.simulate`: a whole run in memory, and what comes of it."""
+"""`fedcore.simulate`: a whole run in memory, and its result."""
 
 from __future__ import annotations
 

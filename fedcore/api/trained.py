@@ -1,4 +1,4 @@
-"""`fedcore export`: the trained module as a program that runs without the app, checked before it is kept."""
+"""`fedcore export` and `fedcore predict`: trained models as programs without the app, and on new examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A card to a file or to the screen."""
+"""Model cards: to a file or to the screen, and from a server's record."""
 
 from __future__ import annotations
 

@@ -13,28 +13,28 @@ FOUND = 2
 
 def check(
     app: AppFolder,
-    clients: Annotated[int, typer.Option(min=2, help="Among how many clients.")] = 4,
+    clients: Annotated[int, typer.Option(min=2, help="Number of clients.")] = 4,
     policy: Annotated[
         str,
         typer.Option(
             metavar="FILE|stock|own",
-            help="What the clients' owners insist on: a policy.toml, that of stock kits, or that of clients which are "
-            "all yours. By default stock kits; what they would refuse of your choices is then a warning.",
+            help="Client policy to check against: a policy.toml, stock (the policy of default kits) or own (all "
+            "clients are yours). By default stock, and what it would refuse of your settings is a warning.",
         ),
     ] = "",
     run_config: RunConfig = None,
     set_: Settings = None,
     data_dir: DataFolder = None,
     no_round: Annotated[
-        bool, typer.Option("--no-round", help="Leave out the round in memory: neither strategy nor data are tried.")
+        bool, typer.Option("--no-round", help="Skip the round in memory, which tries strategy and data.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say everything that will go wrong before a run starts, in the words of a deployment. Exit status 0, or 2.
+    """Find the errors that a deployment would report, before a run starts. Exit status 0, or 2 if there are any.
 
     Example: fedcore check examples/digits --clients 10
 
-    One round is tried in memory: the first client trains one epoch and tests. It sends nothing anywhere.
+    It tries one round in memory: the first client trains one epoch and tests. Nothing leaves this machine.
     """
     import contextlib
     import json

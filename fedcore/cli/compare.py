@@ -29,12 +29,14 @@ def compare(
     partition: Annotated[
         str,
         typer.Option(
-            help="How the app divides its data: iid, dirichlet:ALPHA, shards:COUNT, labels:COUNT, natural, or another "
-            "of docs/partitions.md.",
+            help="How to divide the data: iid, dirichlet:ALPHA, shards:COUNT, labels:COUNT, natural, or another "
+            "partition of docs/partitions.md.",
             autocompletion=completion.partitions,
         ),
     ] = "",
-    seeds: Annotated[str, typer.Option(help="How many seeds from the app's own on, or a list: 5, or 42,43.")] = "",
+    seeds: Annotated[
+        str, typer.Option(help="A number of seeds, counted from the app's own, or a list: 5, or 42,43.")
+    ] = "",
     network: Annotated[
         str,
         typer.Option(
@@ -54,26 +56,26 @@ def compare(
     metric: Annotated[
         str,
         typer.Option(
-            help="What models are judged by: NAME, or NAME:max or NAME:min where the app does not say whether more is "
-            "better. By default the app's first metric, or else accuracy or loss.",
+            help="Metric to judge models by: NAME, or NAME:max or NAME:min if the app does not say which is better. "
+            "By default the app's first metric, or else accuracy or loss.",
             autocompletion=completion.metrics,
         ),
     ] = "",
-    kill: Annotated[str, typer.Option(help="End a site's worker in every mode: SITE@ROUND, as in client-2@3.")] = "",
+    kill: Annotated[str, typer.Option(help="Kill a site's worker in every mode: SITE@ROUND, such as client-2@3.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the report, models and logs.")] = Path("compare-out"),
     data_dir: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
     from_: Annotated[bool, typer.Option("--from", help="Merge the named report.json files into one report.")] = False,
     list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes and their options.")] = False,
     list_metrics: Annotated[
-        bool, typer.Option("--list-metrics", help="Print the metrics that the app's models are evaluated by.")
+        bool, typer.Option("--list-metrics", help="Print the metrics of the app's models.")
     ] = False,
     track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train the same app in several modes, each in real processes, and report them side by side.
 
-    Run it again with the same options and it continues where an interrupted comparison stopped.
+    Run it again with the same options to resume an interrupted comparison.
 
     Example: fedcore compare examples/digits --modes federated,centralized,allreduce --seeds 3 --out out
     """

@@ -1,4 +1,4 @@
-"""A comparison on a terminal: its progress, its report, the list of modes."""
+"""A comparison on a terminal: progress, report, and the list of modes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool, tracks:
             tracking.keep(start.run.folder / MODEL_FILE)
 
     def left_out(text: str) -> None:
-        console.print(f"left out {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"skipped {escape(text)}", highlight=False, soft_wrap=True)
 
     try:
         comparison = carry_out(job, progress, drop=left_out if drop else None, force=force)
     except KeyboardInterrupt:
-        text = f"interrupted; runs that finished are kept in {job.out}, and the same command without --force goes on"
+        text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"
         console.print(text, highlight=False, soft_wrap=True)
         raise
     for run in comparison.runs:

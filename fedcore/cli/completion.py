@@ -1,4 +1,4 @@
-"""What TAB offers for the values of options; nothing heavy is imported for it, and it never raises.
+"""Completion of option values; imports nothing heavy, and never raises.
 
 Typer calls these with the part of the word that is there. Where a value is a list of assignments in quotes, or of
 modes with commas, the last of them is completed. The names of modes and partitions are written down here a second time,
@@ -29,7 +29,7 @@ MODES: Final[Mapping[str, str]] = {
     "ps-ssp": "parameter server, at most s steps ahead",
     "federated": "secure aggregation: the server learns the sum alone",
     "federated-plain": "the server reads every update",
-    "federated-async": "secure sums of whoever is ready; nobody waits for the slowest",
+    "federated-async": "secure sums of the clients that are ready; nobody waits for the slowest",
     "federated-dp": "secure aggregation with differential privacy",
 }
 PARTITIONS: Final[Mapping[str, str]] = {
@@ -90,7 +90,7 @@ def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def statuses(incomplete: str) -> list[Offer]:
-    """How a run may stand."""
+    """The states of a run."""
     return _beginning(incomplete, dict.fromkeys(STATUSES, ""))
 
 

@@ -39,7 +39,7 @@ RunConfig = Annotated[
     typer.Option(
         "--run-config",
         metavar="'K=V ...'",
-        help="Values over \\[tool.flwr.app.config]; repeatable.",
+        help="Override \\[tool.flwr.app.config]; repeatable.",
         autocompletion=completion.run_config,
     ),
 ]
@@ -48,7 +48,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="'K=V ...'",
-        help="Values over \\[tool.fedcore]; repeatable.",
+        help="Override \\[tool.fedcore]; repeatable.",
         autocompletion=completion.settings,
     ),
 ]
@@ -57,7 +57,7 @@ InitialModel = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Start from this model, a safetensors file with the app's tensors, in place of the app's own.",
+        help="Start from this model instead of the app's own: a safetensors file with the app's tensors.",
     ),
 ]
 Tracks = Annotated[
@@ -76,25 +76,30 @@ DataFolder = Annotated[
 
 def provision_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    clients: Annotated[int, typer.Option(min=2, help="How many clients get a kit.")],
+    clients: Annotated[int, typer.Option(min=2, help="Number of clients, each with a kit.")],
     name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
     host: Annotated[
-        list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
+        list[str] | None, typer.Option(help="Host name or address of the server, for its certificate; repeatable.")
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server.  \\[default: 8443]")] = None,
-    min_cohort: Annotated[int | None, typer.Option(min=2, help="Least cohort in every client's policy.")] = None,
-    min_threshold: Annotated[int | None, typer.Option(min=2, help="Least threshold in every client's policy.")] = None,
+    min_cohort: Annotated[
+        int | None, typer.Option(min=2, help="Smallest cohort that every client's policy allows.")
+    ] = None,
+    min_threshold: Annotated[
+        int | None, typer.Option(min=2, help="Smallest threshold that every client's policy allows.")
+    ] = None,
     max_epsilon: Annotated[
-        float, typer.Option(min=0.0, help="Most epsilon that any client's policy allows, all runs together; 0 for any.")
+        float,
+        typer.Option(min=0.0, help="Largest epsilon of all runs together that a client's policy allows; 0 for any."),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a private federation to try things out: authority, server, operator, and a ready kit for every client.
+    """Create a private federation for trials: authority, server, operator, and a ready kit for every client.
 
     Example: fedcore provision fed --clients 4
 
-    Everybody's private keys are then made in one place, by one person. Where clients belong to different people, each
-    makes its own key: fedcore federation create, fedcore client enroll.
+    One person makes all private keys in one place. If clients belong to different people, each makes its own key:
+    fedcore federation create, fedcore client enroll.
     """
     from rich.console import Console
 
@@ -118,13 +123,13 @@ def provision_command(
     for text in warnings:
         Console(stderr=True).print(f"[yellow]warning:[/] {text}", highlight=False, soft_wrap=True)
     for line in (
-        f"made the federation {name!r} in {folder}, for {clients} clients",
+        f"created the federation {name!r} in {folder}, for {clients} clients",
         f"  server    {folder}/server        fedcore server --federation {folder}",
         f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
         f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator",
-        f"  authority {folder}/authority     keep it offline: it signs the roster",
-        '  apps      the operator may run any app on the server, which is for trying things out (approve-apps = "any")',
-        "all private keys were made here; where clients belong to others, let them enrol: fedcore federation create",
+        f"  authority {folder}/authority     keep it offline; it signs the roster",
+        '  apps      the operator may run any app on the server, which is for trials (approve-apps = "any")',
+        "all private keys were made here; if clients belong to others, let them enrol: fedcore federation create",
     ):
         console.print(line)
 
@@ -152,7 +157,7 @@ class _Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an error of ours becomes one line on standard error and an exit status.
+        """Run a command; a FedcoreError becomes one line on standard error and an exit status.
 
         After Ctrl-C typer ends with status 130, so a command that is interrupted tidies up and raises
         KeyboardInterrupt again.

@@ -1,4 +1,4 @@
-"""The command `fedcore partition`: who has how many of which label."""
+"""The command `fedcore partition`: how many examples of each label every client has."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SHOWN_LABELS: Final = 20
 
 def partition(
     app: AppFolder,
-    clients: Annotated[int, typer.Option(min=1, help="Among how many clients.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 10,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it: a picture, .svg, .png or .pdf by its name.")
+        Path | None, typer.Option(metavar="FILE", help="Draw a picture: .svg, .png or .pdf by its name.")
     ] = None,
     run_config: RunConfig = None,
     data_dir: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how an app's data are divided: who has how many examples of which label.
+    """Show how an app's data are divided: how many examples of each label every client has.
 
     Example: fedcore partition examples/digits --clients 8 --run-config 'partition="labels:2"' --out parts.svg
 
-    The app's own data function is asked for each client, so this is what a run with this run config trains on.
+    It calls the app's own data function for each client, so a run with this run config trains on the same.
     """
     import contextlib
     import json

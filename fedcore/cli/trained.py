@@ -12,27 +12,27 @@ from fedcore.errors import ConfigurationError
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model's file, as fedcore run and simulate save it.")]
 App = Annotated[Path, typer.Option(metavar="APP_DIR", help="Folder of the app that made it.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def predict(
     model: Model,
     app: App,
     input_: Annotated[
-        Path, typer.Option("--input", metavar="FILE", help="New examples, in a form that the app reads.")
+        Path, typer.Option("--input", metavar="FILE", help="New examples, in a format that the app reads.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the answers here, .csv or .jsonl, and not to the screen.")
+        Path | None, typer.Option(metavar="FILE", help="Write the predictions here, .csv or .jsonl, not to the screen.")
     ] = None,
     force: Force = False,
     run_config: RunConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a trained model about new examples, on this machine: a row of answers for each, as CSV.
+    """Predict new examples with a trained model, on this machine: a row for each, as CSV.
 
     Example: fedcore predict model.safetensors --app examples/digits --input digits.csv
 
-    The app's own code reads the file and names the answers: its pyproject.toml has a line
+    The app's own code reads the file and names the outputs: its pyproject.toml has a line
     predictor = "my_app.predict:predict" under \\[tool.fedcore].
     """
     from fedcore.api.trained import Prediction
@@ -43,19 +43,19 @@ def predict(
 def export(
     model: Model,
     app: App,
-    to: Annotated[str, typer.Option(metavar="onnx|torch", help="ONNX, or a program of torch.export.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where it is saved; usually .onnx, or .pt2 for torch.")],
+    to: Annotated[str, typer.Option(metavar="onnx|torch", help="ONNX, or a torch.export program.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to save; usually .onnx, or .pt2 for torch.")],
     force: Force = False,
     run_config: RunConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a program of a trained model that runs without fedcore and without the app.
+    """Export a trained model as a program that runs without fedcore and without the app.
 
     Example: fedcore export model.safetensors --app examples/digits --to onnx --out digits.onnx
 
     The app gives an example input: its pyproject.toml has a line example-input = "my_app.predict:example_input" under
-    \\[tool.fedcore]. The program's output for it is compared with the model's before it is kept. What the model's file
-    says of itself goes along. A site's own model comes out of its kit first: fedcore client export.
+    \\[tool.fedcore]. The program is saved only if its output for it equals the model's. The metadata of the
+    model's file go along. Take a site's own model out of its kit first: fedcore client export.
     """
     from fedcore.api.trained import Export
 
@@ -65,10 +65,11 @@ def export(
 def card(
     model: Model,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run's events, as fedcore runs logs RUN --json prints them.")
+        Path | None, typer.Option(metavar="FILE", help="The run's events, as printed by fedcore runs logs RUN --json.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Ask the server for it: its id, the beginning of one, or last.")
+        str | None,
+        typer.Option(metavar="RUN", help="Ask the server about this run: its id, the beginning of it, or last."),
     ] = None,
     operator: Annotated[
         Path | None, typer.Option(metavar="KIT", help="Folder with the operator's kit, to ask the server.")
@@ -76,17 +77,17 @@ def card(
     compare: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A comparison's report.json, for its checks of fairness.")
     ] = None,
-    names: Annotated[bool, typer.Option("--names", help="Name the sites, and do not only count them.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Name the sites instead of only counting them.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here, .md or .html.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model card: what is known of how a model was made, what it promises, how to verify it.
+    """Write a model card: how a model was made, its privacy and quality, and how to verify it.
 
     Example: fedcore card model.safetensors --record events.jsonl --out model.card.md
 
-    What the model's file and the record do not say is called unknown: --run RUN --operator KIT asks the server of the
-    run instead, which knows its settings too. fedcore run writes a card beside the model.
+    The card calls unknown what the model's file and the record do not say; --run RUN --operator KIT asks the server of
+    the run, which knows its settings, too. fedcore run writes a card next to the model.
     """
     from fedcore.api.card import Sources, make_card
     from fedcore.cli.card import from_server, write_or_print

@@ -1,4 +1,4 @@
-"""What has to be known of an app before its comparison begins, found out in a process of its own.
+"""Facts about an app that its comparison needs, determined in a separate process.
 
 Can the modes train its model, how are its data divided, and what does a step cost on this machine?
 """

@@ -1,4 +1,4 @@
-"""Carry out the runs of a comparison one after another; what has finished is kept, and is not run again.
+"""Carries out the runs of a comparison one after another; a finished run is not run again.
 
 `carry_out_run` is the frame that all modes have in common: events from start to end, workers that end with the run, the
 evaluation of its models, and the last model, which stays.

@@ -1,4 +1,4 @@
-"""The federations that a comparison runs in: server and clients stay, and serve one run after another.
+"""Federations of a comparison, whose server and clients stay and serve one run after another.
 
 What has to be known of a run beyond its record is read off its events while they come: who fetched which model, and
 when the client that the run is to lose has to be killed.
@@ -206,7 +206,7 @@ class _Running:
 
 
 def _results(model: Path) -> dict[str, Any]:
-    """What a run left beside its model; {} where it left none."""
+    """The results file next to the model of a run; {} if there is none."""
     path = OutputPaths.beside(model).results
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
@@ -233,9 +233,9 @@ def told_tests(told: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:
-    """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it.
+    """The settings of the run; one that is to lose a client continues without it, if the policies allow that.
 
-    A buffered run does so anyway; its evaluations are asked of whoever does not train, which may be few.
+    A buffered run does so anyway; the clients that do not train evaluate, which may be few.
     """
     if run.kill is None:
         return dict(run.settings)

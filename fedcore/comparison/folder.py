@@ -1,4 +1,4 @@
-"""The folder of one comparison, and the file in it that tells it from others."""
+"""The output folder of one comparison, and the file in it that identifies the comparison."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OutFolder:
 
     @contextlib.contextmanager
     def opened(self, job: CompareJob, *, force: bool) -> Iterator[None]:
-        """Make the folder, or take it as an earlier start of the same job left it; `force` begins anew.
+        """Make the folder, or take it as an earlier start of the same job left it; `force` starts over.
 
         Nobody else can open it meanwhile. Raises what `check` raises.
         """
@@ -105,7 +105,7 @@ class OutFolder:
             document = {}
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ConfigurationError(
-                f"{self.path / JOB_FILE} cannot be read; --force begins anew", check="unreadable-job"
+                f"{self.path / JOB_FILE} cannot be read; --force starts over", check="unreadable-job"
             )
         return document
 

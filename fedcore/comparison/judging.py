@@ -1,4 +1,4 @@
-"""What the models of a comparison are judged by: one metric, and whether more of it is better."""
+"""The metric that judges the models of a comparison, and whether more of it is better."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def known_by_name(names: Iterable[str]) -> dict[str, Better | None]:
 def choose(wanted: MetricChoice | None, known: Known) -> JudgedBy | None:
     """The metric to judge by: the one that was asked for, else the first with a known direction; None if there is none.
 
-    Raises ConfigurationError, with what there is, for a name that does not exist or a direction that nobody knows.
+    Raises ConfigurationError, with what there is, for a name that does not exist or an unknown direction.
     """
     if wanted is None:
         return next((JudgedBy(name=name, better=better) for name, better in known.items() if better), None)

@@ -159,7 +159,7 @@ class LocalFederation:
             group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app, *(options or {}).get(name, ())])
 
     def wait_connected(self, group: ProcessGroup) -> None:
-        """Until every client is connected; raises EnvironmentFailure where a process ends, or none comes of it."""
+        """Wait until every client is connected; raises EnvironmentFailure if a process ends, or after too long."""
         deadline = time.monotonic() + START_SECONDS
         while not all("connected" in group.tail(name) for name in self.client_names()):
             group.check()
@@ -193,7 +193,8 @@ def free_port(host: str = "127.0.0.1", *, reserved: Path = PORT_RANGE, count: in
     """A port of an address of this machine that nobody uses at the moment.
 
     It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
-    might be another connection's by the time that the server listens. Whoever seeds `random` does not decide which.
+    might be another connection's by the time that the server listens. A program that seeds `random` does not decide
+    which.
 
     Args:
         host: the address.

@@ -1,4 +1,4 @@
-"""What an app's own evaluation found, by its clients and by its ServerApp, each figure under one name."""
+"""Figures of an app's own evaluation, by its clients and by its ServerApp, each under one name."""
 
 from __future__ import annotations
 

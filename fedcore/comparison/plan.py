@@ -1,4 +1,4 @@
-"""One comparison: what is compared, and the runs that follow. Nothing here starts a process or imports an app."""
+"""Plans a comparison: its job and its runs. Nothing here starts a process or imports an app."""
 
 from __future__ import annotations
 

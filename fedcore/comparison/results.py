@@ -1,4 +1,4 @@
-"""What one run of one mode leaves behind: the common ground of runners and reports.
+"""The result of one run of one mode, which runners write and reports read.
 
 pydantic reads and writes these dataclasses as JSON. A number that JSON lacks, which a diverged run has, is its name.
 """

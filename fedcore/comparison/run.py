@@ -1,4 +1,4 @@
-"""One run of one mode as it was planned: everything that its processes have to know."""
+"""One planned run of one mode, with all that its processes need to know."""
 
 from __future__ import annotations
 

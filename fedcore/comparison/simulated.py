@@ -1,4 +1,4 @@
-"""A run that `fedcore simulate` or the API made, as a comparison of one mode: the same report, to merge with others.
+"""A simulated run as a comparison of one mode: the same report, to merge with others.
 
 Nobody evaluated its models but the app itself, and nobody counted examples with their repetitions; the report
 leaves out what it is not told.

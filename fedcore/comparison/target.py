@@ -1,4 +1,4 @@
-"""How good a model has to be, and when a run first had one that is.
+"""A target value of a metric, and when a run first had a model that reached it.
 
 The time to a target is what asynchrony and stragglers are compared by (Nguyen et al. 2022, arXiv 2106.06639, section
 5): a round of one is not a round of the other. What counts is the first model whose own evaluation reaches the target,

@@ -1,4 +1,4 @@
-"""Who belongs to a federation and how each party proves it: the authority, the signed roster, and everybody's kit.
+"""Who belongs to a federation and how each party proves it: the authority, the signed roster, and the kits.
 
 Secure aggregation is only as good as the identity keys behind it: a server that could invent clients would need only
 one honest client in a cohort to read its update. So membership is not the server's to decide. An authority, whose key

@@ -1,7 +1,7 @@
-"""Which apps may run on the server: the right of whoever owns its folder, not of the operator who submits runs.
+"""Which apps may run on the server: the right of the owner of its folder, not of the operator who submits runs.
 
 A ServerApp is code that runs on the server's machine. So its SHA-256 stands in the file `approved_apps` of the server's
-folder before anybody can submit it, with the app's name beside it, one app a line:
+folder before anybody can submit it, with the app's name next to it, one app a line:
 
     9f8ce6ce0f9a38e403baa5c3...  digits
 """
@@ -26,7 +26,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class ApprovedApps:
-    """The list in a file, which is read anew each time: an approval counts at once."""
+    """The list in a file, which is read again each time: an approval counts at once."""
 
     path: Path
 

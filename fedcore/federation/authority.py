@@ -1,4 +1,4 @@
-"""What the federation's authority does: it admits, revokes and renews, with keys that may stay offline.
+"""The federation's authority: admits, revokes and renews, with keys that may stay offline.
 
 Its folder keeps all rosters. Each change signs the next one; a server is handed it later, by anybody with the
 operator's token, since what counts is the signature.
@@ -167,10 +167,10 @@ class Authority:
         return made
 
     def leave_at_server(self) -> Path | None:
-        """Put the rosters into the server's folder beside this one, as `create` makes them, for its next start.
+        """Put the rosters into the server's folder next to this one, as `create` makes them, for its next start.
 
-        Returns that folder; None where there is none, where it is another's, and where it may not be written: then the
-        server has to be handed them while it runs.
+        Returns that folder. None if there is none, if it belongs to another federation, or if it cannot be written: the
+        running server then has to receive them.
         """
         folder = self.folder.parent / "server"
         try:

@@ -1,4 +1,4 @@
-"""When a client's owner lets the machine train: the eligibility rules of `policy.toml`.
+"""The eligibility rules of `policy.toml`: when a client's owner lets the machine train.
 
 McMahan and Ramage, "Federated Learning: Collaborative Machine Learning without Centralized Training Data" (2017): a
 device trains only when it is idle and plugged in, so that nobody who uses it notices.

@@ -1,4 +1,4 @@
-"""How a client gets its kit without its private key ever leaving it: it asks, the authority admits, it accepts.
+"""Enrolment: a client gets its kit while its private key stays on its machine.
 
 fedcore client enroll KIT --name NAME               makes identity.key, writes NAME.request.json
 fedcore federation approve NAME.request.json        the authority's side (`authority`), writes NAME.admission.json
@@ -77,7 +77,7 @@ def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> Cl
 def rotate(folder: Path, *, randomness: Randomness = os.urandom) -> tuple[Path, JoinRequest]:
     """Make the key that is to replace the one of a kit, and the request for it, signed by both.
 
-    The kit goes on with the key that it has until a roster names the new one. Asked again, it is the same new key.
+    The kit keeps using its key until a roster names the new one. A second call returns the same new key.
     """
     kit = ClientKit.load(folder)
     request = JoinRequest.make(kit.name, make_next(kit.folder, randomness), kit.identity)

@@ -1,4 +1,4 @@
-"""How a client follows its federation's rosters: it verifies each, keeps the newest, and changes its key with it."""
+"""A client's view of its federation's rosters: verifies each, keeps the newest, and changes its key with it."""
 
 from __future__ import annotations
 

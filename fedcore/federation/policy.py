@@ -1,4 +1,4 @@
-"""What a client's owner insists on: policy.toml, which the server cannot lower."""
+"""The policy of a client's owner: policy.toml, which the server cannot lower."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TWO_TELL_EACH_OTHER: Final = (
     "the other's. That is for clients of one owner: where they belong to several, let three or more take part, with "
     "min-cohort = 3"
 )
-"""What whoever makes such policies has to know."""
+"""A warning for the maker of such policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What goes between a client that joins and the authority: its request, and the admission that comes back.
+"""Messages between a client that joins and the authority: its request, and the admission.
 
 Both are public. The request proves that its sender holds the key; that the sender is who it says is for two people to
 find out, by the key's fingerprint. The authority signs the admission, so that a client that knows the authority's
@@ -50,7 +50,7 @@ class JoinRequest:
 
     @classmethod
     def make(cls, name: str, identity: Signer, replaces: Signer | None = None) -> Self:
-        """The request of whoever holds `identity`; KitError for a name that cannot be one."""
+        """The request of the client with this `identity`; KitError for a name that cannot be one."""
         check_name(name, "the client name")
         old = public_bytes(replaces) if replaces is not None else b""
         statement = pack(REQUEST_TAG, name, public_bytes(identity), old)

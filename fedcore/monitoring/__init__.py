@@ -1,1 +1,1 @@
-"""What people see of a run: its record, progress, tables, and the trackers that it is sent to."""
+"""Record, progress, tables and trackers of a run."""

@@ -1,4 +1,4 @@
-"""How long a run still takes, judged by the rounds that it has done and by nothing else."""
+"""The estimated time until a run ends, from the rounds that it has done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event of a run as one line of text: for a server's log, and for whoever reads a run's events afterwards."""
+"""An event of a run as one line of text, for a server's log and for reading a run's events afterwards."""
 
 from __future__ import annotations
 

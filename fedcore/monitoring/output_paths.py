@@ -1,4 +1,4 @@
-"""Where what a run leaves is put beside its model: `model.results.json`, `model.card.md`, the folder `model.files`."""
+"""Paths of the outputs of a run next to its model: `model.results.json`, `model.card.md`, the folder `model.files`."""
 
 from __future__ import annotations
 

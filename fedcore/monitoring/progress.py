@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one lasting line for each exchange, and on a terminal a live part below them.
+"""Progress of a run: one lasting line for each exchange, and on a terminal a live part below them.
 
 The live part has one line for the stage, with the round and the time that is left, and a table of the sites. Of many
 clients neither names nor a table are shown, but how many they are.
@@ -44,7 +44,7 @@ from fedcore.wire.operator import RunClientOut
 
 _LIST_SHOWN: Final = 4
 _OWN_LINES: Final = 3
-"""Of the live part beside the table's rows, with one that stays free."""
+"""Lines of the live part in addition to the table's rows, with one that stays free."""
 _REFRESHES: Final = 4.0
 """A second."""
 MANY: Final = 20
@@ -135,7 +135,7 @@ class ProgressView:
     def show(self, event: RunEvent, seconds: float | None = None) -> None:
         """Render one event; those without a line of their own are passed over.
 
-        seconds: since the run began, of an event that is told of later than it happened.
+        seconds: since the run began, for an event that arrives later than it happened.
         """
         now = self._clock()
         self._heard = (now - self._began if seconds is None else seconds, now)
@@ -158,7 +158,7 @@ class ProgressView:
             case ClientDropped():
                 self._on_dropped(event)
             case ClientBlamed():
-                text = f"{event.client} cheated during {event.stage} ({event.reason}) and is asked no more in this run"
+                text = f"{event.client} violated the protocol during {event.stage} ({event.reason}), and is excluded"
                 self._line(f"[red]{escape(text)}[/]")
             case ExchangeDone() | FiguresFound():
                 self._on_done(event) if isinstance(event, ExchangeDone) else self._on_figures(event)

@@ -1,4 +1,4 @@
-"""The record of a run, built from its events: what a report, a plot and a terminal need to know."""
+"""The record of a run, built from its events, for reports, plots and terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sites of a run as a table that follows its events: who does what, what it waits for, how many bytes it moved."""
+"""The sites of a run as a live table: state of each, what it waits for, bytes moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an update is cut for its way up, and what names the whole of it.
+"""Chunks of an upload, and the digest of the whole update.
 
 An update goes up in parts of `PART_BYTES`; only the last may be shorter. So the next part is masked and hashed while
 the ones before it are on the line, and a connection that breaks costs no more than the parts that it carried. The

@@ -205,11 +205,11 @@ class AppOut(Message):
 
 
 DELTA_BASE: Final = "delta-base"
-"""Of the answer that is a difference in the place of a model: the entity tag of the model that it is to (RFC 3229)."""
+"""Header of a response with a difference instead of a model: the entity tag of the model it applies to (RFC 3229)."""
 OFFERS_HEADER: Final = "fedcore-apps"
-"""Of the answer that there is no task: hashes of apps that open runs want, where the client has none of them."""
+"""Header of the response that there is no task: apps of open runs, by hash, if the client has none of them."""
 WORK_HEADER: Final = "fedcore-work"
-"""Of the same answer: WORK_OVER where the run has ended for which the client took work last."""
+"""Header of the same response: WORK_OVER if the run has ended for which the client last took work."""
 WORK_OVER: Final = "over"
 
 
@@ -224,7 +224,7 @@ class ModelRef(Message):
 
 
 class MessageHead(Message):
-    """What a message of a plain exchange says beside its type and its content, as the ServerApp's Grid set it."""
+    """The metadata of a message of a plain exchange, as the ServerApp's Grid set it."""
 
     message_id: Name
     group_id: str

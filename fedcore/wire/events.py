@@ -1,9 +1,8 @@
-"""What happens in a run, as typed values: the one language of servers, simulators, baselines, records and screens.
+"""Events of a run, as typed values: one language of servers, simulators, baselines, records and screens.
 
-Whoever carries out a run emits these events in order. The server numbers them, stamps them and keeps them (`Recorded`);
+The engine of a run emits these events in order. The server numbers, stamps and stores them (`Recorded`);
 `fedcore.monitoring.run_record` builds from them what a report needs, `fedcore.monitoring.progress` what a person sees.
-Clients are named, never
-numbered. No event holds anything that the server could not know anyway: of updates, only what their sum says.
+Clients have names in them, not numbers. Of updates, an event says only what their sum reveals to the server anyway.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class RunStarted(Message):
 
 
 class RunResumed(Message):
-    """The run goes on where it was: its ServerApp is started anew, and hears again what it was answered before.
+    """The run resumes: its ServerApp starts again, and gets the earlier answers to its earlier requests.
 
     steps: how many of its requests have their answer already. why: in words.
     """
@@ -158,12 +157,12 @@ class StageProgress(Message):
     seconds: float
 
 
-NOT_NEEDED: Final = "not needed: as many others as were wanted were faster"
-"""Why a client is dropped that was asked beyond those that were wanted (`over-selection`), and was slow."""
+NOT_NEEDED: Final = "not needed: enough faster clients had already finished"
+"""Why a slow client is dropped that was selected in addition to those needed (`over-selection`)."""
 
 
 class ClientDropped(Message):
-    """A client has no part in an exchange any more; exchange 0: it is not asked at all."""
+    """A client is out of an exchange; exchange 0: out of the whole run."""
 
     kind: Literal["dropped"] = "dropped"
     exchange: int
@@ -173,7 +172,7 @@ class ClientDropped(Message):
 
 
 class ClientBlamed(Message):
-    """A client was found to cheat, and is asked no more in this run. reason: a `fedcore.secagg.Fault`."""
+    """A client violated the protocol, and is excluded from this run. reason: a `fedcore.secagg.Fault`."""
 
     kind: Literal["blamed"] = "blamed"
     exchange: int
@@ -289,7 +288,7 @@ class AppPrinted(Message):
 
 
 class Warned(Message):
-    """Something that whoever runs this should know, and that does not keep the run from going on."""
+    """Something that the operator should know, and that does not stop the run."""
 
     kind: Literal["warning"] = "warning"
     line: str

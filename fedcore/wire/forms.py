@@ -1,6 +1,6 @@
-"""What two sides of a federation have to have in common to understand each other, as one word beside their version.
+"""Compatibility of two sides of a federation, as one word after their version.
 
-The tags of what is signed, hashed and sent say it by themselves: whoever raises one of them raises this, too. `WIRE`
+It is made of the tags of what is signed, hashed and sent, so a change of one of them changes it, too. `WIRE`
 is raised with any other change that the version before it cannot read, such as a field of a task or of a message.
 """
 

@@ -1,4 +1,4 @@
-"""What the operator and the server say to each other about runs, clients and rosters, as pydantic models.
+"""Messages between the operator and the server about runs, clients and rosters, as pydantic models.
 
 As in `fedcore.wire.control`, of which these are the other half: unknown keys are refused, and sizes are bounded here.
 Models never travel in here: they are octet streams, named by their SHA-256.
@@ -84,7 +84,7 @@ class RunsOut(Message):
 
 
 class ClientRunState(StrEnum):
-    """Where a client stands in a run, as far as the server can see.
+    """The state of a client in a run, from what the server can see.
 
     `training` is local work that the server has not seen the end of; `done` means that the client's update is here.
     """

@@ -4,8 +4,8 @@ A client signs the method, the path, the query if there is one, and the SHA-256 
 signature's parameters add the time, a nonce, the key's name and the tag "fedcore". The server
 accepts a signature that covers exactly these components and no others, is fresh, and comes once.
 
-The digest in the header is authentic once `verify_headers` returns; whether the body has it is for
-whoever reads the body, as it streams past. `@authority` is left out because a proxy may rewrite it;
+The digest in the header is authentic once `verify_headers` returns; whether the body has it is checked by
+the reader of the body, as it streams past. `@authority` is left out because a proxy may rewrite it;
 what a signature is good for is bound to the federation by the key and to the run by the path.
 
 The three fields are read by one grammar each, that of their canonical serialisation (RFC 8941) without escapes. What a

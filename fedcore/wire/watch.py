@@ -1,4 +1,4 @@
-"""What people who watch a federation say to its server and are told: sessions, read-only links, and figures to draw.
+"""Messages between a browser and the server: sessions, read-only links, and figures to draw.
 
 Other than in `fedcore.wire.control`, a number that is none is null here: browsers read JSON without NaN and infinity.
 """
@@ -21,7 +21,7 @@ dropped, blamed."""
 
 
 class ViewerMessage(Message):
-    """Base of what a browser is told."""
+    """Base of what the server sends to a browser."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 

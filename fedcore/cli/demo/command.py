@@ -23,12 +23,12 @@ def demo(
         False
     ),
 ) -> None:
-    """Train hand-written digits at four sites: together with secure aggregation, each alone, and with pooled data.
+    """Train handwritten digits at four sites: together with secure aggregation, each alone, and with pooled data.
 
     Example: fedcore demo
 
-    A private federation with real processes on this machine: one server and four clients, each with its own part of the
-    data. An earlier demo in the folder is replaced.
+    It runs a private federation of real processes on this machine: one server and four clients, each with its part of
+    the data. It replaces an earlier demo in the folder.
     """
     from rich.console import Console
 

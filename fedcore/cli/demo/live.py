@@ -1,4 +1,4 @@
-"""A small real federation that goes on training while somebody looks at its server's page."""
+"""`fedcore demo --open`: a small real federation that keeps training while a browser shows its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The templates, and what each of them needs to know beside the name of the app."""
+"""The templates, and what each needs in addition to the name of the app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CSV file's columns are: the schema that all sites will read theirs by, and what a person should look at in it.
+"""Infers the schema of a CSV file, which all sites will read theirs by, with notes for a person to look at.
 
 Of the file's values the schema repeats the names of categories and classes, which every site has to know. A number's
 bounds are the next powers of ten, not the least and the greatest value that were seen.

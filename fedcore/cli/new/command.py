@@ -1,4 +1,4 @@
-"""`fedcore new`: write an app to begin with."""
+"""The command `fedcore new`: write a first app."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ def new(
     ] = None,
     template: Annotated[str, typer.Option(help=TEMPLATES_HELP)] = "",
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A table to look at: columns by name in the first line.")
+        Path | None, typer.Option(metavar="FILE", help="A table; the first line has the names of the columns.")
     ] = None,
-    target: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the table that is to be predicted.")] = "",
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")] = "",
     event: Annotated[
-        str, typer.Option(metavar="COLUMN", help="For survival: 1 where it happened at the time of --target, else 0.")
+        str,
+        typer.Option(metavar="COLUMN", help="For survival: 1 if the event happened at the time of --target, else 0."),
     ] = "",
     task: Annotated[
-        str, typer.Option(help="classification or regression.  \\[default: what the target looks like]")
+        str, typer.Option(help="classification or regression.  \\[default: by the values of the target]")
     ] = "",
     categories: Annotated[
         list[str] | None,
-        typer.Option(metavar="'COLUMN=A|B'", help="Categories of a column, in place of those in the file; repeatable."),
+        typer.Option(metavar="'COLUMN=A|B'", help="Categories of a column, instead of those in the file; repeatable."),
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="train.py", help="A PyTorch script of yours, which is only read.")
+        Path | None, typer.Option("--from", metavar="train.py", help="Your PyTorch script, which is only read.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the templates.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write an app to begin with: it runs at once, with its test, and is short enough to be read.
+    """Write a first app: it runs at once, has a test, and is short enough to read.
 
     Example: fedcore new my-hospitals --csv patients.csv --target diagnosis
 
-    Of the table, only names of columns, categories and classes get into the app; its rows stay in the file. A script of
-    yours is read and never run: fedcore new my-app --from train.py
+    Only names of columns, categories and classes get from the table into the app; its rows stay in the file. Your
+    script is read and never run: fedcore new my-app --from train.py
     """
     from fedcore.errors import ConfigurationError
 
@@ -51,7 +52,7 @@ def new(
         _list(as_json)
         return
     if name is None:
-        raise typer.BadParameter("how is the app to be called? As in: fedcore new my-app", param_hint="'NAME'")
+        raise typer.BadParameter("name the app, as in: fedcore new my-app", param_hint="'NAME'")
     asked = {"--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories}
     if from_ is not None:
         if other := [option for option, value in {"--template": template, **asked}.items() if value]:
@@ -162,9 +163,9 @@ def _summary(made: Mapping[str, Any]) -> list[str]:
             lines.append(f"  {column}: {kind if isinstance(kind, str) else 'one of ' + ', '.join(kind)}")
     if "lines" in made:
         lines.append(
-            "of {script} lines of the script {changed} change, {used} are used as they are".format(**made["lines"])
+            "{used} of {script} lines of the script are reused unchanged, {changed} are changed".format(**made["lines"])
         )
-    for title, key in (("found in the script", "found"), ("to be decided by you", "todo"), ("look at", "notes")):
+    for title, key in (("found in the script", "found"), ("for you to decide", "todo"), ("look at", "notes")):
         if made.get(key):
             lines += [f"{title}:", *(f"  {line}" for line in made[key])]
     return lines

@@ -1,4 +1,4 @@
-"""Data to try an app with, where a person has none at hand yet."""
+"""Example data for apps whose author has none at hand yet."""
 
 from __future__ import annotations
 

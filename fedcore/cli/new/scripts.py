@@ -1,4 +1,4 @@
-"""Reading a person's PyTorch script by its syntax tree; nothing of it is run.
+"""Reads a person's PyTorch script as a syntax tree, without running any of it.
 
 What is looked for: the model that the optimizer is given, the optimizer, the loss, and what the DataLoaders read. An
 expression is followed through assignments of its own function and of the module, `self.x` of a class, defaults of

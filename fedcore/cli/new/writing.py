@@ -1,4 +1,4 @@
-"""Writing an app: templates of jinja2 to files in a new folder."""
+"""Writes an app: from jinja2 templates to files in a new folder."""
 
 from __future__ import annotations
 

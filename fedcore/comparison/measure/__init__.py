@@ -1,1 +1,1 @@
-"""What the modes cost: bytes as the kernel counts them, and the seconds that they would take on another network."""
+"""The cost of modes: bytes as the kernel counts them, and seconds on another network."""

@@ -1,4 +1,4 @@
-"""The simulated clock: how long a mode would have taken on the machines and the network of a `Network`.
+"""The simulated clock: the time that a mode would have taken on the machines and links of a `Network`.
 
 The bytes are those that real processes exchanged; the seconds follow from them by these rules.
 
@@ -12,7 +12,7 @@ The bytes are those that real processes exchanged; the seconds follow from them 
   what benchmarks/network.py finds.
 - A federated exchange ends when its slowest client has fetched the model, trained and sent its update; all clients
   share the server's link. On top come the requests of the protocol that wait for one another, each a round trip. The
-  key exchange of secure aggregation runs beside the training: it costs what it takes longer.
+  key exchange of secure aggregation runs during the training: it costs what it takes longer.
 - A buffered exchange ends when the last of its updates is there. Its clients began each from a model of its own.
 - Masking, encryption, the server's sum, the start of processes, evaluation, and attempts that failed cost nothing.
 """

@@ -49,7 +49,9 @@ _ROWS: tuple[Mode, ...] = (
     ParameterServer(name="ps-ssp", title="parameter server, at most s steps ahead", bounded=True),
     Federated(name="federated", title="secure aggregation: the server learns the sum alone"),
     Federated(name="federated-plain", title="the server reads every update", protection="plain"),
-    FederatedAsync(name="federated-async", title="secure sums of whoever is ready; nobody waits for the slowest"),
+    FederatedAsync(
+        name="federated-async", title="secure sums of the clients that are ready; nobody waits for the slowest"
+    ),
     Federated(name="federated-dp", title="secure aggregation with differential privacy", protection="private"),
 )
 MODES: dict[str, Mode] = {mode.name: mode for mode in _ROWS}

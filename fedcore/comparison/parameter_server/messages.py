@@ -1,4 +1,4 @@
-"""What workers, shards and the leading shard send each other: vectors, over a gloo group of each two processes.
+"""Messages between workers, shards and the leading shard: vectors, over a gloo group of each two processes.
 
 A group of its own for each worker and shard lets workers come, go and die alone: a group of all would end with its
 first member. The sides find each other through a file. Every message is a header of eight float64 numbers, and where

@@ -1,4 +1,4 @@
-"""Which numbers a parameter server holds, in which order, and which shard holds which of them.
+"""The layout of the model over the shards of a parameter server.
 
 A key is a tensor: first the trained parameters in the order of `named_parameters`, then the floating point buffers.
 Laid one after the other they are one float32 vector, and each shard holds one range of it (Li et al. 2014, section

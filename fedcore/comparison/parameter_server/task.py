@@ -1,4 +1,4 @@
-"""What the processes of one run are told, what they report, and where they find each other."""
+"""The task of the processes of one run, their reports, and their meeting points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which update is made, and who may read, next: the decisions of a parameter server, without I/O.
+"""The scheduling of a parameter server, without I/O: which update comes next, and who may read.
 
 Each worker has a clock, the number of its pushes that were applied. Under stale synchronous parallel (Ho et al. 2013)
 every push is a step of the server's optimizer, and a worker at clock c may read only while c is at most s ahead of the

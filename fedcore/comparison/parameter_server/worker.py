@@ -140,7 +140,7 @@ class _PushPullWorker:
             self._report_traffic(reply.round)
 
     def _wait_for_end(self, reply: PushPullReply) -> None:
-        """A worker that is to be killed after a round does not get ahead of whoever kills it."""
+        """Wait, in a worker that is to be killed after this round, until that happens."""
         while 0 < self.task.run.lost_after(self.number) <= reply.round:
             signal.pause()
 

@@ -1,4 +1,4 @@
-"""Figures with one line for each mode: the last metric against what it took, and against a swept value."""
+"""Figures with one line for each mode: the metric against rounds, time or bytes, and against a swept value."""
 
 from __future__ import annotations
 

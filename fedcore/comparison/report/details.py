@@ -1,4 +1,4 @@
-"""Figures of a single aspect each: the split, the sites, staleness, the cost of privacy."""
+"""Figures of one aspect each: the split, the sites, staleness, the cost of privacy."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
 def _draw_privacy(
     figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: JudgedMetric, styles: Mapping[str, Look]
 ) -> tuple[Hover, ...]:
-    """Every bar has its value beside it."""
+    """Every bar has its value next to it."""
     reached = f"last {metric.name}" + (", %" if metric.percent else "")
     panels: list[tuple[str, dict[str, Spread | None], Format]] = [
         (reached, {k: metric.final(v) for k, v in runs.items()}, metric.form),

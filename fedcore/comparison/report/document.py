@@ -1,4 +1,4 @@
-"""A whole comparison as one value: what was asked for, what was compared, and every run; and how several are merged.
+"""A whole comparison as one value: settings, modes and every run; and the merging of several.
 
 pydantic writes and reads these dataclasses as JSON (`fedcore.comparison.report.files`).
 """

@@ -1,4 +1,4 @@
-"""The look that all figures share: one colour, dash and marker for each mode, labels beside lines, light and dark."""
+"""The style of all figures: one colour, dash and marker for each mode, labels next to lines, light and dark."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def short(label: str) -> str:
 def label_lines(
     figure: Figure, axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look], form: Callable[[float], str]
 ) -> None:
-    """Names beside the right edge, each at the height where its line ends, or as near as the others leave room.
+    """Names at the right edge, each at the height where its line ends, or as near as the others leave room.
 
     ends: last value of each line, in data coordinates of the y axis; it stands before the name as `form` writes it.
     """

@@ -1,4 +1,4 @@
-"""Whether a comparison was fair: what was equal in all modes, computed from the runs.
+"""Fairness checks: what was equal in all modes of a comparison, computed from the runs.
 
 What cannot be equal by the nature of the modes is a text of the page.
 """

@@ -1,4 +1,4 @@
-"""The files of a report: report.json, its JSON Schema and how it is read; report.html, report.md, figures as PNG.
+"""The files of a report: report.json with its JSON Schema and reader, report.html, report.md, figures as PNG.
 
 report.html is one file that needs nothing else, neither a script nor a network.
 

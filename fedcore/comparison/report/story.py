@@ -1,4 +1,4 @@
-"""The story that a comparison tells, in sentences made from its figures.
+"""The summary of a comparison in sentences, made from its figures.
 
 What the sites reach together, each alone and with pooled data comes first; then what else there is to know.
 """

@@ -1,4 +1,4 @@
-"""The comparison as tables of text: for the report's documents, and whole for the terminal."""
+"""Tables of a comparison as text: for the report's documents, and whole for the terminal."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _seen_by(one: Summary) -> str:
 
 
 def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
-    """What models are judged by, and beside it the loss."""
+    """The metric that models are judged by, and next to it the loss."""
     metric, loss = JudgedMetric.of(comparison), loss_name(comparison)
     found = []
     if metric is not None:

@@ -1,13 +1,13 @@
-"""What the owner agreed to by installing an app: what its pyproject.toml says, and what a run may change of that.
+"""The owner's agreement to an installed app: its pyproject.toml, and what a run may change of that.
 
-Whoever can set a number in a run can ask a question with it: how a client answers for one value and for another tells
-on which side of it something about its data lies. So what a run may set is the owner's to say. The app's own config and
-settings are covered by its hash; every other value needs `allow-config` in policy.toml.
+Anybody who can set a number in a run can ask a question with it: how a client answers for one value and for another
+tells on which side of it something about its data lies. So what a run may set is the owner's to say. The app's own
+config and settings are covered by its hash; every other value needs `allow-config` in policy.toml.
 
 A message carries what the app's strategy puts into it, from one round to the next: a learning rate that is halved, say.
 Which values these are follows from code that the owner agreed to, if the server runs it. So a message may say otherwise
 than the run, under keys of the run config as under others; but where the owner has a rule for a key, it binds the
-message as well, whoever sends it. ADR 16 says what that leaves to a server that lies.
+message as well, no matter who sends it. ADR 16 says what that leaves to a server that lies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What decides how a sum is rounded and bounded, as a name that the ledger keeps for good.
+"""A digest of all that decides how a sum is rounded and bounded, which the ledger keeps for good.
 
 The name is of the JSON of what decides and of nothing else, so that it stays when the codec writes the same in another
-way. Versions of before took the codec's canonical form in its place: what a ledger of theirs says is known, too.
+way. Earlier versions took the codec's canonical form instead: what their ledgers say is known, too.
 """
 
 from __future__ import annotations

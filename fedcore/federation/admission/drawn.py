@@ -1,4 +1,4 @@
-"""Whether a client answers a draw, and takes part in the group that it gave (`fedcore.run.groups`)."""
+"""Checks of a group draw, and of the group that it assigned (`fedcore.run.groups`)."""
 
 from __future__ import annotations
 

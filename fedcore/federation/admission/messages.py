@@ -1,4 +1,4 @@
-"""Whether a message of a plain exchange holds what the client's owner agreed to: its content is a file of its own."""
+"""Check that a message of a plain exchange holds only what the client's owner agreed to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of a task need of a client: who it is and what its owner insists on, and what it did before."""
+"""What the checks of a task need of a client: identity, policy and the history of its exchanges."""
 
 from __future__ import annotations
 

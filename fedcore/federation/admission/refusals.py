@@ -1,4 +1,4 @@
-"""What an operator reads of the refusals of clients: the check, its two numbers, and what would help.
+"""Refusals of clients in an operator's words: the check, its two numbers, and the remedy.
 
 A client tells the server the fixed name of a check and, where the check depends on the task and the policy alone, what
 was asked and what its owner allows. The sentences are made here, by the server and by the simulator alike.
@@ -21,14 +21,14 @@ _MOST_SHOWN: Final = 3
 _MOST_NAMED: Final = 50
 
 _NO_OTHER_WAY: Final = (
-    "Where neither can be, each of these owners has to agree: allow-differencing = true in policy.toml, and start the "
-    "client again. It costs that the client no longer looks at what sums tell together: whoever reads two that differ "
-    "in one client can subtract them and has what that client gave"
+    "If neither is possible, each of these owners has to agree: set allow-differencing = true in policy.toml and "
+    "restart the client. It then no longer checks what sums reveal together: anybody who reads two that differ in one "
+    "client can subtract them and learn what that client sent"
 )
 QUERY_DIFFERENCING: Final = (
-    "the sums of statistics, of all runs together, could tell that over {asked} clients, the clients' policies demand "
-    "{allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or left, "
-    "they cannot be the same. " + _NO_OTHER_WAY
+    "the sums of statistics of all runs together could reveal the sum over {asked} clients, and the policies "
+    "demand {allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or "
+    "left, they cannot be the same. " + _NO_OTHER_WAY
 )
 """In place of the sentence of `differencing`, where clients were asked for numbers and not of a model."""
 

@@ -1,4 +1,4 @@
-"""Which sums this client has agreed to, and to which ones more it may: sums can tell together what none does alone.
+"""Differencing checks: sums that this client agreed to, and what further ones would reveal together with them.
 
 Sums from one model can be added and subtracted, its own as well as those of others. The sets of their survivors cut the
 members into groups: two members are in one group if they are in the same of the sets. Every combination of the sums
@@ -145,9 +145,9 @@ def check_smallest_group(
             f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
             f"client and in the transcript, could together give that over a group of {size} clients; the policy "
             f"demands {demanded}. {remedy} the same clients as before. To take part all the same, its owner would have "
-            "to write allow-differencing = true in policy.toml and start the client again: then it no longer looks at "
-            "what sums tell together, and whoever reads two that differ in one client can subtract them and has what "
-            "that client gave",
+            "to set allow-differencing = true in policy.toml and restart the client: it then no longer checks what "
+            "sums reveal together, and anybody who reads two that differ in one client can subtract them and learn "
+            "what that client sent",
             asked=size,
             allowed=min_cohort + corrupt,
         )

@@ -1,4 +1,4 @@
-"""The owners of a simulated federation: they agree to what real ones agree to, by the same checks.
+"""The owners of a simulated federation, who apply the same checks as real ones.
 
 All of them have one policy, one roster and one app, so what depends on those alone is checked once for a whole cohort.
 What each of them did before is its own.

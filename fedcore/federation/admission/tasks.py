@@ -97,7 +97,7 @@ def check_start(task: Task, client: int, own: Version | None) -> None:
 def refused_choices(
     run_config: Mapping[str, Any], settings: JobSettings, agreed: AppAgreement, policy: Policy, *, members: int
 ) -> Iterator[ProtocolViolation]:
-    """Every refusal of what whoever starts a run decides: its config and settings, and that updates can be read.
+    """Every refusal of what the person who starts a run decides: config and settings, and that updates can be read.
 
     members: how many the federation has.
     """
@@ -228,8 +228,9 @@ def _check_protection(task: Task, kit: Owner) -> None:
     if (honest := task.quorum - protection.corrupt - failures) < policy.min_cohort:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"the exchange goes on with {task.quorum} of {len(task.cohort)} clients; {failures} of them may contribute "
-            f"nothing, and {honest} of the others do not help the server; the policy demands {policy.min_cohort}",
+            f"the exchange continues with {task.quorum} of {len(task.cohort)} clients; {failures} of them may "
+            f"contribute nothing, and {honest} of the others do not help the server; the policy "
+            f"demands {policy.min_cohort}",
             asked=max(0, honest),
             allowed=policy.min_cohort,
         )

@@ -1,4 +1,4 @@
-"""How long a certificate is still good, in words for whoever has to renew it."""
+"""How long a certificate remains valid, in words for the person who has to renew it."""
 
 from __future__ import annotations
 

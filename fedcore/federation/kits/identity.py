@@ -3,7 +3,7 @@
 The key lies in a file of its owner, unencrypted, mode 0600. All that the rest asks of it is to sign (`Signer`), so a
 site that keeps its keys in a token (PKCS #11) would replace the functions of this module and nothing else.
 
-While a key is replaced there are two: identity.key, and beside it identity.next.key, which takes its place once the
+While a key is replaced there are two: identity.key, and next to it identity.next.key, which takes its place once the
 federation's roster names it.
 """
 

@@ -49,7 +49,7 @@ database = ""
 # Where models and updates go: "" for the data folder, a folder, or s3://BUCKET/PREFIX; servers that share a database
 # share it too.
 objects = ""
-# Where Prometheus reads the metrics, such as "127.0.0.1:9464"; "" for nowhere. Whoever reaches it may read them.
+# Where Prometheus reads the metrics, such as "127.0.0.1:9464"; "" for nowhere. Anybody who can connect may read them.
 metrics-listen = ""
 # Where spans of rounds go by OTLP over HTTP, such as "http://127.0.0.1:4318/v1/traces"; "" for nowhere.
 traces = ""

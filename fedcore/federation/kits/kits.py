@@ -1,4 +1,4 @@
-"""The kits: what a server, a client and an operator need of their federation, a folder for each.
+"""The kits of server, client and operator: a folder each with what it needs from the federation.
 
 A kit is checked as a whole when it is loaded: the roster's signature, that the keys fit each other,
 and that nobody but their owner can read the secrets. Secrets stay out of every repr.
@@ -123,7 +123,7 @@ class ServerKit:
         policies say; a server that asks for less is refused by every one of them.
     database: URL of a PostgreSQL database, "" for SQLite in the data folder. objects: where large files go, "" for the
         data folder, a folder, or `s3://bucket/prefix`.
-    app_rules: what a ServerApp may see beside its own files. approved_apps: those that may run; None for all.
+    app_rules: what a ServerApp may see in addition to its own files. approved_apps: those that may run; None for all.
     keep_runs, keep_days: how many runs that have ended are kept, and for how long; 0 for no limit.
     trust_proxy: addresses and networks of proxies whose word for where a request comes from is taken.
     accel_location: of an nginx that shares the data folder: the location under which that hands out the server's files
@@ -300,7 +300,9 @@ def _location(path: Path, values: Mapping[str, Any]) -> str:
     if text and not values.get("trust-proxy"):
         what = 'name that nginx, for example trust-proxy = ["10.0.0.2"]'
         raise broken(
-            path, "accel-location needs trust-proxy: only an nginx that is named there is told where files lie", what
+            path,
+            "accel-location needs trust-proxy: the server tells only an nginx that is named there where files are",
+            what,
         )
     return text
 

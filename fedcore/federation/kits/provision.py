@@ -4,7 +4,7 @@
         authority/          federation.toml, authority.key, ca.key: offline material, move it to a safe place;
                             authority.pub, ca.crt, rosters.json
         server/             server.toml, server.crt, server.key, operator_token.sha256,
-                            authority.pub, ca.crt, rosters.json; the server makes data/ beside them
+                            authority.pub, ca.crt, rosters.json; the server makes data/ next to them
         operator/           operator.toml, token, ca.crt
         clients/client-1/   client.toml, policy.toml, identity.key,
                             authority.pub, ca.crt, roster.json

@@ -1,7 +1,7 @@
-"""The transcript of a federation: what was summed, over whom, signed by those who stood at its end, in one chain.
+"""The transcript of a federation: what was summed, over whom, signed by the survivors, in one chain.
 
 A record says what one secure exchange was. The clients' signatures of R3 (docs/protocol.md) are over (ctx, L1, U2, U3),
-and ctx follows from what the record holds; so whoever has the roster can check them, and nothing is signed twice. Each
+and ctx follows from what the record holds; so anybody with the roster can check them, and nothing is signed twice. Each
 task names the head of the chain, the hash of the record before it, so a record also vouches for all that came earlier.
 """
 

@@ -1,4 +1,4 @@
-"""When it is proven that a noised sum was never unmasked, so that its epsilon is returned."""
+"""Proof that a noised sum was never unmasked, so that the client gets its epsilon back."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def never_unmasked(attempt: NoisedSum, chain: Chain, *, here: Collection[int] = 
     here: clients that take part in a later exchange of the same run, on this very chain, as their signed keys show.
 
     An honest client goes on only with a chain that holds every record it signed, and never returns to an earlier
-    exchange of a run. So whoever signed a later record of a chain without this attempt, or advertised keys after it,
-    did not sign its survivors and will not. Where more than n - quorum + corrupt of the cohort did, no quorum can have
-    signed. A record of the attempt that is unfinished lets them have signed, but they were not shown a quorum, and so
-    keep their shares: on the full graph more than n - threshold + corrupt of them leave too few to rebuild a secret.
+    exchange of a run. So a client that signed a later record of a chain without this attempt, or advertised keys after
+    it, did not sign its survivors and will not. Where more than n - quorum + corrupt of the cohort did, no quorum can
+    have signed. A record of the attempt that is unfinished lets them have signed, but they were not shown a quorum, and
+    so keep their shares: on the full graph more than n - threshold + corrupt of them leave too few to rebuild a secret.
     """
     later = chain.after(attempt.previous)
     if later is None:

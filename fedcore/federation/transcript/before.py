@@ -1,4 +1,4 @@
-"""What ctx took from the encoding of an exchange in versions of fedcore whose records do not say it themselves.
+"""The part of ctx that earlier versions of fedcore took from the encoding, which their records do not state.
 
 Records of today hold the words and the canonical bytes as they were signed. Those of fedcore 0.1.0, and of what came
 between, hold the task alone, and the codec has changed since: this is its arithmetic as it was, and never changes.

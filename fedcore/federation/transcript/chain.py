@@ -1,4 +1,4 @@
-"""Records in their order, each naming the head of the chain that its exchange was opened at.
+"""The chain of records: each names the head of the chain at which its exchange opened.
 
 The head is the hash of the last record, which follows on all before. The groups of one draw (`fedcore.run.groups`) are
 open
@@ -96,7 +96,7 @@ class ChainLink:
     def closed_for(self, elsewhere: Set[int]) -> bool:
         """Whether the sum is proven to stay masked for good, by those of its cohort who went `elsewhere`.
 
-        Who goes on with a chain in which the record is unfinished was shown no quorum, and keeps its shares; where too
+        A client that continues a chain in which the record is unfinished saw no quorum, and keeps its shares; if too
         few others are left, nobody can rebuild a secret (`never_unmasked` has the argument in full).
         """
         cohort = array("I", self.cohort)

@@ -1,4 +1,4 @@
-"""The record of one secure exchange, its hash, and the check of the signatures beside it.
+"""The record of one secure exchange, its hash, and the check of its signatures.
 
 An exchange has a record as soon as its survivors are named, since from then on somebody may sign them. It is complete
 where a quorum signed: the clients may have released their shares then, and the sum may be known. Otherwise it is
@@ -74,7 +74,7 @@ class ExchangeRecord(Message):
             raise _forged("a record holds what is no task") from None
 
     def outcome(self, task: Task) -> Outcome:
-        """What R3 signs of this exchange, with ctx made anew from the record's parts; `task` is `announced()`."""
+        """What R3 signs of this exchange, with ctx computed again from the record's parts; `task` is `announced()`."""
         try:
             parameters = parameters_of(
                 task,
@@ -95,7 +95,7 @@ class ExchangeRecord(Message):
     def _signed(self) -> Signed:
         """What was signed of the task and its encoding; ProtocolViolation("transcript-forged") where it is neither.
 
-        Nothing is made anew of what this version understands of them: only the bytes that were signed are hashed.
+        Nothing is built again from what this version understands of them: only the bytes that were signed are hashed.
         """
         words, encoding = self.words, self.encoding
         if words is None or encoding is None:

@@ -125,7 +125,7 @@ def test_what_was_found_is_printed_with_what_comes_next(new):
             ("a", "--template", "survival", "--csv", "patients.csv", "--target", "years", "--event", "stage"),
             "--event 'stage' has to be a column of 1 and 0, both of which occur; columns like that are smoker, died",
         ),
-        ((), "how is the app to be called?"),
+        ((), "name the app"),
     ],
 )
 def test_refusals_name_what_to_do(new, words, said):

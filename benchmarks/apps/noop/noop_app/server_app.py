@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
 def model(parameters: int, tensors: int) -> ArrayRecord:
     """Normal values in `tensors` tensors of nearly equal size, `parameters` elements of float32 together.
 
-    Zeros would not be a model: whoever compresses would send nothing.
+    Zeros would not be a model: a client that compresses would send nothing.
     """
     parts = np.array_split(np.random.default_rng(0).standard_normal(parameters, dtype=np.float32), tensors)
     return ArrayRecord({f"block{number}": Array(part) for number, part in enumerate(parts)})

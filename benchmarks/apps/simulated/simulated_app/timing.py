@@ -1,4 +1,4 @@
-"""How long each process has trained, for whoever measures which share of a simulation that is."""
+"""Seconds that each process has trained, to measure which share of a simulation that is."""
 
 from __future__ import annotations
 
