@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from fedcore.comparison.results import RunResult
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
+from fedcore.system.workers.calls import ByImportPath
 from fedcore.wire.control import Scalar
 
 if TYPE_CHECKING:
-    from fedcore.comparison.modes import ChosenMode, Mode
+    from fedcore.comparison.modes import Mode
+else:
+    # To a worker goes the import path of the mode's class, with the values of its fields.
+    Mode = ByImportPath
 
 MODEL_FILE: Final = "model.safetensors"
 """In the folder of a run that finished: its last model."""
@@ -40,6 +44,31 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenMode:
+    """A mode as it was asked for."""
+
+    mode: Mode
+    label: str
+    """How it was written, its name in reports."""
+    options: Mapping[str, Scalar]
+    """Every option, the defaults included."""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    """What it lays over the run config and, for a federated mode, over [tool.fedcore]."""
+    given: frozenset[str] = frozenset()
+    """The keys in its brackets."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the mode."""
+        return self.mode.name
+
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """The same with other values of some options; raises ConfigurationError for a value that does not fit."""
+        read = {key: self.mode.options[key].read(key, value) for key, value in changes.items()}
+        return replace(self, options={**self.options, **read})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """One mode with one seed at one point of a sweep.
 
@@ -51,7 +80,7 @@ class PlannedRun:
     app: FlowerApp
     chosen: ChosenMode
     config: Mapping[str, Scalar]
-    settings: Mapping[str, Scalar]
+    settings: Mapping[str, Any]
     sites: int
     seed: int
     folder: Path

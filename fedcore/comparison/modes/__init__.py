@@ -27,12 +27,13 @@ import re
 
 from fedcore.comparison.modes.allreduce import AllReduce
 from fedcore.comparison.modes.averaging import OUTER, ModelAveraging
-from fedcore.comparison.modes.base import ChosenMode, InReport, Mode, Option, Trained
+from fedcore.comparison.modes.base import InReport, Mode, Option, Trained
 from fedcore.comparison.modes.centralized import Centralized
 from fedcore.comparison.modes.federated import Federated
 from fedcore.comparison.modes.federated_async import FederatedAsync
 from fedcore.comparison.modes.local import Local
 from fedcore.comparison.modes.parameter_server import ParameterServer
+from fedcore.comparison.run import ChosenMode
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.system.assignments import parse_assignments
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Final
 
 from fedcore.comparison.measure.clock import averaging_seconds
@@ -14,7 +13,7 @@ from fedcore.comparison.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, 
 from fedcore.comparison.run import PlannedRun
 from fedcore.comparison.workers.processes import Workers
 from fedcore.comparison.workers.schedule import Schedule
-from fedcore.comparison.workers.training import train_together
+from fedcore.comparison.workers.training import train_averaging
 from fedcore.simulation.devices.network import Cost, Network
 
 OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
@@ -42,7 +41,7 @@ class ModelAveraging(Baseline):
         return int(run.options["global-batch"]) or int(run.config["batch-size"]) * run.sites
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
-        start_group(workers, run.site_names, partial(train_together, averages=True), run)
+        start_group(workers, run.site_names, train_averaging, run)
         return run.site_names
 
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:

@@ -6,9 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fedcore.errors import ConfigurationError
 from fedcore.wire.control import Scalar
@@ -138,28 +138,3 @@ class Mode(ABC):
         workers: none of them lives yet. warm: what `warm_processes` made. Raises FedcoreError where nothing of the run
         is worth keeping; a run that got further and failed has a result with a reason.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenMode:
-    """A mode as it was asked for.
-
-    label: how it was written, its name in reports. options: every option, the defaults included. config: what it lays
-    over the run config and, for a federated mode, over [tool.fedcore]. given: the keys in its brackets.
-    """
-
-    mode: Mode
-    label: str
-    options: Mapping[str, Scalar]
-    config: Mapping[str, Scalar] = field(default_factory=dict)
-    given: frozenset[str] = frozenset()
-
-    @property
-    def kind(self) -> str:
-        """The name of the mode."""
-        return self.mode.name
-
-    def with_options(self, changes: Mapping[str, Any]) -> Self:
-        """The same with other values of some options; raises ConfigurationError for a value that does not fit."""
-        read = {key: self.mode.options[key].read(key, value) for key, value in changes.items()}
-        return replace(self, options={**self.options, **read})

@@ -1,15 +1,17 @@
 """The processes of a baseline: one for each worker, server or evaluator, forked from a server that has torch loaded.
 
-A worker runs one function. Its reports come back over a pipe of its own as JSON, and what it prints goes to a log of
-its own. Workers end with the process that started them, whatever happens to that.
+A worker runs one function, which it imports; the arguments reach it as JSON, and its reports come back as JSON over a
+pipe of its own. What it prints goes to a log file of its own. Workers end with the process that started them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,6 +27,9 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
+from fedcore.system.workers.calls import FunctionCall
+from fedcore.system.workers.failures import ending
+from fedcore.system.workers.starting import kill_group
 
 PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.comparison.modes", "fedcore.training")
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
@@ -76,7 +81,7 @@ class WorkerEvent(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Worker:
+class _RunningWorker:
     """A process that was started. connection: where its reports arrive. failure: how it says that it ended."""
 
     process: ForkServerProcess
@@ -94,8 +99,7 @@ class _Worker:
     def kill(self) -> None:
         """End the process and what it started, its data loaders among it."""
         assert self.process.pid is not None  # noqa: S101 - it was started
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.kill()  # it may not lead a group yet
 
     def ending(self) -> Ended:
@@ -104,8 +108,7 @@ class _Worker:
             return self.failure.model_copy(update={"exitcode": code})
         if not code:
             return Ended(exitcode=0)
-        reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return Ended(exitcode=code, reason=reason)
+        return Ended(exitcode=code, reason=ending(code))
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class Workers:
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    _living: dict[str, _Worker] = field(default_factory=dict)
+    _living: dict[str, _RunningWorker] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -136,14 +139,22 @@ class Workers:
     def start(self, name: str, target: Callable[..., object], *args: object) -> None:
         """Run `target(report, *args)` in a process of its own; what it gives to `report` comes out of `events` here.
 
-        target: a function of a module. args: pickled; a socket among them arrives as a socket.
+        Args:
+            name: of the worker and its log.
+            target: a function of a module, with annotations.
+            args: sent as JSON, by those annotations; a socket among them arrives as a socket.
         """
         if name in self._living:
             raise UsageError(f"worker {name} runs already")
         ours, theirs = _CONTEXT.Pipe(duplex=False)
         environment = {**os.environ, **self.environment}
         log = self.folder / "logs" / f"{name}.log"
-        process = _CONTEXT.Process(target=_main, args=(theirs, log, environment, target, args), name=name)
+        call = FunctionCall.of(target, *args)
+        process = _CONTEXT.Process(
+            target=_main,
+            args=(theirs, str(log), json.dumps(environment), call.function, call.arguments, call.sockets),
+            name=name,
+        )
         try:
             process.start()
         except BaseException:
@@ -152,7 +163,7 @@ class Workers:
         finally:
             # The worker's end has to be the only one, or nobody would see it close.
             theirs.close()
-        self._living[name] = _Worker(process=process, connection=ours)
+        self._living[name] = _RunningWorker(process=process, connection=ours)
 
     def events(self, *, silence: float) -> Iterator[WorkerEvent]:
         """What the workers report, until the last of them has ended; each one's last report is `Ended`.
@@ -227,19 +238,20 @@ class Workers:
 
 def _main(
     connection: Connection,
-    log: Path,
-    environment: Mapping[str, str],
-    target: Callable[..., object],
-    args: tuple[object, ...],
+    log: str,
+    environment: str,
+    function: str,
+    arguments: str,
+    sockets: tuple[socket.socket, ...],
 ) -> NoReturn:
-    """The whole life of a worker, in its process."""
+    """The whole life of a worker, in its process; `multiprocessing` pickles these texts and descriptors."""
     os.setsid()  # Ctrl-C reaches the process that started this one, which then ends all
     threading.Thread(target=_end_with_starter, daemon=True).start()
     _print_to(log)
-    _take_environment(environment)
+    _take_environment(json.loads(environment))
     status = 0
     try:
-        target(_report_to(connection), *args)
+        FunctionCall(function, arguments, sockets).carry_out(_report_to(connection))
     except BaseException as error:  # the app's code may raise anything, SystemExit too
         traceback.print_exc()
         reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
@@ -272,7 +284,7 @@ def _end_with_starter() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _print_to(log: Path) -> None:
+def _print_to(log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)

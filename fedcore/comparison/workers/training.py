@@ -177,6 +177,11 @@ def train_together(
     loop.run_rounds(problem.rounds)
 
 
+def train_averaging(report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None) -> None:
+    """As `train_together`, but the ranks average models, and each has one of its own."""
+    train_together(report, run, site, port, listening, averages=True)
+
+
 @dataclass(slots=True)
 class Averaging:
     """Which steps are followed by an average: every h-th of a round, and its last."""
