@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.flower.output import quiet_flower
-from fedcore.simulation.workers.pool_messages import Begin, Ended
+from fedcore.simulation.workers.pool_messages import Begin, WorkerEnded
 from fedcore.simulation.workers.pool_worker import Worker, end, serve
 
 
@@ -85,7 +85,7 @@ def _tell_endings(workers: Mapping[int, int], control: int) -> None:
     with socket.socket(fileno=control) as connection:
         for _ in workers:
             child, status = os.wait()
-            told = Ended(worker=workers[child], status=os.waitstatus_to_exitcode(status))
+            told = WorkerEnded(worker=workers[child], status=os.waitstatus_to_exitcode(status))
             with contextlib.suppress(OSError):
                 connection.sendall(told.model_dump_json().encode() + b"\n")
     end()

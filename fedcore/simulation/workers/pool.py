@@ -21,8 +21,17 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
 from fedcore.simulation.workers.executor import PlainTask
-from fedcore.simulation.workers.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
-from fedcore.simulation.workers.pool_processes import Processes, error_of
+from fedcore.simulation.workers.pool_messages import (
+    Answered,
+    Ask,
+    ClientQuestion,
+    ClientRaised,
+    ExchangeStart,
+    FromWorker,
+    Made,
+    Train,
+)
+from fedcore.simulation.workers.pool_processes import Processes
 from fedcore.simulation.workers.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
@@ -91,8 +100,8 @@ class ProcessExecutor:
         """
         with self._exchange(task, model) as (folder, size):
             for client, found in self._work(task, clients, size, self._training):
-                if isinstance(found, Raised):
-                    raise error_of(found)
+                if isinstance(found, ClientRaised):
+                    raise found.exception()
                 assert isinstance(found, Made)  # noqa: S101 - the answer to Train
                 if found.file is None:
                     yield client, LocalResult(examples=found.examples, metrics=found.metrics)
@@ -110,14 +119,14 @@ class ProcessExecutor:
             for client, found in self._work(
                 task, list(asked), size, lambda chunk: Ask(questions=[questions[client] for client in chunk])
             ):
-                if isinstance(found, Raised):
+                if isinstance(found, ClientRaised):
                     yield client, Answer(error=app_raised(found.line))
                     continue
                 assert isinstance(found, Answered)  # noqa: S101 - the answer to Ask
                 yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """Told to the workers with each client's next task."""
+        """WarningLine to the workers with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
@@ -158,7 +167,7 @@ class ProcessExecutor:
                 file = folder / "model.safetensors"
                 with FileSink(file, model.layout, durable=False) as sink:
                     model.write_to(sink)
-            yield folder, self._processes.begin(Exchange(task=task, model=file, out=folder))
+            yield folder, self._processes.begin(ExchangeStart(task=task, model=file, out=folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -179,11 +188,11 @@ class ProcessExecutor:
     def _training(self, chunk: Sequence[int]) -> Train:
         return Train(clients=list(chunk), counted=[self._counted.get(client, 0) for client in chunk])
 
-    def _question(self, client: int, asked: PlainTask) -> Question:
+    def _question(self, client: int, asked: PlainTask) -> ClientQuestion:
         task = asked.task
         assert task.message is not None  # noqa: S101 - of a plain exchange
         assert task.model is not None  # noqa: S101 - likewise
-        return Question(
+        return ClientQuestion(
             client=client,
             message_type=task.message_type,
             head=task.message,

@@ -1,41 +1,39 @@
-"""What a simulation and the workers of its pool say to each other: JSON lines, and paths of safetensors files."""
+"""Messages between a simulation and the workers of its pool: JSON lines, with the paths of safetensors files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from fedcore.errors import AppError
+from fedcore.system.workers.failures import RaisedError, WorkerMessage
 from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Task
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
 
 # --- to a worker ----------------------------------------------------------------------------------------------------
 
 
-class Begin(_Line):
-    """What the processes are started with.
-
-    clients: of the simulation. states: folder where their Contexts stay. at_once: how many train at once, as
-    `BatchedClients` has it. threads: of each process. connections: descriptors, one a worker. control: where `Ended`
-    goes.
-    """
+class Begin(WorkerMessage):
+    """What the processes are started with."""
 
     app: Path
     clientapp: str
     clients: int
+    """How many the simulation has."""
     states: Path
+    """The folder of their Contexts."""
     at_once: int
+    """How many train at once, as `BatchedClients` has it."""
     threads: int
+    """Of each process."""
     connections: list[int]
+    """Descriptors, one a worker."""
     control: int
+    """The descriptor for `WorkerEnded`."""
 
 
-class Exchange(_Line):
+class ExchangeStart(WorkerMessage):
     """What the messages after this one are about; answered by `Sized`. model: a safetensors file. out: for results."""
 
     kind: Literal["exchange"] = "exchange"
@@ -44,7 +42,7 @@ class Exchange(_Line):
     out: Path
 
 
-class Train(_Line):
+class Train(WorkerMessage):
     """These clients do the task of the exchange, in this order. counted: of each, as `ClientRunner` has it."""
 
     kind: Literal["train"] = "train"
@@ -52,7 +50,7 @@ class Train(_Line):
     counted: list[int]
 
 
-class Question(_Line):
+class ClientQuestion(WorkerMessage):
     """What one client of a plain exchange is asked; the rest of its task is that of the exchange."""
 
     client: int
@@ -64,43 +62,43 @@ class Question(_Line):
     counted: int
 
 
-class Ask(_Line):
+class Ask(WorkerMessage):
     """These clients answer their messages, in this order."""
 
     kind: Literal["ask"] = "ask"
-    questions: list[Question]
+    questions: list[ClientQuestion]
 
 
-TO_WORKER: Final[TypeAdapter[Exchange | Train | Ask]] = TypeAdapter(
-    Annotated[Exchange | Train | Ask, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[ExchangeStart | Train | Ask]] = TypeAdapter(
+    Annotated[ExchangeStart | Train | Ask, Field(discriminator="kind")]
 )
 
 
 # --- from a worker --------------------------------------------------------------------------------------------------
 
 
-class Ready(_Line):
+class AppLoaded(WorkerMessage):
     """The app is loaded. pinned: it keeps something of its clients in this process."""
 
     kind: Literal["ready"] = "ready"
     pinned: bool
 
 
-class Sized(_Line):
+class Sized(WorkerMessage):
     """How many clients of the exchange are worked on at a time."""
 
     kind: Literal["sized"] = "sized"
     at_once: int
 
 
-class Told(_Line):
+class WarningLine(WorkerMessage):
     """What whoever simulates should know."""
 
     kind: Literal["told"] = "told"
     line: str
 
 
-class Made(_Line):
+class Made(WorkerMessage):
     """What came of one client's task. file: the new model, where it trained. seconds: that it took."""
 
     kind: Literal["made"] = "made"
@@ -111,7 +109,7 @@ class Made(_Line):
     seconds: float
 
 
-class Answered(_Line):
+class Answered(WorkerMessage):
     """A client's reply is in the file that the question named, or `error` is its reply."""
 
     kind: Literal["answered"] = "answered"
@@ -122,28 +120,28 @@ class Answered(_Line):
     seconds: float
 
 
-class Raised(_Line):
-    """An exception. client: whose app raised it, None before the first task.
+class ClientRaised(RaisedError):
+    """An exception of a client's app, or of loading the app."""
 
-    fedcore: its name in `fedcore.errors`, "" for one that is not ours. text: what it says; line: the last of its
-    traceback.
-    """
-
-    kind: Literal["raised"] = "raised"
     client: int | None
-    fedcore: str
-    text: str
-    line: str
+    """Whose app raised it, None before the first task."""
+
+    def exception(self) -> Exception:
+        """One of fedcore's as it was; any other, whose traceback was printed, becomes an AppError."""
+        if self.error:
+            return super().exception()
+        whose = "the app" if self.client is None else f"the app of client {self.client}"
+        return AppError(f"{whose} raised {self.line}")
 
 
-class Ended(_Line):
+class WorkerEnded(WorkerMessage):
     """A worker's process has ended. status: its exit status, or less than 0 for a signal."""
 
     worker: int
     status: int
 
 
-FROM_WORKER: Final[TypeAdapter[Ready | Sized | Told | Made | Answered | Raised]] = TypeAdapter(
-    Annotated[Ready | Sized | Told | Made | Answered | Raised, Field(discriminator="kind")]
+FROM_WORKER: Final[TypeAdapter[AppLoaded | Sized | WarningLine | Made | Answered | ClientRaised]] = TypeAdapter(
+    Annotated[AppLoaded | Sized | WarningLine | Made | Answered | ClientRaised, Field(discriminator="kind")]
 )
-FromWorker: TypeAlias = Ready | Sized | Told | Made | Answered | Raised
+FromWorker: TypeAlias = AppLoaded | Sized | WarningLine | Made | Answered | ClientRaised

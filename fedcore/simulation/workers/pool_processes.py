@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -18,57 +17,47 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from fedcore import errors
-from fedcore.errors import AppError, WorkerDied
+from fedcore.errors import WorkerDied
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import ignore_line
 from fedcore.simulation.workers.pool_messages import (
     FROM_WORKER,
     Answered,
+    AppLoaded,
     Ask,
     Begin,
-    Ended,
-    Exchange,
+    ClientRaised,
+    ExchangeStart,
     FromWorker,
     Made,
-    Raised,
-    Ready,
     Sized,
-    Told,
     Train,
+    WarningLine,
+    WorkerEnded,
 )
+from fedcore.system.json_lines import PolledConnection
+from fedcore.system.workers.failures import ending, memory_hint
+from fedcore.system.workers.starting import end_worker, start_worker
 
 _READ_BYTES: Final = 1 << 20
 _STOP_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
-class _Worker:
-    """The connection to one process. chunks: the clients that it has, chunk by chunk, less those that it has done."""
+class _PoolWorker:
+    """One worker, as the simulation sees it."""
 
-    connection: socket.socket
+    connection: PolledConnection[FromWorker]
     chunks: deque[deque[int]] = field(default_factory=deque)
+    """The clients that it has, chunk by chunk, less those that are done."""
     ready: bool = False
-    _rest: bytes = b""
 
     @property
-    def place(self) -> str:
-        """Where its process is."""
+    def activity(self) -> str:
+        """What it does."""
         for chunk in self.chunks:
             return f"while it worked for client {chunk[0]}"
         return "while it waited" if self.ready else "while it started"
-
-    def send(self, message: BaseModel) -> None:
-        """Send a message; raises OSError."""
-        self.connection.sendall(message.model_dump_json().encode() + b"\n")
-
-    def receive(self) -> list[FromWorker]:
-        """The messages that have arrived whole; raises OSError at the end of the stream."""
-        found = self.connection.recv(_READ_BYTES)
-        if not found:
-            raise ConnectionResetError
-        *lines, self._rest = (self._rest + found).split(b"\n")
-        return [FROM_WORKER.validate_json(line) for line in lines]
 
     def took(self, client: int) -> None:
         """The client is done."""
@@ -100,9 +89,15 @@ class Processes:
                 connections=ends[1:],
                 control=ends[0],
             )
-            self._process = _started(begin, _environment(threads, forks=count > 1))
+            self._process = start_worker(
+                "fedcore.simulation.workers.fork_server",
+                begin.model_dump_json(),
+                sockets=[begin.control, *begin.connections],
+                environment=_environment(threads, forks=count > 1),
+                output=subprocess.PIPE,
+            )
         self._pinned = False
-        self._workers = [_Worker(connection) for connection in ours]
+        self._workers = [_PoolWorker(PolledConnection(connection, FROM_WORKER)) for connection in ours]
         self._selector = selectors.DefaultSelector()
         for place, connection in enumerate(ours):
             self._selector.register(connection, selectors.EVENT_READ, place)
@@ -113,21 +108,21 @@ class Processes:
         """Wait until all have loaded the app; whether it ties clients to processes. Raises what the loading raised."""
         while not all(worker.ready for worker in self._workers):
             for place, message in self._arrived():
-                if isinstance(message, Raised):
-                    raise error_of(message)
-                assert isinstance(message, Ready)  # noqa: S101 - a worker's first message
+                if isinstance(message, ClientRaised):
+                    raise message.exception()
+                assert isinstance(message, AppLoaded)  # noqa: S101 - a worker's first message
                 self._workers[place].ready = True
                 self._pinned = message.pinned
         return self._pinned
 
-    def begin(self, exchange: Exchange) -> int:
+    def begin(self, exchange: ExchangeStart) -> int:
         """Tell every worker of an exchange; how many clients they work for at a time. Raises WorkerDied."""
         for place in range(len(self._workers)):
             self._send(place, exchange)
         sizes: dict[int, int] = {}
         while len(sizes) < len(self._workers):
             for place, message in self._arrived():
-                assert isinstance(message, Sized)  # noqa: S101 - the answer to Exchange
+                assert isinstance(message, Sized)  # noqa: S101 - the answer to ExchangeStart
                 sizes[place] = message.at_once
         return min(sizes.values())
 
@@ -144,7 +139,7 @@ class Processes:
         """Worker, client and what came of it, until no worker has anything to do; raises WorkerDied."""
         while any(worker.chunks for worker in self._workers):
             for place, message in self._arrived():
-                assert isinstance(message, Made | Answered | Raised)  # noqa: S101 - all are ready
+                assert isinstance(message, Made | Answered | ClientRaised)  # noqa: S101 - all are ready
                 assert message.client is not None  # noqa: S101 - likewise
                 self._workers[place].took(message.client)
                 yield place, message.client, message
@@ -156,29 +151,27 @@ class Processes:
 
     def close(self) -> None:
         """End all processes now, and what they started; does nothing the second time."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_worker(self._process)
         self._selector.close()
-        for connection in (self._control, *(worker.connection for worker in self._workers)):
-            connection.close()
+        self._control.close()
+        for worker in self._workers:
+            worker.connection.close()
         self._printing.join(_STOP_SECONDS)
 
     def _send(self, place: int, message: BaseModel) -> None:
         try:
-            self._workers[place].send(message)
+            self._workers[place].connection.send(message)
         except OSError:
             raise self._died(place) from None
 
     def _arrived(self) -> Iterator[tuple[int, FromWorker]]:
         for key, _ in self._selector.select():
             try:
-                messages = self._workers[key.data].receive()
+                messages = self._workers[key.data].connection.receive()
             except OSError:
                 raise self._died(key.data) from None
             for message in messages:
-                if isinstance(message, Told):
+                if isinstance(message, WarningLine):
                     self._warn_once(message.line)
                 else:
                     yield key.data, message
@@ -191,9 +184,8 @@ class Processes:
     def _died(self, place: int) -> WorkerDied:
         """Says how the process ended, and for whom it worked."""
         status = self._status(place)
-        how = f"with exit status {status}" if status is None or status >= 0 else f"by {signal.Signals(-status).name}"
-        memory = "; if the machine ran out of memory, try fewer workers" if status == -signal.SIGKILL else ""
-        return WorkerDied(f"a worker of the simulation ended {how} {self._workers[place].place}{memory}")
+        activity = self._workers[place].activity
+        return WorkerDied(f"a worker of the simulation {ending(status)} {activity}{memory_hint(status)}")
 
     def _status(self, place: int) -> int | None:
         """The exit status of a worker that has ended, as whoever started it tells; None where that is gone, too."""
@@ -203,43 +195,18 @@ class Processes:
             self._control.settimeout(_STOP_SECONDS)
             with self._control.makefile("rb") as lines:
                 for line in lines:
-                    ended = Ended.model_validate_json(line)
+                    ended = WorkerEnded.model_validate_json(line)
                     if ended.worker == place:
                         return ended.status
         return None
 
 
-def error_of(found: Raised) -> Exception:
-    """One of our errors as it was; for any other, whose traceback was printed, one that says whose app raised it."""
-    kind = getattr(errors, found.fedcore, None) if found.fedcore else None
-    if kind is None:
-        whose = "the app" if found.client is None else f"the app of client {found.client}"
-        return AppError(f"{whose} raised {found.line}")
-    error: Exception = kind.__new__(kind)
-    error.args = (found.text,)
-    return error
-
-
-def _started(begin: Begin, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - a module of ours
-        [sys.executable, "-P", "-m", "fedcore.simulation.workers.fork_server", begin.model_dump_json()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(begin.control, *begin.connections),
-        env=environment,
-        start_new_session=True,  # Ctrl-C reaches this process, which then ends all
-    )
-
-
 def _environment(threads: int, *, forks: bool) -> dict[str, str]:
-    """This process's own, and where it finds its modules.
+    """Laid over this process's own.
 
     Threads that libraries start when they are imported would be in the way of a fork; workers have theirs afterwards.
     """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment = {**os.environ, "PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"}
-    environment["OMP_NUM_THREADS"] = "1" if forks else str(threads)
+    environment = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1" if forks else str(threads)}
     return environment | ({"PYTHONDONTWRITEBYTECODE": "1"} if sys.dont_write_bytecode else {})
 
 

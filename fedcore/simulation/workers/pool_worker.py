@@ -5,20 +5,15 @@ When the socket to the simulation closes, the process ends, whatever the app is 
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedcore import errors
-from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import BatchedClients, ignore_line
 from fedcore.flower.apps.tensor_app import LocalResult
@@ -27,20 +22,21 @@ from fedcore.simulation.workers.executor import PlainTask
 from fedcore.simulation.workers.pool_messages import (
     TO_WORKER,
     Answered,
+    AppLoaded,
     Begin,
-    Exchange,
+    ClientQuestion,
+    ClientRaised,
+    ExchangeStart,
     FromWorker,
     Made,
-    Question,
-    Raised,
-    Ready,
     Sized,
-    Told,
     Train,
+    WarningLine,
 )
 from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
+from fedcore.system.workers.starting import kill_group
 from fedcore.wire.control import Task
 
 
@@ -69,13 +65,13 @@ class Worker:
         """Whether its clients cannot go on elsewhere."""
         return self.runners.of(1).stays_in_process
 
-    def begin(self, told: Exchange) -> Sized:
+    def begin(self, told: ExchangeStart) -> Sized:
         """What the next messages are about; the model is mapped, so that all workers share its pages."""
         self._task, self._out = told.task, told.out
         self._model = None if told.model is None else ModelState.open(told.model)
         return Sized(at_once=self.at_once.size(told.task, told.task.cohort))
 
-    def train(self, told: Train) -> Iterator[Made | Raised]:
+    def train(self, told: Train) -> Iterator[Made | ClientRaised]:
         """What the clients make of the task, in their order; an exception is that of all who are left.
 
         What a client keeps is in its place before anybody hears of its end: another worker may go on with it.
@@ -95,7 +91,7 @@ class Worker:
             found = raised(error, left[0])
             yield from (found.model_copy(update={"client": client}) for client in left)
 
-    def ask(self, questions: Sequence[Question]) -> Iterator[Answered | Raised]:
+    def ask(self, questions: Sequence[ClientQuestion]) -> Iterator[Answered | ClientRaised]:
         """What the clients answer; an exception is the answer of one."""
         self.runners.counted.update({asked.client: asked.counted for asked in questions})
         asked = {one.client: PlainTask(task=self._asked(one), content=one.content, out=one.out) for one in questions}
@@ -123,7 +119,7 @@ class Worker:
         seconds = time.monotonic() - started
         return Made(client=client, examples=result.examples, metrics=dict(result.metrics), file=file, seconds=seconds)
 
-    def _asked(self, asked: Question) -> Task:
+    def _asked(self, asked: ClientQuestion) -> Task:
         change = {"message_type": asked.message_type, "message": asked.head, "model": asked.reference}
         return self._now.model_copy(update=change)
 
@@ -133,14 +129,12 @@ class Worker:
         return self._task
 
 
-def raised(error: BaseException, client: int | None) -> Raised:
-    """An exception in words; of one that is not ours the traceback goes to standard error."""
-    kind = type(error)
-    ours = isinstance(error, FedcoreError) and getattr(errors, kind.__name__, None) is kind
-    if not ours:
-        traceback.print_exception(error)
-    line = traceback.format_exception_only(error)[-1].strip()
-    return Raised(client=client, fedcore=kind.__name__ if ours else "", text=str(error), line=line)
+def raised(error: BaseException, client: int | None) -> ClientRaised:
+    """The message for an exception; the traceback of one that is not fedcore's goes to standard error."""
+    message = ClientRaised.of(error, client=client)
+    if not message.error:
+        sys.stderr.write(message.trace)
+    return message
 
 
 def serve(begin: Begin, descriptor: int) -> NoReturn:
@@ -150,13 +144,13 @@ def serve(begin: Begin, descriptor: int) -> NoReturn:
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # all print into one
     connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, gone=end)
     try:
-        worker = Worker.of(begin, lambda line: _send(connection, Told(line=line)))
-        _send(connection, Ready(pinned=worker.pinned))
+        worker = Worker.of(begin, lambda line: _send(connection, WarningLine(line=line)))
+        _send(connection, AppLoaded(pinned=worker.pinned))
     except BaseException as error:
         _send(connection, raised(error, None))
     while True:
         told = connection.receive()
-        if isinstance(told, Exchange):
+        if isinstance(told, ExchangeStart):
             _send(connection, worker.begin(told))
         else:
             for made in worker.train(told) if isinstance(told, Train) else worker.ask(told.questions):
@@ -178,4 +172,4 @@ def _send(connection: BlockingConnection[Any], message: FromWorker) -> None:
 
 def end() -> None:
     """End this process, its siblings, and what the app has started, its data loaders among it."""
-    os.killpg(0, signal.SIGKILL)
+    kill_group(0)

@@ -15,7 +15,7 @@ from fedcore.wire.control import Task
 
 T = TypeVar("T")
 
-Told: TypeAlias = Callable[[str, int, int], None]
+OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Takes what clients work at, how many of them are done, and how many were asked."""
 
 
@@ -24,7 +24,7 @@ class ProgressExecutor:
     """A `ClientExecutor` that tells of each result. It is no event: nothing of it is kept, and no tracker hears it."""
 
     executor: ClientExecutor
-    tell: Told
+    tell: OnProgress
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """As `ClientExecutor`."""

@@ -22,8 +22,7 @@ from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
 from fedcore.simulation.workers import ray_task
 from fedcore.simulation.workers.executor import InlineExecutor, PlainTask
-from fedcore.simulation.workers.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised
-from fedcore.simulation.workers.pool_processes import error_of
+from fedcore.simulation.workers.pool_messages import FROM_WORKER, Answered, ClientRaised, FromWorker, Made
 from fedcore.simulation.workers.scheduling import Costs
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
@@ -98,8 +97,8 @@ class RayExecutor:
         for client, found, made in self._done(
             task, clients, lambda one: function.remote(self._files, self.app.clientapp, text, sent, *self._client(one))
         ):
-            if isinstance(found, Raised):
-                raise error_of(found)
+            if isinstance(found, ClientRaised):
+                raise found.exception()
             assert isinstance(found, Made)  # noqa: S101 - of a training
             trained: ModelState | None = None if made is None else made.state()
             yield (
@@ -128,7 +127,7 @@ class RayExecutor:
 
         first = next(iter(asked.values())).task
         for client, found, reply in self._done(first, list(asked), submitted):
-            if isinstance(found, Raised):
+            if isinstance(found, ClientRaised):
                 yield client, Answer(error=app_raised(found.line))
                 continue
             assert isinstance(found, Answered)  # noqa: S101 - to a message
@@ -137,7 +136,7 @@ class RayExecutor:
             yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """Told with each client's next task."""
+        """WarningLine with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:

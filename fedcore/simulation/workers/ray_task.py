@@ -72,7 +72,7 @@ class Client:
 def train(
     files: Mapping[str, bytes], clientapp: str, task: str, model: Model | None, client: Client, state: Bytes | None
 ) -> tuple[str, Model | None, Bytes | None]:
-    """What the client makes of the task: a `Made` or a `Raised` as JSON, the new model, and the state afterwards."""
+    """The client's result, a `Made` or a `ClientRaised` as JSON; the new model, and the state afterwards."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:
         folder = Path(name)
         try:
@@ -95,7 +95,7 @@ def train(
 def answer(
     files: Mapping[str, bytes], clientapp: str, task: str, content: Bytes, client: Client, state: Bytes | None
 ) -> tuple[str, Bytes | None, Bytes | None]:
-    """What the client answers: an `Answered` or a `Raised` as JSON, the reply's record file, and the state."""
+    """The client's reply, an `Answered` or a `ClientRaised` as JSON, the reply's record file, and the state."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:
         folder = Path(name)
         sent, out = folder / "content", folder / "reply"
