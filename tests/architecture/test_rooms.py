@@ -1,0 +1,47 @@
+"""A name leads to one class, and a folder can be read at a glance."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PRODUCT: Final = ("fedcore", "server_app", "client_app")
+MOST_FILES: Final = 15
+TEMPLATES: Final = "fedcore/cli/new/"
+"""Its folders hold apps that `fedcore new` copies, which are programs of their own."""
+STILL_DOUBLE: Final = frozenset(
+    """
+    Asked Change Client Ended Entry Exchange Failure Findings Journal KeptAnswer Machine Owner PlainRequest Question
+    Raised Ready Refused Standing Told Training Transcript _Exchange _Handed _Incoming _Named _Part _Worker
+    """.split()
+)
+
+
+def modules() -> Iterator[Path]:
+    """The product's modules, from the repository's root."""
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            module = path.relative_to(ROOT)
+            if not (str(module).startswith(TEMPLATES) and len(module.parts) > TEMPLATES.count("/") + 1):
+                yield module
+
+
+def test_a_class_name_stands_in_one_module() -> None:
+    homes: defaultdict[str, set[Path]] = defaultdict(set)
+    for module in modules():
+        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module)
+    double = {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in STILL_DOUBLE}
+    assert not double, "\n".join(f"{name}: {', '.join(map(str, sorted(paths)))}" for name, paths in double.items())
+
+
+def test_no_folder_has_more_files_than_a_screen_shows() -> None:
+    counts = Counter(module.parent for module in modules())
+    assert counts, "no module was looked at"
+    large = {str(folder): count for folder, count in counts.items() if count > MOST_FILES}
+    assert not large, f"more than {MOST_FILES} Python files, __init__.py counted: {large}"
