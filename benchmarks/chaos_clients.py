@@ -34,7 +34,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import ModelState
 from fedcore.wire.control import Task
@@ -144,7 +144,7 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
             client = Client(
                 kit=kit,
                 app_sha256=AppBundle.from_folder(app).sha256,
-                agreed=AppAgreement.to(FlowerApp.load(app)),
+                agreed=AppAgreement.of(FlowerApp.load(app)),
                 transport=transport,
                 work=work,
                 ledger=ledger,

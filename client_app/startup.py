@@ -35,7 +35,7 @@ from client_app.records.transcript import ClientTranscript
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.kits.identity import IDENTITY_FILE
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.engine_config import EngineConfig
@@ -110,7 +110,7 @@ async def _run_agent(options: Options) -> None:
                 client_ = Client(
                     kit=kit,
                     app_sha256=settings.app_sha256,
-                    agreed=AppAgreement.to(FlowerApp.load(settings.app)),
+                    agreed=AppAgreement.of(FlowerApp.load(settings.app)),
                     transport=transport,
                     work=group,
                     ledger=ledger,

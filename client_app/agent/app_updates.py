@@ -16,7 +16,7 @@ from client_app.agent.client import Client
 from client_app.agent.offers import Offers
 from client_app.http.retry import BRIEF
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.control import AppOut
@@ -109,7 +109,7 @@ class AppUpdater:
         try:
             after = await in_thread(self.offers.bundle, sha256)
             folder = await in_thread(after.install, apps)
-            agreed = AppAgreement.to(FlowerApp.load(folder))
+            agreed = AppAgreement.of(FlowerApp.load(folder))
             await self.runner.use(folder, sha256)
         except FedcoreError as error:
             client.output.error(

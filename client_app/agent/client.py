@@ -20,7 +20,7 @@ from client_app.records.ledger import Ledger
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.admit import Participant
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces

@@ -35,7 +35,7 @@ from client_app.records.ledger import note_task
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
-from fedcore.federation.admission.drawn import answer_draw
+from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.transcript import TranscriptOut
@@ -369,7 +369,7 @@ class _ClientExchange:
         survivors = conversions.survivors_from_wire(shown, self.task.cohort)
         agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript
-        await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, here=session.heard)
+        await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.heard)
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)

@@ -37,7 +37,7 @@ from client_app.records.ledger_entries import (
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
@@ -197,7 +197,7 @@ class Ledger:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
         self._append(SpentEntry(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
 
-    def give_back(self, attempt: NoisedSum) -> None:
+    def refund(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
         self._append(RefundEntry(run=attempt.run, exchange=attempt.exchange))
 

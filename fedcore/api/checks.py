@@ -14,7 +14,7 @@ from fedcore.api.simulating import IN_TURN
 from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node_config import share_of_client
@@ -140,7 +140,7 @@ def _checked(
         owners = policy_of(policy, clients) or owners
     workable = _needs(settings, clients, owners, findings)
     note = findings.warn if policy is None else findings.error
-    for refusal in refused_choices(config, settings, AppAgreement.to(app), owners, members=clients):
+    for refusal in refused_choices(config, settings, AppAgreement.of(app), owners, members=clients):
         note("the clients' policies", str(refusal))
     loads = _loads(app, clients, findings)
     if not loads or workable is None or not dry_round:

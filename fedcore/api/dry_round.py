@@ -16,7 +16,7 @@ from fedcore.api.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.privacy import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest

@@ -9,7 +9,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.federation import Member, Policy, Roster
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.settings import JobSettings
@@ -43,7 +43,7 @@ def owners_of(
     """The owners of these clients. policy: as `Simulation` has it, None for the stock one with more freedom."""
     public = {i: key.public_key().public_bytes_raw() for i, key in identities.items()}
     members = [Member(id=i, name=client_name(i), public_key=key) for i, key in public.items()]
-    agreed = AppAgreement.to(app)
+    agreed = AppAgreement.of(app)
     if policy is None:
         agreed = AppAgreement(run_config=run_config, settings=settings)
         stock = Policy.default(len(members))

@@ -19,7 +19,7 @@ from fedcore.errors import (
     ProtocolViolation,
 )
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.federation.admission.tasks import refused_choices
@@ -355,6 +355,6 @@ class Simulation:
         """Say what the owners of a federation would refuse that whoever simulates may decide alone."""
         stock = Policy.default(self.clients)
         for refusal in refused_choices(
-            self.run_config, self.settings, AppAgreement.to(self.app), stock, members=self.clients
+            self.run_config, self.settings, AppAgreement.of(self.app), stock, members=self.clients
         ):
             self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))

@@ -40,7 +40,7 @@ from client_app.records.transcript import ClientTranscript
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.settings import JobSettings

@@ -1,6 +1,6 @@
-"""Checks of a task against its owner's policy, without a network; agent and simulator share them.
+"""Admission: the checks of a task by a client's owner that need no network, shared by the agent and the simulator.
 
-`tasks` holds the checks of one task against the app that is installed, the owner's policy and the roster; `agreed` what
-a run may change of an app; `releases` which sums together tell too much; `owner` what all of them need of a client.
-Nothing here asks for a number that the client's data decides.
+`admit` is the way in. `tasks` checks a task against the installed app, the owner's policy and the roster,
+`app_agreement` what a run changes of an app, `releases` whether sums together tell too much; `owner` is a client as
+they see it. No check depends on a number that the client's data decides.
 """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.federation.admission.agreed import AppAgreement
-from fedcore.federation.admission.drawn import check_drawn
+from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.federation.admission.owner import ExchangeHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
@@ -59,7 +59,7 @@ class Admitted:
     """By client id."""
 
     def admit_sum(self, model: ModelState | None, chain: Chain) -> AdmittedSum:
-        """The checks of a secure sum, before anything is said in it; raises ProtocolViolation.
+        """The checks of a secure sum, before its first message; raises ProtocolViolation.
 
         The scales are noted in each history.
 
@@ -103,14 +103,14 @@ class AdmittedSum:
             chain=self.chain,
         )
 
-    def agree(self, client: int, survivors: Collection[int], *, here: Collection[int]) -> None:
+    def agree(self, client: int, survivors: Collection[int], *, present: Collection[int]) -> None:
         """A client agrees to the sum over `survivors`, durably; raises ProtocolViolation if its owner does not.
 
-        here: who takes part, as their signed keys show.
+        present: who takes part, as their signed keys show.
         """
         participant = self.admitted.participants[client]
         policy, history = participant.owner.policy, participant.history
-        agree(self.admitted.task, self.encoding, survivors, policy, history, self.chain, here=here)
+        agree(self.admitted.task, self.encoding, survivors, policy, history, self.chain, present=present)
 
 
 def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = verifies) -> Admitted:
@@ -126,7 +126,7 @@ def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = v
     for participant in participants:
         check_start(task, participant.owner.client_id, participant.start)
     # Of a group the first member checks the answers to the draw, which are the same for all.
-    check_drawn(task, settings, first.owner, first.history, verify=verify)
+    check_draw(task, settings, first.owner, first.history, verify=verify)
     by_id = {participant.owner.client_id: participant for participant in participants}
     return Admitted(task=task, settings=settings, participants=by_id)
 

@@ -1,7 +1,7 @@
-"""A digest of all that decides how a sum is rounded and bounded, which the ledger keeps for good.
+"""A name for everything that decides how a sum is rounded and bounded, which the ledger keeps for good.
 
-The name is of the JSON of what decides and of nothing else, so that it stays when the codec writes the same in another
-way. Earlier versions took the codec's canonical form instead: what their ledgers say is known, too.
+It is a hash over the JSON of these parameters alone, so it does not change if the codec encodes them differently.
+Earlier versions hashed the codec's canonical form; their ledgers are still understood.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
 from fedcore.codec.settings import NARROW_BITS
-from fedcore.federation.transcript.before import canonical_before
+from fedcore.federation.transcript.legacy_encodings import legacy_canonical
 from fedcore.system.plain_json import to_plain
 
 BOUNDS_TAG: Final = "fedcore/bounds/v1"
@@ -25,10 +25,10 @@ _FORM: Final[TypeAdapter[Any]] = TypeAdapter(AnyEncoding)
 
 
 def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """The scales where they may change, and the names of all else that decides how a sum is rounded and bounded.
+    """The scales if they may change, and the names of all else that decides how a sum is rounded and bounded.
 
     The first name is the one to keep; the others are what earlier versions called the same. The names of the metrics,
-    and when the sum opens, are no part of that: where it stayed closed, the same clients may be asked again with room
+    and when the sum opens, are no part of that: if it stayed closed, the same clients may be asked again with room
     for those that failed. Nor are the width of the fields and the size of the cohort.
     """
     if not isinstance(encoding, Encoding):
@@ -47,7 +47,7 @@ def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[s
 
 def _names(encoding: AnyEncoding) -> tuple[str, ...]:
     plain = to_plain(_FORM, encoding)
-    return _name(plain), *(name.hex() for name in canonical_before(plain))
+    return _name(plain), *(name.hex() for name in legacy_canonical(plain))
 
 
 def _name(plain: Mapping[str, Any]) -> str:

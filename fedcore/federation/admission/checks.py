@@ -5,8 +5,8 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | check                   | stops                                                                          |
 | ----------------------- | ------------------------------------------------------------------------------ |
 | app-mismatch            | running an app that the owner did not install                                  |
-| config-not-allowed      | a question in a number: config or settings other than the app's (`agreed`)     |
-| message-not-allowed     | the same in a message, under a key for which the owner has a rule (`agreed`)   |
+| config-not-allowed      | a question in a number: config or settings other than the app's (`app_agreement`) |
+| message-not-allowed     | the same in a message, under a key for which the owner has a rule (`app_agreement`) |
 | model-too-large         | a model that fills the disk                                                    |
 | too-many-tensors        | an encoding that takes for ever to read                                        |
 | too-long                | local work without an end                                                      |

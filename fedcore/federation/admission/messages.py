@@ -1,4 +1,4 @@
-"""Check that a message of a plain exchange holds only what the client's owner agreed to."""
+"""The check of a plain exchange's message against the owner's agreement; its content is a separate file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from fedcore.errors import PeerError, ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.wire.control import Task
 from fedcore.wire.record_file import config_values, read_records
 
 
 def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:
-    """Raise ProtocolViolation for a message that is none, or sets what the owner does not allow."""
+    """Raise ProtocolViolation for a malformed message, or one that sets what the owner does not allow."""
     if content is None or task.message is None:
         raise ProtocolViolation("message-missing", "a plain exchange sends every client a message")
     try:

@@ -1,4 +1,4 @@
-"""What the checks of a task need of a client: identity, policy and the history of its exchanges."""
+"""A client as admission sees it: its identity, its owner's policy, and the history of its exchanges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcore.run.groups import GroupAssignmentRecord
 
 
 class Owner(Protocol):
-    """A member of a federation with its owner's policy: a client's kit, or one that the simulator makes."""
+    """A member of a federation and its owner's policy: a client's kit, or a simulated member."""
 
     @property
     def federation(self) -> str: ...
@@ -29,7 +29,7 @@ class Owner(Protocol):
 
 
 class LedgerEntry(BaseModel):
-    """Base of what is noted of an exchange of a run."""
+    """Base of a ledger's entries about an exchange."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -40,9 +40,11 @@ class LedgerEntry(BaseModel):
 class AgreedSum(LedgerEntry):
     """This client agreed to a sum over `survivors`.
 
-    purpose: the first part of the message type. model: its SHA-256, or "" for none and for a query. survivors: as
-    `ids_to_text` writes them. scales: of the encoding, where they are nothing but a question of precision. bounds:
-    SHA-256 over what else decides what the sum says.
+    purpose: the first part of the message type.
+    model: its SHA-256, or "" for none and for a query.
+    survivors: as `ids_to_text` writes them.
+    scales: of the encoding, if they affect precision alone.
+    bounds: SHA-256 over everything else that decides what the sum says.
     """
 
     event: Literal["released"] = "released"
@@ -65,7 +67,7 @@ class ExchangeHistory(Protocol):
         ...
 
     def enter(self, run: str, exchange: int) -> None:
-        """Use up an exchange's number, before anything is said in it."""
+        """Use up an exchange's number, before its first message."""
         ...
 
     def released(self, purpose: str, model: str) -> Sequence[AgreedSum]:
@@ -89,7 +91,7 @@ class ExchangeHistory(Protocol):
         """Note that a noised update is about to leave this client."""
         ...
 
-    def give_back(self, attempt: NoisedSum) -> None:
+    def refund(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
         ...
 
@@ -117,7 +119,7 @@ class ExchangeHistory(Protocol):
 def ids_to_text(ids: Iterable[int]) -> str:
     """Client ids as ranges: "1-50,53"."""
     ordered = sorted(ids)
-    starts = [0, *(place for place, (one, two) in enumerate(pairwise(ordered), start=1) if two != one + 1)]
+    starts = [0, *(index for index, (one, two) in enumerate(pairwise(ordered), start=1) if two != one + 1)]
     ends = [*(start - 1 for start in starts[1:]), len(ordered) - 1]
     ranges = [(ordered[start], ordered[end]) for start, end in zip(starts, ends, strict=True)] if ordered else []
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)

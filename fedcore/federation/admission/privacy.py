@@ -41,7 +41,7 @@ class PrivacySpending:
     chain: Chain
 
     def admit(self) -> None:
-        """Before anything is said in the exchange: ProtocolViolation where it reveals more than the owner allows.
+        """Before the first message of the exchange: ProtocolViolation if it reveals more than the owner allows.
 
         Earlier attempts of the same run do not count yet. Who takes part in this one may prove that they stayed masked,
         and the retry of the last exchange that can be afforded has to be possible.
@@ -49,12 +49,12 @@ class PrivacySpending:
         self._return_masked(())
         self._check([attempt for attempt in self.history.attempts if self._is_earlier(attempt)])
 
-    def confirm(self, here: Collection[int]) -> None:
+    def confirm(self, present: Collection[int]) -> None:
         """Before the update leaves, with every attempt that is not proven to have stayed masked.
 
-        here: who takes part, as their keys that were signed for this exchange show.
+        present: who takes part, as their keys that were signed for this exchange show.
         """
-        self._return_masked(here)
+        self._return_masked(present)
         self._check(())
 
     def spend(self) -> None:
@@ -68,10 +68,10 @@ class PrivacySpending:
     def _is_earlier(self, attempt: NoisedSum) -> bool:
         return attempt.run == self.task.run and attempt.exchange < self.task.exchange
 
-    def _return_masked(self, here: Collection[int]) -> None:
+    def _return_masked(self, present: Collection[int]) -> None:
         for attempt in self.history.attempts:
-            if never_unmasked(attempt, self.chain, here=here if self._is_earlier(attempt) else ()):
-                self.history.give_back(attempt)
+            if never_unmasked(attempt, self.chain, present=present if self._is_earlier(attempt) else ()):
+                self.history.refund(attempt)
 
 
 def check_privacy(task: Task, encoding: AnyEncoding, settings: JobSettings, policy: Policy, spent: Accountant) -> None:

@@ -1,7 +1,7 @@
 """Refusals of clients in an operator's words: the check, its two numbers, and the remedy.
 
-A client tells the server the fixed name of a check and, where the check depends on the task and the policy alone, what
-was asked and what its owner allows. The sentences are made here, by the server and by the simulator alike.
+A client sends the server the fixed name of a check and, if the check depends on the task and the policy alone, the
+number that was asked and the one that its owner allows. The server and the simulator make the sentences from these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUERY_DIFFERENCING: Final = (
     "demand {allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or "
     "left, they cannot be the same. " + _NO_OTHER_WAY
 )
-"""In place of the sentence of `differencing`, where clients were asked for numbers and not of a model."""
+"""The sentence of `differencing` for queries, which have no model."""
 
 SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -102,7 +102,10 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def describe(refusal: Refusal, *, queries: bool = False) -> str:
-    """One refusal as an operator reads it: the check, what it failed on, and a sentence. queries: as `Task.queries`."""
+    """One refusal as an operator reads it: the check, what it failed on, and a sentence.
+
+    queries: as `Task.queries`.
+    """
     name = f"{refusal.check} {refusal.subject}".rstrip()
     sentence = SENTENCES.get(refusal.check, "")
     if queries and refusal.check == checks.DIFFERENCING:
@@ -119,7 +122,7 @@ def refused_by_all(refusals: Iterable[Refusal], *, queries: bool = False) -> str
 
 
 def refused_by_some(refusals: Mapping[str, Refusal], *, queries: bool = False) -> str:
-    """Why some clients, by name, do not take part; "" where no check says so."""
+    """Why some clients, by name, do not take part; "" if no check says so."""
     by_text: dict[str, list[str]] = {}
     for name, refusal in refusals.items():
         if refusal.check in SENTENCES:

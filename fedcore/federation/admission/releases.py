@@ -2,24 +2,23 @@
 
 Sums from one model can be added and subtracted, its own as well as those of others. The sets of their survivors cut the
 members into groups: two members are in one group if they are in the same of the sets. Every combination of the sums
-gives all members of a group the same weight, so it tells nothing but sums over groups. A client agrees to a sum where
-each group then has as many members as a sum needs, among all sums of that model and purpose that its ledger and its
-transcript hold, unfinished ones too. It is decided when the survivors are named, before anything is signed, and never
-depends on data. What counts is that the client signs: the others release their shares on its word, whatever it hears of
-that.
+gives all members of a group the same weight, so it tells only sums over groups. A client agrees to a sum if each group
+then has as many members as a sum needs, among all sums of that model and purpose in its ledger and its transcript,
+unfinished ones too. It decides when the survivors are named, before it signs anything, and never by data. Its signature
+is what counts: the others release their shares on it.
 
-The same survivors may be asked at a few sets of scales, because one that was too small has to be mended. No two of
-those sums differ by a client: whose update does not fit locks the sum (`fedcore.codec.locks`), and whose does fit gives
-it whole. Nor does the width of the fields make such a difference, so a sum that was too coarse may be asked for in
-wider ones. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure:
-there the scales have to stay.
+The same survivors may be asked at a few sets of scales, because one that was too small has to be raised. No two of
+those sums differ by a client: an update that does not fit locks the sum (`fedcore.codec.locks`), and one that fits is
+in it whole. Nor does the width of the fields make such a difference, so a sum that was too coarse may be asked for in
+wider ones. If elements are cut off instead, other scales cut off others, and too small ones count as a failure:
+then the scales have to stay.
 
 An update of a buffered exchange (`fedcore.run.buffer`) is in the sum of one set of updates only, of all runs: no other
 sum holds it, whatever the ledger or the transcript has, so there is nothing to subtract. Only that very sum may be
-asked for again, where it stayed closed. An update is who made it, and the SHA-256 of the model that it began from.
+asked for again, if it stayed closed. An update is who made it, and the SHA-256 of the model that it began from.
 
-Queries have no model that they could be told apart by, and everything else in them is the server's to choose. So the
-sums of all queries count together, whatever they ask (docs/adr/0023).
+Queries have no model to tell them apart, and the server chooses everything else in them. So the sums of all queries
+count together (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -71,11 +70,12 @@ def agree(
     ledger: ExchangeHistory,
     chain: Chain,
     *,
-    here: Collection[int] = (),
+    present: Collection[int] = (),
 ) -> None:
-    """Agree to the sum over `survivors`, durably; raises ProtocolViolation where the owner does not allow it.
+    """Agree to the sum over `survivors`, durably; raises ProtocolViolation if the owner does not allow it.
 
-    chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
+    chain: the transcript up to the task.
+    present: who takes part, as their keys that were signed show.
     """
     scales, bounds = scales_and_bounds(encoding)
     asked = AgreedSum(
@@ -94,7 +94,7 @@ def agree(
         if task.trains:
             _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
-        summed = chain.sums(asked.purpose, asked.model, here=here if task.queries else None)
+        summed = chain.sums(asked.purpose, asked.model, present=present if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
         check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
@@ -124,7 +124,7 @@ def _check_once(task: Task, survivors: Collection[int], chain: Chain) -> None:
 
 
 def smallest_group(sums: Iterable[frozenset[int]]) -> int:
-    """The size of the smallest group into which these sets of survivors cut their members; 0 where there are none."""
+    """The size of the smallest group into which these sets of survivors cut their members; 0 if there are none."""
     groups: list[frozenset[int]] = []
     for survivors in sums:
         cut = [part for group in groups for part in (group & survivors, group - survivors)]
@@ -156,7 +156,7 @@ def check_smallest_group(
 def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collection[str]) -> None:
     """Refuse to round or bound a sum of the same survivors in another way, and scales without an end.
 
-    bounds: all names of those that are asked for.
+    bounds: all names of the requested ones.
     """
     alike = [one for one in earlier if one.survivors == asked.survivors]
     for one in alike:
@@ -164,7 +164,7 @@ def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collec
             raise ProtocolViolation(
                 checks.DIFFERENCING,
                 f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
-                "clients, in its bounds only: together they would tell what each hides. Start from another model",
+                "clients, in its bounds only: together they would reveal what each hides. Start from another model",
             )
     if len({asked.scales, *(one.scales for one in alike)}) > MOST_SCALES:
         raise ProtocolViolation(

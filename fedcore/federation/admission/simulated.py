@@ -19,8 +19,8 @@ from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, Participant, admit
-from fedcore.federation.admission.agreed import AppAgreement
-from fedcore.federation.admission.drawn import answer_draw
+from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.federation.admission.tasks import check_work
@@ -83,7 +83,7 @@ class MemoryHistory:
         """Note that a noised update leaves this client."""
         self.noised.append(attempt)
 
-    def give_back(self, attempt: NoisedSum) -> None:
+    def refund(self, attempt: NoisedSum) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
         self.noised.remove(attempt)
 
@@ -127,14 +127,14 @@ class SimulatedMember:
 class SimulatedOwners:
     """The members of a simulated federation, what each of them remembers, and the transcript that all of them have.
 
-    agreed: what they agreed to by installing the app with this hash. Every method raises ProtocolViolation for what an
-    owner does not allow.
+    Every method raises ProtocolViolation for what an owner does not allow.
     """
 
     roster: Roster
     policy: Policy
     app_sha256: str
     agreed: AppAgreement
+    """What they agreed to by installing the app with this hash."""
     chain: Chain = field(default_factory=Chain)
     _histories: dict[int, MemoryHistory] = field(init=False)
     _admitted: AdmittedExchange | None = field(default=None, init=False)
@@ -155,7 +155,7 @@ class SimulatedOwners:
             self._histories[client].kept = version
 
     def drop_work(self, clients: Collection[int]) -> None:
-        """Updates of these clients are in a sum that was signed, or too old: they are gone."""
+        """Updates of these clients are in a signed sum, or too old: forget them."""
         for client in clients:
             self._histories[client].kept = None
 
@@ -225,7 +225,10 @@ class AdmittedExchange:
         return self.admitted.task
 
     def before_upload(self, client: int, heard: Collection[int]) -> None:
-        """A client is about to send its masked update. heard: whose keys it was shown."""
+        """A client is about to send its masked update.
+
+        heard: whose keys it received.
+        """
         if self.sum is None or release_of(self.sum.encoding) is None:
             return
         account = self.sum.account(client)
@@ -237,7 +240,7 @@ class AdmittedExchange:
         """A client is about to sign who survived; why it leaves instead, or ""."""
         assert self.sum is not None  # noqa: S101 - of a secure exchange
         try:
-            self.sum.agree(client, survivors, here=survivors)
+            self.sum.agree(client, survivors, present=survivors)
         except ProtocolViolation as refusal:
             self.refusals[client] = refusal
             return describe(refusal, queries=self.task.queries)

@@ -9,7 +9,7 @@ from fedcore.codec import Encoding
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.encodings import check_settings, sound_encoding
 from fedcore.federation.admission.owner import ExchangeHistory, Owner
 from fedcore.federation.admission.releases import check_releases
@@ -21,7 +21,7 @@ from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.wire.control import Task, Version
 
 LEAST_TIME: Final = 0.5
-"""Share of train-seconds that is left of it at least when a client hears of a task."""
+"""The least share of train-seconds that has to be left when a client gets a task."""
 
 
 def check_frequency(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
@@ -85,12 +85,13 @@ def check_start(task: Task, client: int, own: Version | None) -> None:
     """
     if task.buffer is None:
         return
-    said = task.buffer.starts[task.cohort.index(client)]
-    if said != own:
+    start = task.buffer.starts[task.cohort.index(client)]
+    if start != own:
         has = f"from version {own.number}" if own is not None else "none"
         raise ProtocolViolation(
             checks.START_MISMATCH,
-            f"the exchange counts on an update from version {said.number} ({said.sha256[:12]}…), this client has {has}",
+            f"the exchange counts on an update from version {start.number} ({start.sha256[:12]}…), "
+            f"this client has {has}",
         )
 
 

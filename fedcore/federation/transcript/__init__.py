@@ -1,8 +1,8 @@
-"""The transcript of a federation: what was summed, over whom, signed by the survivors, in one chain.
+"""The transcript of a federation: a chain of records of its sums, each signed by the survivors.
 
-A record says what one secure exchange was. The clients' signatures of R3 (docs/protocol.md) are over (ctx, L1, U2, U3),
-and ctx follows from what the record holds; so anybody with the roster can check them, and nothing is signed twice. Each
-task names the head of the chain, the hash of the record before it, so a record also vouches for all that came earlier.
+A record describes one secure exchange. The clients' signatures of R3 (docs/protocol.md) are over (ctx, L1, U2, U3), and
+ctx follows from the record; so anybody with the roster can check them, and nothing is signed twice. Each task names the
+head of the chain, the hash of the record before it, so a record also vouches for all earlier ones.
 """
 
 from fedcore.federation.transcript.attempts import NoisedSum, never_unmasked

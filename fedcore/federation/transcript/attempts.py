@@ -1,4 +1,4 @@
-"""Proof that a noised sum was never unmasked, so that the client gets its epsilon back."""
+"""The proof that a noised sum was never unmasked, so that its epsilon is returned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedcore.wire.control import ClientId, Message, Task
 class NoisedSum(Message):
     """One exchange in which a client's noised update left its machine.
 
-    previous: the record before it. full_graph: whether everybody holds a share of every secret.
+    previous: the record before it.
+    full_graph: whether every client holds a share of every secret.
     """
 
     run: str
@@ -44,16 +45,16 @@ class NoisedSum(Message):
         )
 
 
-def never_unmasked(attempt: NoisedSum, chain: Chain, *, here: Collection[int] = ()) -> bool:
+def never_unmasked(attempt: NoisedSum, chain: Chain, *, present: Collection[int] = ()) -> bool:
     """Whether the chain proves that no server, and no `corrupt` clients with it, ever took the masks off the sum.
 
-    here: clients that take part in a later exchange of the same run, on this very chain, as their signed keys show.
+    present: clients that take part in a later exchange of the same run, on this very chain, as their signed keys show.
 
     An honest client goes on only with a chain that holds every record it signed, and never returns to an earlier
-    exchange of a run. So a client that signed a later record of a chain without this attempt, or advertised keys after
-    it, did not sign its survivors and will not. Where more than n - quorum + corrupt of the cohort did, no quorum can
-    have signed. A record of the attempt that is unfinished lets them have signed, but they were not shown a quorum, and
-    so keep their shares: on the full graph more than n - threshold + corrupt of them leave too few to rebuild a secret.
+    exchange of a run. So a client that signed a later record of a chain without this attempt, or advertised keys
+    after it, did not sign its survivors and will not. If more than n - quorum + corrupt of the cohort did, no quorum
+    can have signed. If the attempt has an unfinished record, they may have signed, but they saw no quorum and so keep
+    their shares: on the full graph more than n - threshold + corrupt of them leave too few to rebuild a secret.
     """
     later = chain.after(attempt.previous)
     if later is None:
@@ -64,5 +65,5 @@ def never_unmasked(attempt: NoisedSum, chain: Chain, *, here: Collection[int] = 
         if later[0].complete or not attempt.full_graph:
             return False
         needed, later = attempt.threshold, later[1:]
-    elsewhere = frozenset(here).union(*(link.signers for link in later)) & set(attempt.cohort)
+    elsewhere = frozenset(present).union(*(link.signers for link in later)) & set(attempt.cohort)
     return len(elsewhere) > len(attempt.cohort) - needed + attempt.corrupt

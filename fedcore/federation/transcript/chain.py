@@ -1,10 +1,9 @@
-"""The chain of records: each names the head of the chain at which its exchange opened.
+"""The chain of records, each naming the head of the chain at which its exchange was opened.
 
-The head is the hash of the last record, which follows on all before. The groups of one draw (`fedcore.run.groups`) are
-open
-at the same time: they name a head that the records of other groups have come after meanwhile, and the head after such a
-record is a hash over the head before it and its own. Nothing but another group of the same draw may stand between a
-record and the head that it names, so that what comes after a draw binds all that came of it.
+The head is the hash of the last record, which binds all before it. The groups of one draw (`fedcore.run.groups`) are
+open at the same time: records of other groups may follow the head that they name, and the head after such a record is a
+hash over the head before it and its own. Only other groups of the same draw may stand between a record and the head
+that it names, so that what follows a draw binds all of its groups.
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ class ChainLink:
         few others are left, nobody can rebuild a secret (`never_unmasked` has the argument in full).
         """
         cohort = array("I", self.cohort)
-        gone = sum(client in elsewhere for client in cohort)
-        return not self.complete and self.full_graph and gone > len(cohort) - self.threshold + self.corrupt
+        departed = sum(client in elsewhere for client in cohort)
+        return not self.complete and self.full_graph and departed > len(cohort) - self.threshold + self.corrupt
 
 
 def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, float], ...]:
@@ -113,7 +112,7 @@ def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, f
 
 @dataclass(slots=True)
 class Chain:
-    """What is known of a transcript: everything after the record `anchor`, or all of it where that is ""."""
+    """What is known of a transcript: everything after the record `anchor`, or all of it if that is ""."""
 
     anchor: str = ""
     links: list[ChainLink] = field(default_factory=list)
@@ -121,11 +120,11 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """What the next exchange names: it stands for all records up to here."""
+        """What the next exchange names: it binds all records so far."""
         return self._heads[-1] if self._heads else self.anchor
 
     def copy(self) -> Chain:
-        """Another chain that goes on from here by itself."""
+        """A separate chain with the same records."""
         return Chain(anchor=self.anchor, links=[*self.links], _heads=[*self._heads])
 
     def add(self, link: ChainLink) -> None:
@@ -136,8 +135,8 @@ class Chain:
     def extend(self, signed: SignedRecord, keys: Keys) -> tuple[ChainLink, Task]:
         """Check a record against its signatures and the head, and add it.
 
-        Raises ProtocolViolation: "transcript-forged" where signatures do not hold, "transcript-gap" where it follows
-        on another record than the head, and other than groups of its own draw stand between.
+        Raises ProtocolViolation: "transcript-forged" if signatures do not hold, "transcript-gap" if records other than
+        groups of its own draw stand between it and the head that it names.
         """
         task = signed.record.announced()
         if task.previous != self.head and not self._is_sibling(task):
@@ -161,32 +160,32 @@ class Chain:
         since = self.after(task.previous)
         return task.group is not None and since is not None and all(link.draw == task.group.draw for link in since)
 
-    def sums(self, purpose: str, model: str, *, here: Collection[int] | None = None) -> set[frozenset[int]]:
+    def sums(self, purpose: str, model: str, *, present: Collection[int] | None = None) -> set[frozenset[int]]:
         """The sets of survivors of all records of one purpose and model, unfinished ones among them.
 
-        here: who takes part in an exchange that goes on from this chain, as their signed keys show. With it, sums that
-        are proven to stay masked for good are left out.
+        present: who takes part in an exchange that continues this chain, as their signed keys show; sums that are
+        proven to stay masked for good are then left out.
         """
         found: set[bytes] = set()
-        elsewhere = set(here or ())
+        elsewhere = set(present or ())
         for link in reversed(self.links):
-            if (link.purpose, link.model) == (purpose, model) and (here is None or not link.closed_for(elsewhere)):
+            if (link.purpose, link.model) == (purpose, model) and (present is None or not link.closed_for(elsewhere)):
                 found.add(link.survivors)
             elsewhere |= link.signers
         return {frozenset(array("I", survivors)) for survivors in found}
 
     def after(self, head: str) -> list[ChainLink] | None:
-        """The records after those that this head stands for; None where the chain does not reach back to it."""
+        """The records after those that this head stands for; None if the chain does not reach back to it."""
         if head == self.anchor:
             return self.links
-        for place, known in enumerate(self._heads):
+        for index, known in enumerate(self._heads):
             if known == head:
-                return self.links[place + 1 :]
+                return self.links[index + 1 :]
         return None
 
 
 def next_head(head: str, previous: str, record_hash: str) -> str:
-    """The head after a record that was opened at the head `previous`, where `head` is the one before it."""
+    """The head after a record that was opened at the head `previous`, if `head` was the one before it."""
     if previous == head:
         return record_hash  # ctx, and so the record's hash, binds the head that it names
     return hashlib.sha256(pack(HEAD_TAG, head, record_hash)).hexdigest()

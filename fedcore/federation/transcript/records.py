@@ -1,8 +1,8 @@
 """The record of one secure exchange, its hash, and the check of its signatures.
 
-An exchange has a record as soon as its survivors are named, since from then on somebody may sign them. It is complete
-where a quorum signed: the clients may have released their shares then, and the sum may be known. Otherwise it is
-unfinished: no client was shown a quorum of signatures. Which of the two is part of the hash that the next task names.
+An exchange has a record as soon as its survivors are named, since from then on clients may sign them. It is complete if
+a quorum signed: the clients may have released their shares, and the sum may be known. Otherwise it is unfinished: no
+client saw a quorum of signatures. The hash that the next task names says which.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import pydantic
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
-from fedcore.federation.transcript.before import signed_parts
+from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
@@ -34,12 +34,14 @@ def record_hash(outcome: Outcome, *, complete: bool) -> str:
 
 
 class ExchangeRecord(Message):
-    """What one secure exchange was.
+    """One secure exchange.
 
     task: as it was digested, so with model, app, run config, settings, cohort, encoding and the record before.
-    roster_sha256: of the roster that it was bound to. advertised: L1. sharers, survivors: U2 and U3, ascending.
+    roster_sha256: of the roster that it was bound to.
+    advertised: L1.
+    sharers, survivors: U2 and U3, ascending.
     words, encoding: of the vector, and the codec's canonical parameters, as they are in ctx, since the codec of another
-    version makes others of the same task; None in records of before, for which `before` knows them.
+    version makes others of the same task; None in old records, for which `legacy_encodings` computes them.
     """
 
     federation: Name
@@ -67,14 +69,14 @@ class ExchangeRecord(Message):
         )
 
     def announced(self) -> KeptTask:
-        """The task; ProtocolViolation("transcript-forged") where it is none."""
+        """The task; ProtocolViolation("transcript-forged") if it is malformed."""
         try:
             return KeptTask.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
         except pydantic.ValidationError:
-            raise _forged("a record holds what is no task") from None
+            raise _forged("a record holds a malformed task") from None
 
     def outcome(self, task: Task) -> Outcome:
-        """What R3 signs of this exchange, with ctx computed again from the record's parts; `task` is `announced()`."""
+        """What R3 signs of this exchange, with ctx computed from the record's parts; `task` is `announced()`."""
         try:
             parameters = parameters_of(
                 task,
@@ -93,9 +95,9 @@ class ExchangeRecord(Message):
         )
 
     def _signed(self) -> Signed:
-        """What was signed of the task and its encoding; ProtocolViolation("transcript-forged") where it is neither.
+        """What was signed of the task and its encoding; ProtocolViolation("transcript-forged") if it is malformed.
 
-        Nothing is built again from what this version understands of them: only the bytes that were signed are hashed.
+        Only the bytes that were signed are hashed, never what this version would write in their place.
         """
         words, encoding = self.words, self.encoding
         if words is None or encoding is None:
@@ -107,7 +109,7 @@ class ExchangeRecord(Message):
 
 
 class SignedRecord(Message):
-    """A record with the signatures of survivors: a quorum of them where it is complete, whatever came otherwise."""
+    """A record with the signatures of survivors: at least a quorum of them if it is complete."""
 
     record: ExchangeRecord
     complete: bool
@@ -115,7 +117,7 @@ class SignedRecord(Message):
 
 
 class TranscriptOut(Message):
-    """GET /v1/transcript: the records after the one that was named, oldest first; `more` where further ones follow."""
+    """GET /v1/transcript: the records after the one that was named, oldest first; `more` if further ones follow."""
 
     records: list[SignedRecord]
     more: bool

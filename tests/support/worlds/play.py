@@ -27,7 +27,7 @@ from client_app.records.ledger import Ledger
 from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings

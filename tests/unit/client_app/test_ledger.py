@@ -94,7 +94,7 @@ def test_what_is_proven_to_have_stayed_masked_is_returned_for_good(tmp_path: Pat
         ledger.spend(attempt("run", 1))
         ledger.spend(attempt("run", 2))
         assert ledger.spent(without=[attempt("run", 1)]).epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
-        ledger.give_back(attempt("run", 1))
+        ledger.refund(attempt("run", 1))
         assert ledger.attempts == (attempt("run", 2),)
     with Ledger(tmp_path) as ledger:
         assert ledger.attempts == (attempt("run", 2),)

@@ -27,7 +27,7 @@ from client_app.records.ledger_entries import LEDGER_FILE, RefusedEntry, TaskEnt
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
-from fedcore.federation.admission.agreed import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.owner import AgreedSum, ids_to_text
 from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.federation.admission.tasks import check_frequency, check_task
@@ -262,12 +262,14 @@ class TestReleases:
         task: Task,
         survivors: Collection[int],
         chain: Chain | None = None,
-        here: Collection[int] = (),
+        present: Collection[int] = (),
         **encoding: Any,
     ) -> None:
         found = task.encoding
         assert found is not None
-        agree(task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain(), here=here)
+        agree(
+            task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain(), present=present
+        )
 
     @pytest.mark.parametrize(
         ("sums", "smallest"),
@@ -413,21 +415,21 @@ class TestReleases:
         with pytest.raises(ProtocolViolation, match="differencing"):
             self.agree(ledger, make(message_type="query.weight", model=None), (1, 2, 3, 4), chain)
 
-    @pytest.mark.parametrize(("here", "refused"), [((1,), False), ((7, 8), True), ((), True)])
+    @pytest.mark.parametrize(("present", "refused"), [((1,), False), ((7, 8), True), ((), True)])
     def test_a_query_that_nobody_signed_stands_in_no_ones_way(
-        self, make: Make, ledger: Ledger, here: Collection[int], refused: bool
+        self, make: Make, ledger: Ledger, present: Collection[int], refused: bool
     ) -> None:
         """Once so many of its cohort go on, one of six, whose shares are all needed; a complete one always does."""
         chain = chain_of((1, 2, 3, 4, 5, 6), complete=False, message_type="query.age")
         task = make(message_type="query.age", model=None)
         if refused:
             with pytest.raises(ProtocolViolation, match="differencing"):
-                self.agree(ledger, task, range(1, 8), chain, here)
+                self.agree(ledger, task, range(1, 8), chain, present)
         else:
-            self.agree(ledger, task, range(1, 8), chain, here)
+            self.agree(ledger, task, range(1, 8), chain, present)
         chain = chain_of((1, 2, 3, 4, 5, 6), message_type="query.age")
         with pytest.raises(ProtocolViolation, match="differencing"):
-            self.agree(ledger, task, range(1, 8), chain, here)
+            self.agree(ledger, task, range(1, 8), chain, present)
 
     def test_no_more_queries_than_the_owner_allows(self, make: Make, ledger: Ledger) -> None:
         policy = replace(self.STRICT, max_queries=12)

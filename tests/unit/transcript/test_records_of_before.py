@@ -16,7 +16,7 @@ from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
 from fedcore.federation.admission.bounds import scales_and_bounds
 from fedcore.federation.transcript import Chain, ExchangeRecord, SignedRecord, keys_of
-from fedcore.federation.transcript.before import signed_parts
+from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, parameters_of
 from fedcore.secagg import Outcome
 from fedcore.wire.control import task_digest

@@ -20,12 +20,12 @@ def attempt_at(notary: Notary, exchange: int, **changes: Any) -> NoisedSum:
     return NoisedSum.of(make_task(exchange, previous=notary.head, **changes), RELEASE)
 
 
-def returned(notary: Notary, attempt: NoisedSum, *, anchor: str = "", here: Collection[int] = ()) -> bool:
+def returned(notary: Notary, attempt: NoisedSum, *, anchor: str = "", present: Collection[int] = ()) -> bool:
     chain = Chain(anchor=anchor)
     for signed in notary.records:
         if anchor == "" or chain.links or signed.record.task["previous"] == anchor:
             chain.extend(signed, keys_of([notary.roster]))
-    return never_unmasked(attempt, chain, here=here)
+    return never_unmasked(attempt, chain, present=present)
 
 
 def test_a_quorum_that_went_on_without_it() -> None:
@@ -51,16 +51,16 @@ def test_corrupt_ones_may_have_signed_both() -> None:
     notary = Notary.of()
     protection = Protection(degree=3, threshold=3, corrupt=1, agreement="x25519")
     attempt = attempt_at(notary, 1, protection=protection)
-    assert not returned(notary, attempt, here=(1, 2))
-    assert returned(notary, attempt, here=(1, 2, 3))
+    assert not returned(notary, attempt, present=(1, 2))
+    assert returned(notary, attempt, present=(1, 2, 3))
 
 
 def test_those_who_were_not_in_it_prove_nothing() -> None:
     notary = Notary.of(8)
     attempt = attempt_at(notary, 1)
     notary.sum(2, cohort=[4, 5, 6, 7], survivors=(4, 5, 6, 7), signers=(4, 5, 6))
-    assert not returned(notary, attempt, here=(4, 5, 6, 7, 8))
-    assert returned(notary, attempt, here=(3,))
+    assert not returned(notary, attempt, present=(4, 5, 6, 7, 8))
+    assert returned(notary, attempt, present=(3,))
 
 
 def test_what_came_before_it_proves_nothing() -> None:
@@ -74,7 +74,7 @@ def test_one_that_is_in_the_chain_is_spent() -> None:
     attempt = attempt_at(notary, 1)
     notary.sum(1)
     notary.sum(2)
-    assert not returned(notary, attempt, here=(1, 2, 3, 4))
+    assert not returned(notary, attempt, present=(1, 2, 3, 4))
 
 
 def test_one_that_was_never_complete_needs_a_quorum_that_kept_its_shares() -> None:
@@ -89,10 +89,10 @@ def test_one_that_was_never_complete_needs_a_quorum_that_kept_its_shares() -> No
 def test_on_the_ring_nothing_is_known_of_the_shares_of_one_that_was_signed() -> None:
     notary = Notary.of()
     attempt = attempt_at(notary, 1).model_copy(update={"full_graph": False})
-    assert returned(notary, attempt, here=(1, 2, 3))
+    assert returned(notary, attempt, present=(1, 2, 3))
     notary.sum(1, signers=(1, 2), complete=False)
     notary.sum(2)
-    assert not returned(notary, attempt, here=(1, 2, 3, 4))
+    assert not returned(notary, attempt, present=(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -1,4 +1,4 @@
-"""Checks of a group draw, and of the group that it assigned (`fedcore.run.groups`)."""
+"""The checks of a draw and of the groups that it makes (`fedcore.run.groups`), and a client's answer to a draw."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedcore.secagg import Randomness, Signer, Verify, verifies
 from fedcore.wire.control import DrawTicketIn, Task
 
 
-def check_drawn(
+def check_draw(
     task: Task, settings: JobSettings, owner: Owner, ledger: ExchangeHistory, *, verify: Verify = verifies
 ) -> None:
-    """Refuse a draw too many, and an exchange that is not the group of one; raises ProtocolViolation.
+    """Refuse one draw too many, and an exchange with a group that no draw made; raises ProtocolViolation.
 
-    settings: those of the run, which say whether trainings are cut into groups.
+    settings: the run's, which say whether trainings are cut into groups.
     """
     grouped = settings.groups > 1 and task.trains and task.aggregation == "secure"
     if not grouped and task.cut is None and task.group is None:

@@ -1,7 +1,7 @@
-"""The part of ctx that earlier versions of fedcore took from the encoding, which their records do not state.
+"""The canonical encodings of earlier versions, whose records do not hold them.
 
-Records of today hold the words and the canonical bytes as they were signed. Those of fedcore 0.1.0, and of what came
-between, hold the task alone, and the codec has changed since: this is its arithmetic as it was, and never changes.
+Today's records hold the words and the canonical bytes as they were signed. Those of fedcore 0.1.0, and of versions in
+between, hold the task alone, and the codec has changed since: this is its arithmetic of that time, which never changes.
 
     encoding/v4     dbcbb8e: no `upload_fraction` in the settings, no `rotation`
     encoding/v5     compressed uploads; small tensors in fields of 32 bits, or as wide as the others
@@ -33,15 +33,15 @@ _NOISED: Final = {"settings", "layout", "n_max", "field_bits", "metrics", "clip"
 def signed_parts(encoding: Mapping[str, Any]) -> tuple[int, bytes]:
     """The words of a vector and the canonical encoding, of an encoding as a record's task has it.
 
-    Raises KeyError, TypeError, ValueError or struct.error for what is none.
+    Raises KeyError, TypeError, ValueError or struct.error for a malformed one.
     """
     if "release" in encoding:
         return -(-int(encoding["release"]["dimension"]) // _LANES), _canonical_noised(encoding)
     return _words(encoding), _canonical(encoding)
 
 
-def canonical_before(encoding: Mapping[str, Any]) -> list[bytes]:
-    """What versions of before took for canonical of an encoding of today, as JSON; none of one that they had not."""
+def legacy_canonical(encoding: Mapping[str, Any]) -> list[bytes]:
+    """The canonical forms that earlier versions gave today's encoding, in JSON; none if they could not express it."""
     noised = "release" in encoding
     known = _NOISED if noised else _EXACT
     if encoding.keys() != known or encoding["settings"].keys() != _SETTINGS:

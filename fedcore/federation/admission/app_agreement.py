@@ -1,13 +1,13 @@
-"""The owner's agreement to an installed app: its pyproject.toml, and what a run may change of that.
+"""The owner's agreement to an installed app: its config and settings, and what a run may change of them.
 
-Anybody who can set a number in a run can ask a question with it: how a client answers for one value and for another
-tells on which side of it something about its data lies. So what a run may set is the owner's to say. The app's own
-config and settings are covered by its hash; every other value needs `allow-config` in policy.toml.
+A number in a run can be a question: how a client answers for one value and for another tells on which side of it
+something about its data lies. So the owner decides what a run may set. The app's own config and
+settings are covered by its hash; every other value needs `allow-config` in policy.toml.
 
 A message carries what the app's strategy puts into it, from one round to the next: a learning rate that is halved, say.
-Which values these are follows from code that the owner agreed to, if the server runs it. So a message may say otherwise
-than the run, under keys of the run config as under others; but where the owner has a rule for a key, it binds the
-message as well, no matter who sends it. ADR 16 says what that leaves to a server that lies.
+The values follow from code that the owner agreed to, if the server runs it. So a message may differ from the run, under
+keys of the run config as under others; but if the owner has a rule for a key, it binds every message as well. ADR 16
+says what that leaves to a server that lies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Scalar, Task
 
 _SHOWN: Final = 80
-"""Characters of a value that are shown or kept."""
+"""Characters of a value in a log or a ledger."""
 
 
 class _Missing:
@@ -40,62 +40,63 @@ _MISSING: Final = _Missing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A value of a run that is other than the app's."""
+class ConfigChange:
+    """A value of a run that differs from the app's."""
 
     key: str
-    asked: Any
+    requested: Any
     agreed: Any
 
     def allowed(self, policy: Policy) -> bool:
         """Whether the owner's policy has a rule for the key that the value fits."""
         rule = _rule(self.key, policy)
-        return rule is not None and _fits(self.asked, rule)
+        return rule is not None and _fits(self.requested, rule)
 
     def refusal(self) -> ProtocolViolation:
-        """Names the key, what was asked, what the app says, and what would allow it."""
+        """The refusal: the key, the run's value, the app's, and what would allow it."""
         return ProtocolViolation(
             checks.CONFIG_NOT_ALLOWED,
-            f"the run sets {self.key!r} to {_text(self.asked)}, the installed app says {_text(self.agreed)}; its "
-            f"owner would have to write {_remedy(self.key, self.asked)} in policy.toml",
-            subject="" if self.asked is _MISSING else _printable(self.key),
+            f"the run sets {self.key!r} to {_text(self.requested)}, the installed app says {_text(self.agreed)}; its "
+            f"owner would have to write {_remedy(self.key, self.requested)} in policy.toml",
+            subject="" if self.requested is _MISSING else _printable(self.key),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigRequest:
-    """A value that a message carries, and the run's under the same key, which may be none."""
+class MessageValue:
+    """A value in a message."""
 
     key: str
-    asked: Any
+    value: Any
     run: Any
+    """The run's value under the same key; `_MISSING` if it has none."""
 
     @property
     def differs(self) -> bool:
         """Whether the run has another value under this key."""
-        return self.run is not _MISSING and not _same(self.asked, self.run)
+        return self.run is not _MISSING and not _same(self.value, self.run)
 
     def allowed(self, policy: Policy) -> bool:
         """Whether it is the run's value, or fits the owner's rule for the key, if there is one.
 
-        The rule for all keys speaks of those of the run config.
+        The rule for all keys covers those of the run config alone.
         """
         if self.run is _MISSING:
             rule = policy.allow_config.get(self.key)
         else:
             rule = _rule(self.key, policy) if self.differs else None
-        return rule is None or _fits(self.asked, rule)
+        return rule is None or _fits(self.value, rule)
 
     def refusal(self, policy: Policy) -> ProtocolViolation:
-        """Names who sent what, what the run says, the owner's rule, and what would help."""
+        """The refusal: the key, both values, the owner's rule, and what would help."""
         key = _printable(self.key)
         return ProtocolViolation(
             checks.MESSAGE_NOT_ALLOWED,
-            f"the strategy's message sets {self.key!r} to {_text(self.asked)}, the run says {_text(self.run)}; "
+            f"the strategy's message sets {self.key!r} to {_text(self.value)}, the run says {_text(self.run)}; "
             f"policy.toml has allow-config.{json.dumps(self.key)} = {json.dumps(_rule(self.key, policy))}. Have the "
-            f"strategy send what fits that, or the owner would have to write {_remedy(self.key, self.asked)}",
+            f"strategy send what fits that, or the owner would have to write {_remedy(self.key, self.value)}",
             # Both values are the server's own words.
-            subject=f"{key[:30]}={_text(self.asked)} (run: {_text(self.run)})" if key else "",
+            subject=f"{key[:30]}={_text(self.value)} (run: {_text(self.run)})" if key else "",
         )
 
 
@@ -107,19 +108,22 @@ class AppAgreement:
     settings: JobSettings
 
     @classmethod
-    def to(cls, app: FlowerApp) -> Self:
+    def of(cls, app: FlowerApp) -> Self:
         """What installing `app` agrees to."""
         return cls(run_config=app.run_config, settings=app.settings)
 
-    def said(self, task: Task) -> Iterator[ConfigRequest]:
+    def message_values(self, task: Task) -> Iterator[MessageValue]:
         """Every value that the task's message carries."""
         for config in task.configs.values():
             for key, value in sorted(config.items()):
                 run = task.run_config.get(key, self.run_config.get(key, _MISSING))
-                yield ConfigRequest(key=key, asked=value, run=run)
+                yield MessageValue(key=key, value=value, run=run)
 
-    def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Change]:
-        """Every value of a run that is other than the app's. settings: those for clients."""
+    def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[ConfigChange]:
+        """Every value of a run that differs from the app's.
+
+        settings: those for clients.
+        """
         yield from _differences(run_config, self.run_config)
         yield from _differences(settings, self.settings.for_clients(), SETTINGS_PREFIX)
 
@@ -128,34 +132,36 @@ class AppAgreement:
         for change in self.changes_of_run(task.run_config, task.settings):
             if not change.allowed(policy):
                 raise change.refusal()
-        for said in self.said(task):
-            if not said.allowed(policy):
-                raise said.refusal(policy)
+        for value in self.message_values(task):
+            if not value.allowed(policy):
+                raise value.refusal(policy)
         try:
             settings = JobSettings.from_mapping(task.settings, where="the task's settings")
         except ConfigurationError as error:
             raise ProtocolViolation(checks.CONFIG_NOT_ALLOWED, str(error)) from None
-        if left_out := settings.for_clients().keys() - task.settings.keys():
-            raise ProtocolViolation(checks.CONFIG_NOT_ALLOWED, f"the task does not say what {min(left_out)} is")
+        if missing := settings.for_clients().keys() - task.settings.keys():
+            raise ProtocolViolation(checks.CONFIG_NOT_ALLOWED, f"the task does not say what {min(missing)} is")
         return settings
 
     def changed(self, task: Task) -> dict[str, str]:
-        """For the ledger: key -> what was asked other than agreed, cut short. No more than twenty.
+        """For the ledger: key -> the run's value if it differs from the app's, cut short. No more than twenty.
 
-        A key that a message sets otherwise than the run has "(message)" behind it.
+        A key under which a message differs from the run ends in "(message)".
         """
         changes = self.changes_of_run(task.run_config, task.settings)
-        listed = [(_printable(change.key), _text(change.asked)) for change in changes]
-        listed += [(f"{_printable(it.key)} (message)", _text(it.asked)) for it in self.said(task) if it.differs]
+        listed = [(_printable(change.key), _text(change.requested)) for change in changes]
+        listed += [
+            (f"{_printable(it.key)} (message)", _text(it.value)) for it in self.message_values(task) if it.differs
+        ]
         more = {"...": f"{len(listed) - 20} more"} if len(listed) > 20 else {}
         return dict(listed[:20]) | more
 
 
-def _differences(asked: Mapping[str, Any], agreed: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
-    for key in sorted(asked.keys() | agreed.keys()):
-        mine, theirs = agreed.get(key, _MISSING), asked.get(key, _MISSING)
+def _differences(requested: Mapping[str, Any], agreed: Mapping[str, Any], prefix: str = "") -> Iterator[ConfigChange]:
+    for key in sorted(requested.keys() | agreed.keys()):
+        mine, theirs = agreed.get(key, _MISSING), requested.get(key, _MISSING)
         if not _same(theirs, mine):
-            yield Change(key=prefix + key, asked=theirs, agreed=mine)
+            yield ConfigChange(key=prefix + key, requested=theirs, agreed=mine)
 
 
 def _rule(key: str, policy: Policy) -> ConfigRule | None:
