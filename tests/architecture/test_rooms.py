@@ -14,33 +14,15 @@ MOST_FILES: Final = 15
 TEMPLATES: Final = ("fedcore/cli/new/files/", "fedcore/cli/demo/digits/")
 """Apps that `fedcore new` and `fedcore demo` copy: separate programs."""
 STILL_DOUBLE: Final = {
-    "Asked",
     "Client",
     "Downloads",
     "Ended",
-    "Entry",
     "Exchange",
-    "Failure",
-    "Findings",
-    "Journal",
-    "KeptAnswer",
-    "Machine",
     "Offers",
-    "Owner",
     "PlainRequest",
     "Question",
     "Ready",
-    "Refused",
-    "Sent",
-    "Standing",
     "Told",
-    "Training",
-    "Transcript",
-    "_Exchange",
-    "_Handed",
-    "_Incoming",
-    "_Named",
-    "_Part",
     "_Worker",
 }
 

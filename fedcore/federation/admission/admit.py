@@ -17,7 +17,7 @@ from fedcore.federation.admission import checks
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
-from fedcore.federation.admission.owner import ExchangeHistory, Owner
+from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.admission.releases import agree
 from fedcore.federation.admission.tasks import (
@@ -39,7 +39,7 @@ class Participant:
     """A client whose owner is asked."""
 
     owner: Owner
-    history: ExchangeHistory
+    history: ClientHistory
     app_sha256: str
     """The app that the owner installed."""
     agreed: AppAgreement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.admission.owner import ExchangeHistory, Owner
+from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.run.groups import (
     MOST_DRAWS,
     TOO_MANY_DRAWS,
@@ -21,7 +21,7 @@ from fedcore.wire.control import DrawTicketIn, Task
 
 
 def check_draw(
-    task: Task, settings: JobSettings, owner: Owner, ledger: ExchangeHistory, *, verify: Verify = verifies
+    task: Task, settings: JobSettings, owner: Owner, ledger: ClientHistory, *, verify: Verify = verifies
 ) -> None:
     """Refuse one draw too many, and an exchange with a group that no draw made; raises ProtocolViolation.
 
@@ -48,7 +48,7 @@ def check_draw(
 
 
 def answer_draw(
-    task: Task, owner: Owner, ledger: ExchangeHistory, identity: Signer, randomness: Randomness = os.urandom
+    task: Task, owner: Owner, ledger: ClientHistory, identity: Signer, randomness: Randomness = os.urandom
 ) -> DrawTicketIn:
     """This client's answer to a draw, noted before it leaves: another one to the same draw is never made."""
     place = make_ticket(owner.federation, task.digest(), identity, randomness=randomness)
@@ -56,7 +56,7 @@ def answer_draw(
     return place
 
 
-def _check_frequency(task: Task, ledger: ExchangeHistory) -> None:
+def _check_frequency(task: Task, ledger: ClientHistory) -> None:
     """With every draw that is thrown away the server may choose among one grouping more."""
     idle = ledger.draws(task.purpose, task.asked_of) - len(ledger.released(task.purpose, task.asked_of))
     if idle >= MOST_DRAWS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedcore.codec import AnyEncoding, Encoding, check_scales, release_of, rotation_seed
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.federation.admission.owner import ExchangeHistory
+from fedcore.federation.admission.owner import ClientHistory
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings
@@ -31,7 +31,7 @@ def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     return encoding
 
 
-def follow_scales(task: Task, encoding: AnyEncoding, ledger: ExchangeHistory) -> None:
+def follow_scales(task: Task, encoding: AnyEncoding, ledger: ClientHistory) -> None:
     """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
     if not isinstance(encoding, Encoding) or encoding.layout is None:
         return

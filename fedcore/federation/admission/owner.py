@@ -55,7 +55,7 @@ class AgreedSum(LedgerEntry):
     bounds: str
 
 
-class ExchangeHistory(Protocol):
+class ClientHistory(Protocol):
     """What one client remembers of earlier exchanges: the agent's ledger, or the simulator's, which is in memory."""
 
     def entered_in(self, run: str) -> int:

@@ -15,7 +15,7 @@ from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
-from fedcore.federation.admission.owner import ExchangeHistory
+from fedcore.federation.admission.owner import ClientHistory
 from fedcore.federation.transcript import Chain, NoisedSum, never_unmasked
 from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import noise_clients
@@ -37,7 +37,7 @@ class PrivacySpending:
     encoding: AnyEncoding
     settings: JobSettings
     policy: Policy
-    history: ExchangeHistory
+    history: ClientHistory
     chain: Chain
 
     def admit(self) -> None:

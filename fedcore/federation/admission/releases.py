@@ -32,7 +32,7 @@ from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.bounds import scales_and_bounds
-from fedcore.federation.admission.owner import AgreedSum, ExchangeHistory, ids_from_text, ids_to_text
+from fedcore.federation.admission.owner import AgreedSum, ClientHistory, ids_from_text, ids_to_text
 from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
 from fedcore.wire.control import Task, Updates
@@ -41,7 +41,7 @@ MOST_SCALES: Final = MOST_REPEATS + 1
 """Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""
 
 
-def check_releases(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
+def check_releases(task: Task, policy: Policy, ledger: ClientHistory) -> None:
     """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
     if policy.allow_differencing or task.aggregation == "plain":
         return
@@ -67,7 +67,7 @@ def agree(
     encoding: AnyEncoding,
     survivors: Collection[int],
     policy: Policy,
-    ledger: ExchangeHistory,
+    ledger: ClientHistory,
     chain: Chain,
     *,
     present: Collection[int] = (),

@@ -33,7 +33,7 @@ from fedcore.wire.control import DrawTicket, Task, Version
 
 @dataclass(slots=True)
 class MemoryHistory:
-    """A `ExchangeHistory` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
+    """A `ClientHistory` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
 
     kept: what the update began from that the client has made and that is in no sum yet.
     """

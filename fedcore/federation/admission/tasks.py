@@ -11,7 +11,7 @@ from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.encodings import check_settings, sound_encoding
-from fedcore.federation.admission.owner import ExchangeHistory, Owner
+from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.releases import check_releases
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.run.exchange import round_parameters
@@ -24,7 +24,7 @@ LEAST_TIME: Final = 0.5
 """The least share of train-seconds that has to be left when a client gets a task."""
 
 
-def check_frequency(task: Task, policy: Policy, ledger: ExchangeHistory) -> None:
+def check_frequency(task: Task, policy: Policy, ledger: ClientHistory) -> None:
     """Refuse to be asked more often than the owner allows; raises ProtocolViolation."""
     for count, most, what in (
         (ledger.entered_in(task.run), policy.max_exchanges_per_run, "of this run"),
