@@ -36,9 +36,11 @@ _AGGREGATION = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a card is made of. fairness: checks of a comparison, as its report has them. names: of the sites, too.
+    """What a card is made of.
 
-    settings: that the run was made with, and not by default; None where they are not known.
+    fairness: checks of a comparison, as its report has them.
+    names: of the sites, too.
+    settings: that the run was made with, and not by default; None if they are not known.
     """
 
     model: Path

@@ -48,10 +48,14 @@ def check(
     >>> fedcore.check("examples/digits", clients=4)
     fedcore-digits: nothing found that would go wrong among 4 clients
 
-    By the functions that refuse in a deployment, so in its words. policy: what the clients' owners insist on, as in
-    `simulate`; None for stock policies, of which what a run decides (plain aggregation, run config, settings) is only a
-    warning. data_dir: the folder with the data sets. dry_round: also one round in memory, in which the first client
-    trains and tests; without it neither the strategy nor the data are looked at. Nothing is raised for a faulty app.
+    By the functions that refuse in a deployment, so in its words.
+
+    Args:
+        policy: what the clients' owners insist on, as in `simulate`; None for stock policies, of which what a run
+            decides (plain aggregation, run config, settings) is only a warning.
+        data_dir: the folder with the data sets.
+        dry_round: also one round in memory, in which the first client trains and tests; without it neither the strategy
+            nor the data are looked at. Nothing is raised for a faulty app.
     """
     findings = Findings()
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
@@ -94,7 +98,8 @@ def collected_settings(
 ) -> JobSettings:
     """Settings without those that are refused, each of which is noted, and with what two of them contradict.
 
-    otherwise: what is looked at where they contradict each other; None for the defaults.
+    Args:
+        otherwise: what is looked at where they contradict each other; None for the defaults.
     """
     good = dict(values)
     for key, value in values.items():
@@ -153,7 +158,7 @@ def _checked(
 def _needs(settings: JobSettings, clients: int, owners: Policy, findings: Findings) -> JobSettings | None:
     """Settings with which a round can be tried: those given, or without quorum and min-clients where they are refused.
 
-    Each of the two is asked about alone as well, so that both are said. None where nothing helps.
+    Each of the two is asked about alone as well, so that both are said. None if nothing helps.
     """
     loose = replace(settings, quorum=0, min_clients=0)
     for tried in (settings, replace(settings, quorum=0), replace(settings, min_clients=0), loose):

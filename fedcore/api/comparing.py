@@ -54,17 +54,25 @@ def compare(
         result = fedcore.compare("examples/digits", modes=["federated", "centralized", "local"], seeds=2)
         result.plot()
 
-    app: the folder of an app; an object of this process cannot be handed to others. modes: as `fedcore compare
-    --list-modes` names them, with their options in brackets; "all" for those that the app can be trained in. clients:
-    how many sites. rounds: short for `num-server-rounds` of the run config. seeds: how many from the app's own on, or
-    which. partition: how the app divides its data. network: also estimate the time over one, "lan" or "wan", say.
-    metric: what models are judged by, as in "eval_acc:max". run_config: over `[tool.flwr.app.config]`. settings: of the
-    run config, of modes, or of `[tool.fedcore]`; of a list each value is tried. out: keep everything in this folder,
-    where the same call goes on after it was interrupted; None for a folder that goes with the result. force: replace an
-    earlier comparison there. progress: as in `simulate`.
-
     A mode that fails is in the result, with its reason; the others go on. Raises ConfigurationError for what cannot
     work, before anything is trained. Ctrl-C ends all processes.
+
+    Args:
+        app: the folder of an app; an object of this process cannot be handed to others.
+        modes: as `fedcore compare --list-modes` names them, with their options in brackets; "all" for those that the
+            app can be trained in.
+        clients: how many sites.
+        rounds: short for `num-server-rounds` of the run config.
+        seeds: how many from the app's own on, or which.
+        partition: how the app divides its data.
+        network: also estimate the time over one, "lan" or "wan", say.
+        metric: what models are judged by, as in "eval_acc:max".
+        run_config: over `[tool.flwr.app.config]`.
+        settings: of the run config, of modes, or of `[tool.fedcore]`; of a list each value is tried.
+        out: keep everything in this folder, where the same call goes on after it was interrupted; None for a folder
+            that goes with the result.
+        force: replace an earlier comparison there.
+        progress: as in `simulate`.
     """
     from fedcore.comparison.carry_out import carry_out
     from fedcore.comparison.plan import ALL_MODES, plan
@@ -92,8 +100,9 @@ def compare(
 class ComparisonResult:
     """Several modes of one app, side by side.
 
-    report: everything that report.json says. folder: with report.html, models and logs; a temporary one goes with this
-    object, and `save` keeps it. runs: the folder of each run that was planned.
+    report: everything that report.json says.
+    folder: with report.html, models and logs; a temporary one goes with this object, and `save` keeps it.
+    runs: the folder of each run that was planned.
     """
 
     report: Comparison
@@ -138,7 +147,7 @@ class ComparisonResult:
     def model(self, mode: str, seed: int | None = None) -> ModelState:
         """The last model of a mode; of several seeds the first, unless it is named.
 
-        Raises UnknownKey for a mode that was not compared, ConfigurationError where it left no single model.
+        Raises UnknownKey for a mode that was not compared, ConfigurationError if it left no single model.
         """
         labels = {run.mode for run in self.report.runs}
         if mode not in labels:
@@ -152,7 +161,7 @@ class ComparisonResult:
     def plot(self, metric: str = "", *, ax: Axes | None = None) -> Axes:
         """Draw a metric over the rounds, a line for each mode: the mean of its seeds. By default what is judged by.
 
-        Raises RunFailed where nothing ran, UnknownKey for a metric that nothing reported.
+        Raises RunFailed if nothing ran, UnknownKey for a metric that nothing reported.
         """
         frame = self.history
         if frame.empty and self.failed:
@@ -172,7 +181,7 @@ class ComparisonResult:
         return axes
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Copy the whole folder, report.html in it, to another place; raises ConfigurationError where one is there."""
+        """Copy the whole folder, report.html in it, to another place; raises ConfigurationError if one is there."""
         target = Path(folder).expanduser().absolute()
         if target.exists() and not force:
             raise ConfigurationError(f"{target} exists already; name another folder, or replace it with force=True")

@@ -40,8 +40,9 @@ class DryRound(Simulation):
     """A simulation whose exchanges end after one client's work.
 
     findings: where refusals go. Owners agree to the run config and the settings as they are, which are checked apart.
-    facts: of the model and what is sent. reported: message type -> the metrics of its reply. costs: task and
-    encoding of each noised sum of the round.
+    facts: of the model and what is sent.
+    reported: message type -> the metrics of its reply.
+    costs: task and encoding of each noised sum of the round.
     """
 
     findings: Findings
@@ -99,7 +100,7 @@ class DryRound(Simulation):
         return request if enough else replace(request, nodes=tuple(self.nodes()))
 
     def _encoding(self, request: ExchangeRequest) -> AnyEncoding | None:
-        """The encoding of the exchange; None where there is none that fits."""
+        """The encoding of the exchange; None if there is none that fits."""
         kind, n = request.message_type, len(request.nodes)
         layout = request.model.layout if request.model and is_training(kind) else None
         if layout is not None:

@@ -54,7 +54,9 @@ class Federation:
     def connect(cls, kit: str | Path, *, server: str = "", connect_seconds: float = 30.0) -> Self:
         """The federation that an operator's kit is for; raises KitError for a folder that is none.
 
-        server: its address, in place of the one in the kit. connect_seconds: how long it may be away.
+        Args:
+            server: its address, in place of the one in the kit.
+            connect_seconds: how long it may be away.
         """
         folder = Path(kit).expanduser().absolute()
         return cls(remote_operator(folder, server, connect_seconds), folder)
@@ -63,10 +65,13 @@ class Federation:
     def local(cls, app: AppLike, *, clients: int = 4, plain: bool = False, data_dir: str | Path | None = None) -> Self:
         """A federation of processes of this machine, which enter with the block and end with it.
 
-        app: the folder of the app that the clients install; an object of this process cannot be handed to others.
-        plain: the owners let the server read updates, so that runs may have `aggregation="plain"`. data_dir: the folder
-        with the data sets. Raises ConfigurationError before anything starts; entering raises EnvironmentFailure where a
-        process ends or does not come up.
+        Raises ConfigurationError before anything starts; entering raises EnvironmentFailure if a process ends or
+        does not come up.
+
+        Args:
+            app: the folder of the app that the clients install; an object of this process cannot be handed to others.
+            plain: the owners let the server read updates, so that runs may have `aggregation="plain"`.
+            data_dir: the folder with the data sets.
         """
         from fedcore.flower.memory_app import folder_of
 
@@ -109,8 +114,10 @@ class Federation:
     ) -> Run:
         """Submit an app, follow the run to its end, and return what came of it.
 
-        app: a folder; None for the app of a local federation. The others are as in `simulate`; what they change needs
-        the clients' owners to allow it. Ctrl-C cancels the run. Raises RunFailed for a run that ended without success.
+        Args:
+            app: a folder; None for the app of a local federation. The others are as in `simulate`; what they change
+                needs the clients' owners to allow it. Ctrl-C cancels the run. Raises RunFailed for a run that ended
+                without success.
         """
         from fedcore.flower.memory_app import folder_of
 
@@ -137,7 +144,7 @@ class Federation:
     def result(self, run: str = "last") -> Run:
         """What came of a run so far, by its id, the beginning of one, or "last"; a checkpoint's model where it goes on.
 
-        Raises ConfigurationError where there is no such run.
+        Raises ConfigurationError if there is no such run.
         """
         operator = self._remote()
         found, record = operator.show(run), RunRecord()
@@ -147,7 +154,7 @@ class Federation:
         return self._result(operator, found, record)
 
     def model(self, run: str = "last") -> ModelState:
-        """The model of a run, or its last checkpoint; raises ConfigurationError where it has none."""
+        """The model of a run, or its last checkpoint; raises ConfigurationError if it has none."""
         operator = self._remote()
         found = operator.show(run)
         if found.model is None:
@@ -180,8 +187,10 @@ class Federation:
     ) -> pandas.DataFrame:
         """Statistics of the clients' columns, indexed by column, as `fedcore stats` prints them: sums over clients.
 
-        bounds: lowest and highest value of each column; by default those of the app. bins: cells of a histogram.
-        dp_epsilon, dp_delta: differential privacy of each record in this answer.
+        Args:
+            bounds: lowest and highest value of each column; by default those of the app.
+            bins: cells of a histogram.
+            dp_epsilon, dp_delta: differential privacy of each record in this answer.
         """
         import pandas
 
@@ -291,7 +300,7 @@ class _Local:
         return local.operator
 
     def check(self) -> None:
-        """Raise EnvironmentFailure where a process has ended."""
+        """Raise EnvironmentFailure if a process has ended."""
         if self._group is not None:
             self._group.check()
 

@@ -16,7 +16,11 @@ from fedcore.federation.admission.refusals import refused_by_all
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. about: where, in a word or two. text: in the words of a deployment, with what to do."""
+    """One thing that is wrong.
+
+    about: where, in a word or two.
+    text: in the words of a deployment, with what to do.
+    """
 
     about: str
     text: str
@@ -29,9 +33,12 @@ class Finding:
 class CheckReport:
     """What `fedcore.check` found.
 
-    app: its name. clients: among how many it was checked. errors: what a run would be refused for, or fail with.
-    warnings: what a person should know. facts: the model's tensors, parameters and bytes, and what one client sends in
-    a round, as far as the check came to know them.
+    app: its name.
+    clients: among how many it was checked.
+    errors: what a run would be refused for, or fail with.
+    warnings: what a person should know.
+    facts: the model's tensors, parameters and bytes, and what one client sends in a round, as far as the check came to
+        know them.
     """
 
     app: str
@@ -86,7 +93,10 @@ class CheckReport:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects what is found; the same text counts once. folder: of the app, whose lines are named."""
+    """Collects what is found; the same text counts once.
+
+    folder: of the app, whose lines are named.
+    """
 
     folder: Path | None = None
     errors: list[Finding] = field(default_factory=list)
@@ -121,7 +131,7 @@ class Findings:
         return True
 
     def _place(self, error: BaseException) -> str:
-        """(client_app.py:12), the app's last line that led to an error; empty where none did."""
+        """(client_app.py:12), the app's last line that led to an error; empty if none did."""
         if self.folder is None:
             return ""
         lines = [

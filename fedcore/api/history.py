@@ -32,7 +32,9 @@ def history_of(record: RunRecord, results: Mapping[str, Any]) -> pandas.DataFram
     evaluation gave, is `train/NAME`, `evaluate/NAME`, `server/NAME`. Then clients (in the last sum of the round),
     dropped, seconds, virtual_seconds (of simulated devices), bytes_up and bytes_down (of all clients together), and
     epsilon of a run with differential privacy.
-    results: as `fedcore.flower.results.results_of` has it; what a strategy made of the metrics is there.
+
+    Args:
+        results: as `fedcore.flower.results.results_of` has it; what a strategy made of the metrics is there.
     """
     import pandas
 

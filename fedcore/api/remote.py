@@ -51,7 +51,9 @@ class RemoteOperator(Protocol):
 def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) -> RemoteOperator:
     """What operates a kit: the library imports no app. Raises KitError for a folder that is none.
 
-    server: its address, in place of the one in the kit. connect_seconds: how long it may be away.
+    Args:
+        server: its address, in place of the one in the kit.
+        connect_seconds: how long it may be away.
     """
     from fedcore.federation import OperatorKit
 

@@ -51,11 +51,15 @@ class OutputFolder:
 class Run:
     """A run that has ended.
 
-    app: its name. clients: how many there were. id: of a run of a federation; "" for a simulation. model: the final
-    global one, None where the app never had one. record: every event that matters, as reports are made of. results:
-    what the ServerApp's strategy found, by "train", "evaluate" and "server" and then by round. run_config, settings: as
-    they were in the run. facts: what the model's file says of it, None for an app that is no folder. left: the folder
-    with what the ServerApp wrote, None where it wrote nothing; `save` keeps it.
+    app: its name.
+    clients: how many there were.
+    id: of a run of a federation; "" for a simulation.
+    model: the final global one, None if the app never had one.
+    record: every event that matters, as reports are made of.
+    results: what the ServerApp's strategy found, by "train", "evaluate" and "server" and then by round.
+    run_config, settings: as they were in the run.
+    facts: what the model's file says of it, None for an app that is no folder.
+    left: the folder with what the ServerApp wrote, None if it wrote nothing; `save` keeps it.
     """
 
     app: str
@@ -105,7 +109,10 @@ class Run:
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the run into a folder: model.safetensors, history.csv, run.json, and the ServerApp's files.
 
-        force: replace a folder that is there. Raises ConfigurationError where there is one, OSError.
+        Raises ConfigurationError if there is one, OSError.
+
+        Args:
+            force: replace a folder that is there.
         """
         target = Path(folder).expanduser().absolute()
         if target.exists() and not force:
@@ -128,8 +135,12 @@ class Run:
     def report(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write report.html, report.md, report.json and figures, as `fedcore compare` makes them, into a folder.
 
-        `fedcore compare --from` lays several of these report.json over one another. force: replace a report that is
-        there. Raises ConfigurationError where there is something else, OSError.
+        `fedcore compare --from` lays several of these report.json over one another.
+
+        Raises ConfigurationError if there is something else, OSError.
+
+        Args:
+            force: replace a report that is there.
         """
         from fedcore.comparison.report import write_report
         from fedcore.comparison.simulated import check_report_place, comparison_of

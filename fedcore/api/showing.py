@@ -48,7 +48,7 @@ def _label(index: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value for a person: four digits, and nothing where there is none."""
+    """A value for a person: four digits, and nothing if there is none."""
     if isinstance(value, list | tuple):
         return f"[{len(value)} values]"
     if value is None or value != value or str(value) == "<NA>":  # noqa: PLR0124 - NaN is not itself
@@ -64,7 +64,10 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
 def metrics_to_plot(frame: pandas.DataFrame, asked: Sequence[str], facts: Sequence[str]) -> list[str]:
     """The columns to draw: those asked for; or accuracy, or else loss, or else the first metric.
 
-    facts: columns that are no metrics, drawn only where they are asked for. Raises UnknownKey and ConfigurationError.
+    Raises UnknownKey and ConfigurationError.
+
+    Args:
+        facts: columns that are no metrics, drawn only if they are asked for.
     """
     from pandas.api.types import is_numeric_dtype
 

@@ -55,26 +55,36 @@ def simulate(
     >>> 0.5 < run.metrics["eval_acc"] < 1
     True
 
-    app: the folder of an app; or, for a notebook, what `supervised_app` or `local_app` returned, a pair (ClientApp,
-    ServerApp), or a function that makes one of these. clients: None for the app's `simulation-clients`, or 10.
-    per_round: how many of them a round asks, by the app's key `fraction-train`; None for what the app says. engine:
-    where they train: in this process, one after the other; in a pool of `workers` processes, 0 for one a core; or in
-    tasks of Ray. The latter two need an app in a folder, and what its code raises is an AppError then.
-    rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have; `seed`
-    is also that of the simulated dropouts and devices. drop: the chance that a client drops out of an exchange.
-    devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then there
-    is a virtual clock. clients_at_once: how many clients train at once, as one batched step, where the app allows it; 1
-    for one by one, 0 for as many as pay. aggregation: None for what the app's settings say, "secure" by default.
-    run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key. settings: over `[tool.fedcore]`.
-    policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a stock
-    policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
-    from in place of its own model. state: a folder in which the run keeps all that it takes to go on; the same call
-    again goes on where it was ended. data_dir: the folder with the data sets, as FEDCORE_DATA. progress: whether to
-    print a line for each exchange, or a function that takes the events (`fedcore.wire.events`).
-
     It works within a notebook and from threads, where one simulation waits for the other; Ctrl-C ends it. Raises
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
     the app's own code raises comes through as it is.
+
+    Args:
+        app: the folder of an app; or, for a notebook, what `supervised_app` or `local_app` returned, a pair (ClientApp,
+            ServerApp), or a function that makes one of these.
+        clients: None for the app's `simulation-clients`, or 10.
+        per_round: how many of them a round asks, by the app's key `fraction-train`; None for what the app says.
+        engine: where they train: in this process, one after the other; in a pool of `workers` processes, 0 for one a
+            core; or in tasks of Ray. The latter two need an app in a folder, and what its code raises is an AppError
+            then.
+        rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have;
+            `seed` is also that of the simulated dropouts and devices.
+        drop: the chance that a client drops out of an exchange.
+        devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then
+            there is a virtual clock.
+        clients_at_once: how many clients train at once, as one batched step, where the app allows it; 1 for one by one,
+            0 for as many as pay.
+        aggregation: None for what the app's settings say, "secure" by default.
+        run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key.
+        settings: over `[tool.fedcore]`.
+        policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a
+            stock policy, but run config, settings and plain aggregation are yours.
+        initial_model: what the app's strategy starts from in place of its own model.
+        state: a folder in which the run keeps all that it takes to go on; the same call again goes on where it was
+            ended.
+        data_dir: the folder with the data sets, as FEDCORE_DATA.
+        progress: whether to print a line for each exchange, or a function that takes the events
+            (`fedcore.wire.events`).
     """
     from fedcore.flower.memory_app import folder_of, load_app
     from fedcore.flower.output import quiet_flower

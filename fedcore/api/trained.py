@@ -29,7 +29,13 @@ from fedcore.system.standard_output import user_output_to_stderr
 
 
 def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedModel:
-    """Load it, and say on the terminal what to know of it; run_config: key=value. Raises as `load_trained`."""
+    """Load it, and say on the terminal what to know of it;
+
+    Raises as `load_trained`.
+
+    Args:
+        run_config: key=value.
+    """
     trained = load_trained(app.absolute(), model, parse_assignments(run_config))
     for line in trained.warnings:
         typer.echo(f"warning: {line}", err=True)

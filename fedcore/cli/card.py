@@ -46,7 +46,8 @@ def card_beside(model: Path, record: RunRecord, settings: Mapping[str, Any]) -> 
 def from_server(sources: Sources, run: str, kit: Path) -> Sources:
     """The same with the run's record and settings, as its server has them; raises FedcoreError.
 
-    run: as `fedcore runs show` takes it.
+    Args:
+        run: as `fedcore runs show` takes it.
     """
     found = remote_operator(kit.expanduser().absolute()).show(run)
     if sources.facts is not None and sources.facts.run != found.run:

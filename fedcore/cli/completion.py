@@ -1,6 +1,6 @@
 """Completion of option values; imports nothing heavy, and never raises.
 
-Typer calls these with the part of the word that is there. Where a value is a list of assignments in quotes, or of
+Typer calls these with the part of the word that is there. If a value is a list of assignments in quotes, or of
 modes with commas, the last of them is completed. The names of modes and partitions are written down here a second time,
 since the modules that define them take seconds to import; a test holds the two together.
 """
@@ -124,7 +124,7 @@ def _beginning(incomplete: str, offers: Mapping[str, str]) -> list[Offer]:
 
 
 def _project(ctx: typer.Context) -> dict[str, Any]:
-    """`[tool]` of the app's pyproject.toml; empty where there is none yet."""
+    """`[tool]` of the app's pyproject.toml; empty if there is none yet."""
     # An option whose value is being typed ends click's parsing, and the positional arguments are left where they were.
     named = ctx.params.get("app") or ctx.params.get("paths") or ctx.args[:1]
     folder = (named or ["."])[0] if isinstance(named, list | tuple) else named

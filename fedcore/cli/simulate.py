@@ -335,7 +335,11 @@ def _summary(
     record: RunRecord,
     curve: Sequence[CurvePoint] | None,
 ) -> dict[str, Any]:
-    """The summary of a run as plain JSON. curve: that of its report, None without one."""
+    """The summary of a run as plain JSON.
+
+    Args:
+        curve: that of its report, None without one.
+    """
     summary = {"app": options.app.name, "clients": options.clients, **record.summary(), "results": simulation.results}
     if options.target is not None:
         from fedcore.comparison.simulated import model_curve

@@ -27,7 +27,10 @@ Simulate: TypeAlias = "Callable[[SimulationOptions, Outputs, int, Path | None], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One run of a sweep. seed: of the simulation, and of the app if its run config has a seed."""
+    """One run of a sweep.
+
+    seed: of the simulation, and of the app if its run config has a seed.
+    """
 
     seed: int
     values: Mapping[str, Scalar]
@@ -133,7 +136,11 @@ def row_of(
 
 
 def _to_target(targets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the runs that reached the target: how many, and what it took them. targets: by `Target.told`."""
+    """Over the runs that reached the target: how many, and what it took them.
+
+    Args:
+        targets: by `Target.told`.
+    """
     reached = [Reached(**one["reached"]) if one["reached"] else None for one in targets]
     return {"name": str(Target.of(targets[0])), **asdict(ToTarget.of(reached))}
 

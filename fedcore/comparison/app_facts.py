@@ -43,11 +43,13 @@ _SECONDS = 3.0
 class AppFacts(WorkerReport):
     """What was found.
 
-    refusal: why the modes that train the app's model themselves cannot; "" where they can. metrics: that every model is
-    evaluated by, the most important first; empty where the app's own evaluation alone can. batch_loss: the name of a
-    loss over a whole batch; "" for one of each example. strategy: what the run config names, where it asks something
-    of the clients that only a federation can do, and the ClientApp is one that does it; "" otherwise. split: of the
-    data over the sites; empty where it cannot be known. cost: of computation, None without a network.
+    refusal: why the modes that train the app's model themselves cannot; "" if they can.
+    metrics: that every model is evaluated by, the most important first; empty if the app's own evaluation alone can.
+    batch_loss: the name of a loss over a whole batch; "" for one of each example.
+    strategy: what the run config names, where it asks something of the clients that only a federation can do, and the
+        ClientApp is one that does it; "" otherwise.
+    split: of the data over the sites; empty if it cannot be known.
+    cost: of computation, None without a network.
     """
 
     refusal: str
@@ -75,7 +77,7 @@ class AppFacts(WorkerReport):
         return [f"{', '.join(labels)}: {reason}" for reason, labels in refused.items()]
 
     def check_strategies(self, runs: Sequence[PlannedRun]) -> None:
-        """Raise ConfigurationError where runs of one comparison would be judged in different ways.
+        """Raise ConfigurationError if runs of one comparison would be judged in different ways.
 
         A strategy that keeps models on the clients is judged by what these report, any other by the run's own model.
         """
@@ -119,7 +121,7 @@ class Unreadable(WorkerReport):
 def find_facts(run: PlannedRun) -> AppFacts:
     """Import the app and read its data as `run` would, in a worker process.
 
-    Raises AppError where the app or its data cannot be read.
+    Raises AppError if the app or its data cannot be read.
     """
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-app-") as folder,

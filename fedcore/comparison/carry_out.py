@@ -38,14 +38,15 @@ WARM_FOLDER: Final = "federation"
 """For the processes that serve several runs."""
 
 Runner: TypeAlias = Callable[[PlannedRun, EventSink], RunResult]
-"""What carries out one run; raises FedcoreError or OSError where it cannot."""
+"""What carries out one run; raises FedcoreError or OSError if it cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """A run that is about to begin.
 
-    number: in the order of execution, from 1 on. seconds_left: of all runs from this one on, None where unknown.
+    number: in the order of execution, from 1 on.
+    seconds_left: of all runs from this one on, None if unknown.
     """
 
     run: PlannedRun
@@ -63,8 +64,11 @@ def carry_out(
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
-    force: replace another comparison in the folder, or the same one. drop: leave out the modes that the app cannot be
-    trained in, and tell it which and why. Raises ConfigurationError before the first run for whatever cannot work.
+    Raises ConfigurationError before the first run for whatever cannot work.
+
+    Args:
+        force: replace another comparison in the folder, or the same one.
+        drop: leave out the modes that the app cannot be trained in, and tell it which and why.
     """
     folder = OutFolder(job.out)
     planned = plan(job)
@@ -116,10 +120,13 @@ def _unseen(result: RunResult) -> None:
 def execute(
     runs: Sequence[PlannedRun], runner: Runner, watch: Watch, *, seen: Callable[[RunResult], None] = _unseen
 ) -> tuple[RunResult, ...]:
-    """The results of all runs, in their order. seen: called with each of them, before the next run begins.
+    """The results of all runs, in their order.
 
     A run that has finished before keeps its result; one that failed is run again. A run that cannot be carried out is
     a result with status "failed", and the next one begins.
+
+    Args:
+        seen: called with each of them, before the next run begins.
     """
     results = finished(runs)
     for result in results.values():
@@ -197,7 +204,7 @@ def build_comparison(
         machine=machine(),
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
         runs=tuple(results),
-        # Where nothing was evaluated there is nothing to judge by, and the report says so.
+        # If nothing was evaluated there is nothing to judge by, and the report says so.
         judged_by=choose(job.metric, known) if known else None,
         own_evaluation=not facts.metrics,
         network=job.network,
@@ -218,7 +225,9 @@ def _others(values: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
 class ModeRunner:
     """Carries out runs; the processes of a mode's warm group stay for the next run that they can serve.
 
-    Use as a context manager: leaving it ends all processes. folder: of the whole comparison.
+    Use as a context manager: leaving it ends all processes.
+
+    folder: of the whole comparison.
     """
 
     folder: Path
@@ -235,7 +244,7 @@ class ModeRunner:
         self._stack.close()
 
     def __call__(self, run: PlannedRun, emit: EventSink) -> RunResult:
-        """Carry out one run; raises FedcoreError or OSError where it cannot begin."""
+        """Carry out one run; raises FedcoreError or OSError if it cannot begin."""
         if run.mode.warm_group != self._group:
             # Idle processes would take memory and time from the workers of this run.
             self._stack.close()
@@ -253,7 +262,11 @@ class ModeRunner:
 
 
 def carry_out_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager[Any] | None = None) -> RunResult:
-    """Carry out one run of any mode; whatever fails, the result says it. warm: the processes of its group."""
+    """Carry out one run of any mode; whatever fails, the result says it.
+
+    Args:
+        warm: the processes of its group.
+    """
     began = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
     result = run.result()

@@ -64,10 +64,11 @@ class FederatedOutcome:
     """A run that is over.
 
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
-    fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
-    -> round -> examples that it trained on, repetitions counted. tested: likewise, what the round's model gave on its
-    test part. Both {} for apps that do not tell. results: what the run left in its results.json. versions: of a
-    buffered run, its models by their numbers, as many of them as were caught.
+    fetched: for each of them, who fetched that model in it; the others had it from the exchange before.
+    taken: client -> round -> examples that it trained on, repetitions counted.
+    tested: likewise, what the round's model gave on its test part. Both {} for apps that do not tell.
+    results: what the run left in its results.json.
+    versions: of a buffered run, its models by their numbers, as many of them as were caught.
     """
 
     record: RunRecord
@@ -85,7 +86,10 @@ class ReusableFederation:
     """A server and clients that are started when they are first needed, and stay for the next run.
 
     They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
-    processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
+    processes.
+
+    folder: for kits, logs and the server's data.
+    plain: the owners allow updates that the server can read.
     paces: of each site, as `fedcore.flower.apps.progress_protocol.wait_for_pace` has them; set before the first run.
     """
 
@@ -111,7 +115,7 @@ class ReusableFederation:
     def carry_out(self, run: PlannedRun, emit: EventSink) -> FederatedOutcome:
         """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
 
-        A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
+        A federation that lost a process is not used again. Raises EnvironmentFailure if a process ends that was not
         to be killed.
         """
         whole = False
@@ -136,7 +140,10 @@ class ReusableFederation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A server and clients that run. held: the model that each client has, by its name."""
+    """A server and clients that run.
+
+    held: the model that each client has, by its name.
+    """
 
     local: LocalFederation
     group: ProcessGroup
@@ -304,7 +311,9 @@ class ClientKiller:
 class ModelVersions:
     """Catches the models of a buffered run, which the server keeps for as long as clients train from them.
 
-    data: the server's folder. out: where they are kept. found: by number.
+    data: the server's folder.
+    out: where they are kept.
+    found: by number.
     """
 
     data: Path

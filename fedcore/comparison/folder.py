@@ -65,7 +65,7 @@ class OutFolder:
             yield
 
     def facts(self) -> AppFacts | None:
-        """What was found out about the app when the comparison began; None where it has not."""
+        """What was found out about the app when the comparison began; None if it has not."""
         if not (self.path / JOB_FILE).is_file():
             return None
         found = self._read()["survey"]

@@ -14,12 +14,15 @@ _WORDS: Final[Mapping[str, Better]] = {"acc": "max", LOSS: "min"}
 """Parts of the names that need no explanation."""
 
 Known: TypeAlias = Mapping[str, Better | None]
-"""The metrics that there are, the most important first; None where nobody said whether more is better."""
+"""The metrics that there are, the most important first; None if nobody said whether more is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedBy:
-    """A metric by its name. better: whether a larger or a smaller value means a better model."""
+    """A metric by its name.
+
+    better: whether a larger or a smaller value means a better model.
+    """
 
     name: str
     better: Better
@@ -27,7 +30,10 @@ class JudgedBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricChoice:
-    """The metric that `--metric` asks for. better: None where it was left open."""
+    """The metric that `--metric` asks for.
+
+    better: None if it was left open.
+    """
 
     name: str
     better: Better | None = None

@@ -136,7 +136,10 @@ class LocalFederation:
     def create(cls, folder: Path, *, clients: int, allow_plain: bool = False, name: str = "comparison") -> Self:
         """Provision into `folder`, which must not exist, on a port that is free now and stays so until it is used.
 
-        All clients are one's own (`Policy.own`). allow_plain: the server may read their updates, too.
+        All clients are one's own (`Policy.own`).
+
+        Args:
+            allow_plain: the server may read their updates, too.
         """
         port = free_port()
         policy = Policy.own(clients, allow_plain=allow_plain)
@@ -192,7 +195,7 @@ def _toml(value: Scalar) -> str:
 def free_port(host: str = "127.0.0.1", *, reserved: Path = PORT_RANGE, count: int = PORTS) -> int:
     """A port of an address of this machine that nobody uses at the moment.
 
-    It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
+    It lies below those that the kernel hands out by itself, if there are such (ip(7), ip_local_port_range): else it
     might be another connection's by the time that the server listens. A program that seeds `random` does not decide
     which.
 

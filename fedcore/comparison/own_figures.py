@@ -25,8 +25,10 @@ class OwnFigures:
     def of(cls, results: Mapping[str, Any], exchanges: ByRound) -> OwnFigures:
         """Put what a run left together.
 
-        results: as `fedcore.flower.results.results_of` has them, {} where no strategy ended. Its "evaluate" is what the
-        strategy made of the clients' metrics. exchanges: what the evaluations gave, for runs without it.
+        Args:
+            results: as `fedcore.flower.results.results_of` has them, {} if no strategy ended. Its "evaluate" is what
+                the strategy made of the clients' metrics.
+            exchanges: what the evaluations gave, for runs without it.
         """
         server = _by_round(results, "server")
         clients = _by_round(results, "evaluate") or exchanges

@@ -39,10 +39,12 @@ Sweep = Mapping[str, tuple[Scalar, ...]]
 class CompareJob:
     """What is compared. run_config is laid over the app's own; out must be a folder of this job alone.
 
-    seeds: a run of each mode for each; empty for the app's own seed, or one run where it has none. partition: "" for
-    the app's own. sweep: key -> values, of the run config, of modes, or of [tool.fedcore] for the federated modes; a
-    key with several values is swept over, every combination with those of the others. kill: in every mode. metric: what
-    models are judged by, None for the app's own; it changes no run.
+    seeds: a run of each mode for each; empty for the app's own seed, or one run where it has none.
+    partition: "" for the app's own.
+    sweep: key -> values, of the run config, of modes, or of [tool.fedcore] for the federated modes; a key with several
+        values is swept over, every combination with those of the others.
+    kill: in every mode.
+    metric: what models are judged by, None for the app's own; it changes no run.
     """
 
     app: FlowerApp
@@ -113,7 +115,11 @@ def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
 
 
 def parse_sweep(words: list[str], *, option: str = "--set") -> dict[str, tuple[Scalar, ...]]:
-    """Read `lr=0.01,0.1 momentum=0.9`: keys, each with one value or several. option: what gave them."""
+    """Read `lr=0.01,0.1 momentum=0.9`: keys, each with one value or several.
+
+    Args:
+        option: what gave them.
+    """
     sweep: dict[str, tuple[Scalar, ...]] = {}
     for key, values in (pair for word in words for pair in split_assignments(word)):
         # A comma within quotes belongs to the value.

@@ -37,11 +37,13 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 class CurvePoint:
     """One model on the way, evaluated on the test parts of all sites together; in mode `local` the mean of one a site.
 
-    round: 0 for the initial model. samples: examples that all workers together trained on up to here, as they were
-    counted; None where nobody counts them. seconds: of training up to here, without evaluation and the start of
-    processes. simulated_seconds: the same on the clock of the network model, None without one. bytes_up, bytes_down:
-    sent and received up to here, mean over the workers. metrics: what the evaluation gave, by name; empty where there
-    was none.
+    round: 0 for the initial model.
+    samples: examples that all workers together trained on up to here, as they were counted; None if nobody counts
+        them.
+    seconds: of training up to here, without evaluation and the start of processes.
+    simulated_seconds: the same on the clock of the network model, None without one.
+    bytes_up, bytes_down: sent and received up to here, mean over the workers.
+    metrics: what the evaluation gave, by name; empty if there was none.
     """
 
     round: int
@@ -71,8 +73,10 @@ class Staleness:
     """How old the model was that each update was computed from: age -> number of updates.
 
     clocks: what the bound limits. Of a parameter server, steps by which the worker was ahead of the slowest one when it
-    read (Ho et al. 2013), and the bound s; of a buffered run, models made since the one that a client trained from, and
-    max-staleness. updates: updates of others that reached the model meanwhile. bound: None for no bound.
+        read (Ho et al. 2013), and the bound s; of a buffered run, models made since the one that a client trained from,
+        and max-staleness.
+    updates: updates of others that reached the model meanwhile.
+    bound: None for no bound.
     """
 
     clocks: Mapping[int, int]
@@ -82,7 +86,10 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorker:
-    """Which worker was lost, and what became of the run. seconds: from its end until the mode went on, or gave up."""
+    """Which worker was lost, and what became of the run.
+
+    seconds: from its end until the mode went on, or gave up.
+    """
 
     worker: str
     round: int
@@ -164,7 +171,7 @@ class RunResult:
 
     @staticmethod
     def load(folder: Path) -> RunResult:
-        """Read `folder`/result.json; raises ValueError where it is none of this version."""
+        """Read `folder`/result.json; raises ValueError if it is none of this version."""
         return _RESULT.validate_json((folder / RESULT_FILE).read_bytes())
 
 
@@ -178,7 +185,7 @@ def number_of(metrics: Metrics, name: str) -> float | None:
 
 
 def stored_precision(folder: Path) -> str:
-    """Data types of the weights in every model.safetensors below `folder`, as in "float32"; "" where there is none."""
+    """Data types of the weights in every model.safetensors below `folder`, as in "float32"; "" if there is none."""
     found = set()
     for path in folder.rglob("model.safetensors"):
         with safe_open(path, framework="numpy") as file:

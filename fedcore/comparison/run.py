@@ -28,11 +28,14 @@ INITIAL_FILE: Final = "initial.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End a worker by SIGKILL. site: from 0 on. round: after this round, or as many examples, was reported.
+    """End a worker by SIGKILL.
 
     A worker of a baseline or of a parameter server waits for its end as soon as it knows that the round is over, so
     that it has no part in what follows. A federated client knows nothing of its end and goes on until it comes: it may
     have a part in later rounds, however many there are until the report has been read here.
+
+    site: from 0 on.
+    round: after this round, or as many examples, was reported.
     """
 
     site: int
@@ -72,9 +75,11 @@ class ChosenMode:
 class PlannedRun:
     """One mode with one seed at one point of a sweep.
 
-    config: the whole run config, with seed, partition, sweep and what the mode lays over it. settings: the same of
-    [tool.fedcore]. folder: of this run alone, for logs and models. network: None for the loopback as it is.
-    cost: of computation, where there is a network; the same for all modes.
+    config: the whole run config, with seed, partition, sweep and what the mode lays over it.
+    settings: the same of [tool.fedcore].
+    folder: of this run alone, for logs and models.
+    network: None for the loopback as it is.
+    cost: of computation, if there is a network; the same for all modes.
     """
 
     app: FlowerApp

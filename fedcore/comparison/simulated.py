@@ -40,11 +40,14 @@ def comparison_of(
 ) -> Comparison:
     """One run as a comparison.
 
-    results: as `fedcore.flower.results.results_of` has them. changed: keys of the run config that are otherwise than
-    the app has them. seed: where the run config has none. parameters: of the model. Seconds are those of the exchanges
-    alone, so that a run that went on after its end has them all; simulated seconds are those of the virtual clock.
-    Bytes are means over the clients that had an update in a sum. target: how good a model is wanted; models are judged
-    by its metric then, where there is one of that name.
+    Args:
+        results: as `fedcore.flower.results.results_of` has them.
+        changed: keys of the run config that are otherwise than the app has them.
+        seed: where the run config has none.
+        parameters: of the model. Seconds are those of the exchanges alone, so that a run that went on after its end has
+            them all; simulated seconds are those of the virtual clock. Bytes are means over the clients that had an
+            update in a sum.
+        target: how good a model is wanted; models are judged by its metric then, if there is one of that name.
     """
     own_seed = run_config.get("seed", seed)
     seed = own_seed if isinstance(own_seed, int) else seed
@@ -72,7 +75,8 @@ def comparison_of(
 def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
     """A point for each model that a run trained, and one for the first where the app evaluated it.
 
-    results: as for `comparison_of`, whose curve this is.
+    Args:
+        results: as for `comparison_of`, whose curve this is.
     """
     return _result(record, results, seed=0, parameters=0).curve
 
@@ -84,7 +88,7 @@ def _judged_by(known: Known, target: Target | None) -> JudgedBy | None:
 
 
 def check_report_place(out: Path, *, force: bool) -> None:
-    """Raise ConfigurationError where a report would replace another one without force, or anything else."""
+    """Raise ConfigurationError if a report would replace another one without force, or anything else."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--report: {out} is a file; name a folder", check="not-a-folder")
     if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):

@@ -25,8 +25,10 @@ _SHAPE = "--target is NAME:VALUE, NAME:VALUE:max or NAME:VALUE:min, as in eval_a
 class Reached:
     """The first model that reached a target.
 
-    round: of the run; 0 for the model that it began with. value: of the metric. seconds: of training up to there, on
-    this machine. virtual_seconds: the same on the virtual clock of simulated devices; None without one.
+    round: of the run; 0 for the model that it began with.
+    value: of the metric.
+    seconds: of training up to there, on this machine.
+    virtual_seconds: the same on the virtual clock of simulated devices; None without one.
     """
 
     round: int
@@ -37,7 +39,10 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A value of a metric. better: whether models are to be above or below it; the value itself is enough."""
+    """A value of a metric.
+
+    better: whether models are to be above or below it; the value itself is enough.
+    """
 
     metric: str
     value: float
@@ -74,7 +79,7 @@ class Target:
         return value >= self.value if self.better == "max" else value <= self.value
 
     def reached(self, curve: Iterable[CurvePoint]) -> Reached | None:
-        """The first of these models, in the order of their rounds, that is good enough; None where none is."""
+        """The first of these models, in the order of their rounds, that is good enough; None if none is."""
         for point in curve:
             value = number_of(point.metrics, self.metric)
             if value is not None and self.met(value):
@@ -89,7 +94,7 @@ class Target:
     def told(self, curve: Sequence[CurvePoint]) -> dict[str, Any]:
         """The target and what came of it, as plain JSON.
 
-        reached: as `Reached`, None where no model did. best: the best value of any model, None where no evaluation
+        reached: as `Reached`, None if no model did. best: the best value of any model, None if no evaluation
         reports the metric.
         """
         found = self.reached(curve)
@@ -124,7 +129,11 @@ class Unseen:
 
 
 def line_of(told: Mapping[str, Any], reported: Iterable[str]) -> str:
-    """What `Target.told` says, in words. reported: names of metrics that there are, for who asked for another."""
+    """What `Target.told` says, in words.
+
+    Args:
+        reported: names of metrics that there are, for who asked for another.
+    """
     target = Target.of(told)
     if (found := told["reached"]) is not None:
         clock = "" if found["virtual_seconds"] is None else f", virtual {found['virtual_seconds']:.1f} s"

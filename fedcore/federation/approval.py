@@ -31,7 +31,7 @@ class ApprovedApps:
     path: Path
 
     def load(self) -> Mapping[str, str]:
-        """Hash -> name of the app; empty where there is no file yet. Raises KitError."""
+        """Hash -> name of the app; empty if there is no file yet. Raises KitError."""
         if not self.path.exists():
             return {}
         found = {}
@@ -47,7 +47,7 @@ class ApprovedApps:
         self._write({**self.load(), sha256: name})
 
     def remove(self, sha256: str) -> str:
-        """Let an app run no more; its name. Raises KitError where it was not approved."""
+        """Let an app run no more; its name. Raises KitError if it was not approved."""
         apps = dict(self.load())
         if sha256 not in apps:
             raise KitError(f"the app {sha256} is not approved, so nothing was removed; `--list` shows those that are")

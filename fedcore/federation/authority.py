@@ -51,7 +51,8 @@ Randomness = Callable[[int], bytes]
 class Authority:
     """The folder of a federation's authority.
 
-    public_key: raw Ed25519, 32 bytes. rosters: all versions, in order. Its private keys are read when they sign.
+    public_key: raw Ed25519, 32 bytes.
+    rosters: all versions, in order. Its private keys are read when they sign.
     """
 
     folder: Path
@@ -83,7 +84,7 @@ class Authority:
         return self.rosters[-1]
 
     def known(self, request: JoinRequest) -> Member | None:
-        """The member that asks, None where a new one does; KitError for a request that cannot be granted.
+        """The member that asks, None if a new one does; KitError for a request that cannot be granted.
 
         One that is a member with this very key already is no error, so that its admission can be written again.
         """
@@ -138,8 +139,11 @@ class Authority:
     ) -> x509.Certificate:
         """Replace the server's certificate by a new one for the same key; its private key is not needed for that.
 
-        hosts: names and addresses of the server; empty for those of the certificate so far. now: aware time from which
-        it counts. Raises KitError where the certificate is not of this federation.
+        Raises KitError if the certificate is not of this federation.
+
+        Args:
+            hosts: names and addresses of the server; empty for those of the certificate so far.
+            now: aware time from which it counts.
         """
         ca = read_certificate(self.folder / CA_FILE)
         old = read_certificate(certificate)
@@ -184,7 +188,7 @@ class Authority:
         return folder
 
     def _keep(self, roster: Roster) -> Authority:
-        """Write the chain with `roster` at its end; KitError where another one was signed meanwhile."""
+        """Write the chain with `roster` at its end; KitError if another one was signed meanwhile."""
         with Lock(self.folder, taken=f"another command is changing {self.folder}; wait for its end"):
             chain = load_chain(self.folder / ROSTERS_FILE, self.public_key)
             try:

@@ -50,7 +50,8 @@ def chain_text(chain: Iterable[Roster]) -> str:
 def successors(known: Roster, texts: Sequence[str], authority: bytes) -> tuple[Roster, ...]:
     """The rosters that a peer says follow `known`, in order; raises ProtocolViolation under a fixed name.
 
-    authority: raw Ed25519 key, 32 bytes.
+    Args:
+        authority: raw Ed25519 key, 32 bytes.
     """
     following: list[Roster] = []
     for text in texts:

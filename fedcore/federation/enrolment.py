@@ -41,7 +41,7 @@ def ask(folder: Path, name: str, *, randomness: Randomness = os.urandom) -> tupl
 def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> ClientKit:
     """Complete the folder that `ask` made with what the authority sent; returns the kit, which has a stock policy.
 
-    Raises KitError where the authority is another one, where the admission is for another key, or where the kit is
+    Raises KitError if the authority is another one, if the admission is for another key, or if the kit is
     complete already; nothing is changed then.
     """
     folder = folder.absolute()

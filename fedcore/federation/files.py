@@ -36,7 +36,7 @@ def broken(path: Path, reason: str, remedy: str = REMEDY, *, check: str = "") ->
 
 
 def read_public(path: Path) -> bytes:
-    """The bytes of a file that anybody may read; KitError where it cannot be read."""
+    """The bytes of a file that anybody may read; KitError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def read_public(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; KitError where it cannot be read or decoded."""
+    """The text of a UTF-8 file; KitError if it cannot be read or decoded."""
     try:
         return read_public(path).decode("utf-8")
     except UnicodeDecodeError:

@@ -17,12 +17,13 @@ from fedcore.secagg import Signer
 def follow(kit: ClientKit, texts: Sequence[str], *, note: Callable[[Roster], None] = lambda roster: None) -> ClientKit:
     """The kit with the last of the rosters that a peer says follow the one that it knows.
 
-    note: told of each that is verified, before the kit changes. roster.json is replaced, durably, before anything is
-    done with the new roster, so that no restart goes back to the old one. Where it names the key that waits in this
-    kit, that one is the client's from then on.
-
     Raises ProtocolViolation under a fixed name for what is no successor, or has no place for this client any more, and
-    EnvironmentFailure where the kit cannot be written; the kit is then as it was.
+    EnvironmentFailure if the kit cannot be written; the kit is then as it was.
+
+    Args:
+        note: told of each that is verified, before the kit changes. roster.json is replaced, durably, before anything
+            is done with the new roster, so that no restart goes back to the old one. If it names the key that waits
+            in this kit, that one is the client's from then on.
     """
     chain = successors(kit.roster, texts, kit.authority)
     if not chain:

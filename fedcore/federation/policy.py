@@ -80,7 +80,7 @@ class Policy:
     allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
         would open to a later quantum computer.
     max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
-        0 where its owner does not insist on differential privacy.
+        0 if its owner does not insist on differential privacy.
     delta: the delta at which that epsilon is counted.
     report_failures: whether the server may be told that and why the local work failed. If not, a failure becomes a
         masked zero, and the server learns how many there were in a sum, never whose.

@@ -36,8 +36,9 @@ T = TypeVar("T")
 class JoinRequest:
     """A client asks to be a member under `name` with this raw Ed25519 key (32 bytes).
 
-    replaces: the key that the client has now and wants to replace; empty where it is new. proof: signature of the new
-    key over the rest; consent: of the old one, empty where there is none.
+    replaces: the key that the client has now and wants to replace; empty if it is new.
+    proof: signature of the new key over the rest.
+    consent: of the old one, empty if there is none.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -88,7 +89,9 @@ class JoinRequest:
 class Admission:
     """What a new client needs to complete its kit: who it is, where the server is, whom to trust, and the roster.
 
-    ca: the certificate authority of the server, PEM. authority: raw Ed25519 key, 32 bytes. signature: the authority's.
+    ca: the certificate authority of the server, PEM.
+    authority: raw Ed25519 key, 32 bytes.
+    signature: the authority's.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS

@@ -106,10 +106,12 @@ class Roster:
 
     `Roster.sign`, `Roster.followed_by` and `Roster.load` make one; the constructor checks all but the signature.
 
-    version: 1 for the first, then one more each time. previous: `hash()` of the version before, 32 bytes, zeros for
-    the first. members: in the order of their ids; there may be none yet. revoked: former members likewise, with the key
-    that they had last. keys: client id -> raw Ed25519 public key, 32 bytes, of members alone. names: client id -> name,
-    of members and former members.
+    version: 1 for the first, then one more each time.
+    previous: `hash()` of the version before, 32 bytes, zeros for the first.
+    members: in the order of their ids; there may be none yet.
+    revoked: former members likewise, with the key that they had last.
+    keys: client id -> raw Ed25519 public key, 32 bytes, of members alone.
+    names: client id -> name, of members and former members.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -150,7 +152,7 @@ class Roster:
         return cls._signed(authority, federation, 1, NOTHING_BEFORE, members, ())
 
     def followed_by(self, members: Iterable[Member], revoked: Iterable[Member], authority: Ed25519PrivateKey) -> Roster:
-        """The next roster, signed; KitError where it would not be accepted after this one."""
+        """The next roster, signed; KitError if it would not be accepted after this one."""
         following = self._signed(authority, self.federation, self.version + 1, self.hash(), members, revoked)
         try:
             self.check_successor(following)

@@ -18,7 +18,7 @@ class Eta:
 
     def __init__(self) -> None:
         self.rounds: int | None = None
-        """How many the app plans; None where it does not say."""
+        """How many the app plans; None if it does not say."""
         self._current = 0
         self._began = 0.0
         self._lasted: list[float] = []

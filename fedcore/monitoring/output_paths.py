@@ -18,7 +18,10 @@ from fedcore.wire.operator import RESULTS_FILE
 
 @dataclass(frozen=True, slots=True)
 class OutputPaths:
-    """The places of a run's results. model: a file, `model.safetensors`, say."""
+    """The places of a run's results.
+
+    model: a file, `model.safetensors`, say.
+    """
 
     model: Path
     results: Path
@@ -43,7 +46,7 @@ class OutputPaths:
             check_replaceable(path, force=force, option=option)
 
     def place_of(self, path: str) -> Path:
-        """Where a file of a run goes: `results.json`, or `files/...` as the app named it, which is a plain path."""
+        """The destination of a file of a run: `results.json`, or `files/...` as the app named it."""
         if path == RESULTS_FILE:
             return self.results
         return self.files.joinpath(*PurePosixPath(path).parts[1:])
@@ -64,7 +67,7 @@ class OutputPaths:
 
 
 def saved_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Where a run's model, results and files were saved, as far as there are any."""
+    """Lines with the paths of a run's model, results and files, if there are any."""
     places = (
         ("model", "model"),
         ("best model", "best_model"),
@@ -75,7 +78,7 @@ def saved_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def server_line(results: Mapping[str, Any]) -> str:
-    """What the ServerApp's own evaluation ended with; "" where there was none."""
+    """What the ServerApp's own evaluation ended with; "" if there was none."""
     rounds = results.get("server")
     if not isinstance(rounds, dict) or not rounds:
         return ""

@@ -58,8 +58,11 @@ PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this
 class ProgressView:
     """Renders the events of a run on a console; on a terminal with a live part below the lines.
 
-    Use as a context manager, so that the live part is always taken away, and the cursor is there again. live: whether
-    a terminal has that part. clock: monotonic seconds. clients: of a simulation, which nobody has to look after.
+    Use as a context manager, so that the live part is always taken away, and the cursor is there again.
+
+    live: whether a terminal has that part.
+    clock: monotonic seconds.
+    clients: of a simulation, which nobody has to look after.
     """
 
     def __init__(
@@ -135,7 +138,8 @@ class ProgressView:
     def show(self, event: RunEvent, seconds: float | None = None) -> None:
         """Render one event; those without a line of their own are passed over.
 
-        seconds: since the run began, for an event that arrives later than it happened.
+        Args:
+            seconds: since the run began, for an event that arrives later than it happened.
         """
         now = self._clock()
         self._heard = (now - self._began if seconds is None else seconds, now)

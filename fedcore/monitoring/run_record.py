@@ -28,8 +28,9 @@ from fedcore.wire.events import (
 class RunRecord:
     """Everything that is kept of one run.
 
-    ends: when each of the exchanges was done, seconds since the run began. figures: source -> round -> what the
-    ServerApp made of the replies, as `FiguresFound`. lost: attempts without a sum, whose bytes travelled all the same.
+    ends: when each of the exchanges was done, seconds since the run began.
+    figures: source -> round -> what the ServerApp made of the replies, as `FiguresFound`.
+    lost: attempts without a sum, whose bytes travelled all the same.
     """
 
     aggregation: str = ""
@@ -103,7 +104,7 @@ class RunRecord:
         return max((exchange.server_round for exchange in of_model or self.exchanges), default=0)
 
     def samples(self) -> int:
-        """Examples reported by all training exchanges together; 0 where they are private."""
+        """Examples reported by all training exchanges together; 0 if they are private."""
         if self.privacy is not None:
             return 0
         return sum(exchange.examples for exchange in self.exchanges if exchange.trains)

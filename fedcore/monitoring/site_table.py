@@ -26,7 +26,11 @@ _FIRST: Final = ("blamed", "dropped", "away", "training", "uploading", "asked", 
 
 @dataclass(slots=True)
 class Site:
-    """One client. why: what it waits for, or for what reason it dropped out. up, down: bytes of the run so far."""
+    """One client.
+
+    why: what it waits for, or for what reason it dropped out.
+    up, down: bytes of the run so far.
+    """
 
     state: str = "online"
     why: str = ""
@@ -74,7 +78,7 @@ class SiteTable:
                     known.state, known.why = client.state.value, client.why
 
     def render(self, *, rows: int, width: int) -> Table | None:
-        """The table, at most `rows` lines below its heading; None where no client is known."""
+        """The table, at most `rows` lines below its heading; None if no client is known."""
         if not self.sites or rows < 1:
             return None
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -26,7 +26,7 @@ def part_count(size: int) -> int:
 
 
 def part_size(size: int, index: int) -> int:
-    """Bytes of part `index` (from 0) of an update of `size` bytes; 0 where there is no such part."""
+    """Bytes of part `index` (from 0) of an update of `size` bytes; 0 if there is no such part."""
     return max(0, min(PART_BYTES, size - index * PART_BYTES)) if index >= 0 else 0
 
 

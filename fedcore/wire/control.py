@@ -74,7 +74,8 @@ Updates = dict[tuple[int, str], float]
 def staleness_factor(staleness: int, rule: object) -> float:
     """What an update counts that began so many models before the newest: FedBuff (arXiv 2106.06639), section 5.
 
-    rule: "sqrt" for 1 / sqrt(1 + staleness), anything else for 1. One below 0 counts as 0.
+    Args:
+        rule: "sqrt" for 1 / sqrt(1 + staleness), anything else for 1. One below 0 counts as 0.
     """
     return 1 / math.sqrt(1 + max(0, staleness)) if rule == "sqrt" else 1.0
 
@@ -149,8 +150,8 @@ class ProblemDocument(BaseModel):
 class JoinIn(Message):
     """A client says that it is there, which app its owner installed, and whether it may train now.
 
-    reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone. work:
-    what it has in hand of a buffered run, if anything.
+    reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone.
+    work: what it has in hand of a buffered run, if anything.
     """
 
     app_sha256: Sha256
@@ -181,8 +182,9 @@ class HeartbeatIn(Message):
     """A sign of life: which exchange the client works on, if any, and whether it may train now.
 
     One that may not (its owner's rules on hours, power and load) stays connected and is not asked. Nor is one that is
-    `stopping`, until it joins again; this is its last word. received: bytes that it has of the model that it
-    fetches.
+    `stopping`, until it joins again; this is its last word.
+
+    received: bytes that it has of the model that it fetches.
     """
 
     run: str = ""
@@ -249,7 +251,10 @@ class Protection(Message):
 
 
 class Version(Message):
-    """A model of a run that clients train from. number: how many there were before it, from 0 on."""
+    """A model of a run that clients train from.
+
+    number: how many there were before it, from 0 on.
+    """
 
     number: int = Field(ge=0)
     sha256: Sha256
@@ -258,7 +263,8 @@ class Version(Message):
 class Buffer(Message):
     """What the updates of a buffered exchange began from (`fedcore.run.buffer`).
 
-    newest: the number of the run's newest model. starts: a version for each client of the cohort, in its order.
+    newest: the number of the run's newest model.
+    starts: a version for each client of the cohort, in its order.
     """
 
     newest: int = Field(ge=0)
@@ -286,9 +292,12 @@ class DrawTicket(DrawTicketIn):
 
 
 class Group(Message):
-    """Of which draw a secure exchange is a group. number: from 1 on, of as many as `of`.
+    """Of which draw a secure exchange is a group.
 
-    draw: the digest of the draw's task. exchange: its number. places: SHA-256 over all answers to it.
+    number: from 1 on, of as many as `of`.
+    draw: the digest of the draw's task.
+    exchange: its number.
+    places: SHA-256 over all answers to it.
     """
 
     draw: Sha256
@@ -374,7 +383,7 @@ class Task(Message):
 
     @property
     def model_sha256(self) -> str:
-        """The SHA-256 of the model, "" where there is none."""
+        """The SHA-256 of the model, "" if there is none."""
         return self.model.sha256 if self.model else ""
 
     @property
@@ -408,7 +417,7 @@ class Task(Message):
     def content(self) -> dict[str, Any]:
         """Everything that all clients of the cohort must have been told alike, as JSON.
 
-        Of a version, a buffer, a cut and a group only where there is one.
+        Of a version, a buffer, a cut and a group only if there is one.
         """
         absent = {name for name in ("version", "buffer", "cut", "group") if getattr(self, name) is None}
         return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", "places", *absent})
@@ -428,10 +437,13 @@ class KeptTask(Task):
 
 
 def task_digest(content: Mapping[str, Any]) -> bytes:
-    """SHA-256 over the content of a task as it was announced, 32 bytes; content: JSON, of whatever version of fedcore.
+    """SHA-256 over the content of a task as it was announced, 32 bytes;
 
     The text that is hashed is made of the JSON alone, and JSON that was kept gives the same text again: keys are
     sorted, and Python writes of a number no more than it takes to read the same one.
+
+    Args:
+        content: JSON, of whatever version of fedcore.
     """
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(f"{TASK_TAG}\x00{text}".encode("ascii")).digest()
@@ -514,9 +526,10 @@ Compared = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 class WithdrawIn(Message):
     """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one.
 
-    complaint: where another client is why. subject: what the check failed on, such as a key of the run's config; only
-    ever a name that the server itself sent. `stopped` without a check: the agent is being stopped, and is not to be
-    asked until it joins again. asked, allowed: what one of `NUMBERED_CHECKS` compared; no other check has numbers.
+    complaint: where another client is why.
+    subject: what the check failed on, such as a key of the run's config; only ever a name that the server itself sent.
+        `stopped` without a check: the agent is being stopped, and is not to be asked until it joins again.
+    asked, allowed: what one of `NUMBERED_CHECKS` compared; no other check has numbers.
     """
 
     reason: WithdrawalReason
@@ -553,7 +566,9 @@ class WorkState(StrEnum):
 class WorkIn(Message):
     """What a client has in hand of a buffered run: it trains, or has an update that is in no sum yet, or gave up.
 
-    Nothing of it depends on the client's data, but for when it is said. version: what it was given to train from.
+    Nothing of it depends on the client's data, but for when it is said.
+
+    version: what it was given to train from.
     withdrawal: why it gave up.
     """
 

@@ -28,8 +28,8 @@ FigureSource = Literal["train", "evaluate", "server"]
 class PrivacyTerms(Message):
     """What a run with differential privacy promises to each client.
 
-    epsilon_budget: where the run stops, at `delta`; None for no budget. metric_bound: 0 where clients are asked for no
-    evaluation.
+    epsilon_budget: where the run stops, at `delta`; None for no budget.
+    metric_bound: 0 if clients are asked for no evaluation.
     """
 
     mechanism: str
@@ -57,8 +57,8 @@ class PrivacyTerms(Message):
 class ClientsOnline(Message):
     """Who is connected, of the clients that the next exchange may ask, and who of them is not.
 
-    expected: how many are wanted, or are there where they are more. reporting: who of those online tells why its local
-    work fails; of the others only a count is in the sum.
+    expected: how many are wanted, or are there where they are more.
+    reporting: who of those online tells why its local work fails; of the others only a count is in the sum.
     """
 
     kind: Literal["clients"] = "clients"
@@ -69,7 +69,10 @@ class ClientsOnline(Message):
 
 
 class RunStarted(Message):
-    """The first event of a run. rounds: how many the app plans, where its run config says so."""
+    """The first event of a run.
+
+    rounds: how many the app plans, where its run config says so.
+    """
 
     kind: Literal["started"] = "started"
     app: str
@@ -81,7 +84,8 @@ class RunStarted(Message):
 class RunResumed(Message):
     """The run resumes: its ServerApp starts again, and gets the earlier answers to its earlier requests.
 
-    steps: how many of its requests have their answer already. why: in words.
+    steps: how many of its requests have their answer already.
+    why: in words.
     """
 
     kind: Literal["resumed"] = "resumed"
@@ -92,9 +96,10 @@ class RunResumed(Message):
 class ExchangeStarted(Message):
     """A cohort was asked.
 
-    field_bits: of the packed update, None without one. model: SHA-256 of the global model's file. content: in plain
-    mode, of the message that all clients fetch in its place; None where they are sent different ones. groups: into how
-    many the cohort is to be cut; the exchange is the draw then, and the number that it goes by.
+    field_bits: of the packed update, None without one.
+    model: SHA-256 of the global model's file.
+    content: in plain mode, of the message that all clients fetch in its place; None if they are sent different ones.
+    groups: into how many the cohort is to be cut; the exchange is the draw then, and the number that it goes by.
     """
 
     kind: Literal["exchange"] = "exchange"
@@ -112,7 +117,11 @@ class ExchangeStarted(Message):
 
 
 class GroupStarted(Message):
-    """A group of a drawn exchange was asked for its sum. exchange: its own number; drawn: that of the draw."""
+    """A group of a drawn exchange was asked for its sum.
+
+    exchange: its own number.
+    drawn: that of the draw.
+    """
 
     kind: Literal["group"] = "group"
     exchange: int
@@ -127,8 +136,9 @@ class GroupStarted(Message):
 
 
 class GroupEnded(Message):
-    """A group has given its sum, or an attempt at it has failed for `reason`. retry: whether another one follows.
+    """A group has given its sum, or an attempt at it has failed for `reason`.
 
+    retry: whether another one follows.
     bytes_up, bytes_down: of one that failed, as `ExchangeFailed`; those of the others are in `ExchangeDone`.
     """
 
@@ -147,7 +157,10 @@ class GroupEnded(Message):
 
 
 class StageProgress(Message):
-    """How far a stage is. seconds: since the exchange began."""
+    """How far a stage is.
+
+    seconds: since the exchange began.
+    """
 
     kind: Literal["stage"] = "stage"
     exchange: int
@@ -172,7 +185,10 @@ class ClientDropped(Message):
 
 
 class ClientBlamed(Message):
-    """A client violated the protocol, and is excluded from this run. reason: a `fedcore.secagg.Fault`."""
+    """A client violated the protocol, and is excluded from this run.
+
+    reason: a `fedcore.secagg.Fault`.
+    """
 
     kind: Literal["blamed"] = "blamed"
     exchange: int
@@ -184,16 +200,19 @@ class ClientBlamed(Message):
 class ExchangeDone(Message):
     """An exchange was completed.
 
-    examples: reported by all survivors together; with differential privacy the number of survivors. clipped: elements
-    of all updates that were cut off, and lost_norm: what part of the updates' norm that was, 0 to 1, a mean weighted by
-    examples; both 0 unless clipping = "warn". failures: survivors that contributed nothing, an estimate with
-    differential privacy. metrics_agree: false where the clients' metrics have different names, so that there are none.
-    seconds: its duration. virtual_seconds: the same on the virtual clock of simulated devices, with what was waited
-    before it since the last one that was completed; None without such a clock. stage_seconds: by stage; of groups the
-    longest. groups: how many sums there are of it; the metrics are their mean, weighted by examples. bytes_up,
-    bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
-    differential privacy. staleness: of a buffered training, how many models came between a survivor's start
-    and its sum.
+    examples: reported by all survivors together; with differential privacy the number of survivors.
+    clipped: elements of all updates that were cut off, and lost_norm: what part of the updates' norm that was, 0 to 1,
+        a mean weighted by examples; both 0 unless clipping = "warn".
+    failures: survivors that contributed nothing, an estimate with differential privacy.
+    metrics_agree: false where the clients' metrics have different names, so that there are none.
+    seconds: its duration.
+    virtual_seconds: the same on the virtual clock of simulated devices, with what was waited before it since the last
+        one that was completed; None without such a clock.
+    stage_seconds: by stage; of groups the longest.
+    groups: how many sums there are of it; the metrics are their mean, weighted by examples.
+    bytes_up, bytes_down: sent and received by each client, by name.
+    epsilon_spent: of the whole run up to here, None without differential privacy.
+    staleness: of a buffered training, how many models came between a survivor's start and its sum.
     """
 
     kind: Literal["exchange-done"] = "exchange-done"
@@ -229,8 +248,9 @@ class ExchangeDone(Message):
 
 
 class ExchangeFailed(Message):
-    """An attempt at an exchange ended without a sum. retry: whether another one follows.
+    """An attempt at an exchange ended without a sum.
 
+    retry: whether another one follows.
     bytes_up, bytes_down: sent and received all the same by each client, by name.
     """
 
@@ -246,7 +266,7 @@ class ExchangeFailed(Message):
 class ExchangeRepeated(Message):
     """An exchange is repeated: the updates of `large` of its `survivors` exceeded the scales.
 
-    coarse: or too much of the update of the tensor of this name was rounding; "" where none was.
+    coarse: or too much of the update of the tensor of this name was rounding; "" if none was.
     bytes_up, bytes_down: as `ExchangeFailed`.
     """
 
@@ -261,10 +281,10 @@ class ExchangeRepeated(Message):
 
 
 class FiguresFound(Message):
-    """What a ServerApp made of the replies of a round, where that is more than their mean, or found by itself.
+    """What a ServerApp made of the replies of a round, if that is more than their mean, or found by itself.
 
     source: what it is of: training or evaluation by the clients, or an evaluation at the server (Flower's
-    `evaluate_fn`, whose round 0 is the first model).
+        `evaluate_fn`, whose round 0 is the first model).
     """
 
     kind: Literal["figures"] = "figures"
@@ -327,7 +347,9 @@ EventSink: TypeAlias = Callable[[RunEvent], None]
 class Recorded(Message):
     """An event as a server keeps it.
 
-    seq: its number in the run, from 1 on. seconds: since the run began, on a monotonic clock. time: by the wall clock.
+    seq: its number in the run, from 1 on.
+    seconds: since the run began, on a monotonic clock.
+    time: by the wall clock.
     """
 
     seq: int

@@ -20,7 +20,7 @@ class RunIn(Message):
 
     statistics: a `fedcore.data.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
     initial_model: SHA-256 of the model that the app's strategy starts from in place of its own, which was sent before
-    (PUT /v1/models/{sha256}); "" for the app's own.
+        (PUT /v1/models/{sha256}); "" for the app's own.
     """
 
     app_sha256: Sha256
@@ -32,7 +32,7 @@ class RunIn(Message):
 
 
 class RunStatus(StrEnum):
-    """Where a run stands; `interrupted` is a run that cannot go on as its record says.
+    """The state of a run; `interrupted` is a run that cannot go on as its record says.
 
     A run that is `finished` with a reason ended early, at its privacy budget, with the model that it had then.
     """
@@ -52,9 +52,11 @@ class RunStatus(StrEnum):
 class RunInfo(Message):
     """One run, without its events.
 
-    submitted_at, started_at, ended_at: by the server's clock; None where it has not come to that. rounds: that are
-    done. epsilon: what they spent; None without differential privacy. position: in the queue, 1 for the run that is
-    next, None for one that does not wait. model: the final one of a finished run; of any other the last checkpoint.
+    submitted_at, started_at, ended_at: by the server's clock; None if it has not come to that.
+    rounds: that are done.
+    epsilon: what they spent; None without differential privacy.
+    position: in the queue, 1 for the run that is next, None for one that does not wait.
+    model: the final one of a finished run; of any other the last checkpoint.
     """
 
     run: str
@@ -77,7 +79,10 @@ MOST_LISTED: Final = 200
 
 
 class RunsOut(Message):
-    """GET /v1/runs: runs, the newest first. more: whether older ones follow the last of these."""
+    """GET /v1/runs: runs, the newest first.
+
+    more: whether older ones follow the last of these.
+    """
 
     runs: list[RunInfo] = Field(max_length=MOST_LISTED)
     more: bool
@@ -98,7 +103,10 @@ class ClientRunState(StrEnum):
 
 
 class RunClientOut(Message):
-    """One client of a run. why: what it waits for, or for what reason it was dropped."""
+    """One client of a run.
+
+    why: what it waits for, or for what reason it was dropped.
+    """
 
     id: int
     name: str
@@ -107,8 +115,9 @@ class RunClientOut(Message):
 
 
 class RunClientsOut(Message):
-    """GET /v1/runs/{run}/clients. exchange, server_round, stage: what is open now; 0 and "" between exchanges.
+    """GET /v1/runs/{run}/clients.
 
+    exchange, server_round, stage: what is open now; 0 and "" between exchanges.
     groups: into how many the cohort is cut, or is to be.
     """
 
@@ -139,7 +148,10 @@ class RunFile(Message):
 
 
 class RunFilesOut(Message):
-    """GET /v1/runs/{run}/files. left_out: how many others the server did not keep."""
+    """GET /v1/runs/{run}/files.
+
+    left_out: how many others the server did not keep.
+    """
 
     files: list[RunFile] = Field(max_length=1001)
     left_out: int = Field(ge=0)

@@ -39,7 +39,10 @@ _NONE: Final[NDArray[Any]] = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """One array as Flower describes it. form: whether `values` are the array itself, or uint8 of what Flower holds."""
+    """One array as Flower describes it.
+
+    form: whether `values` are the array itself, or uint8 of what Flower holds.
+    """
 
     name: str
     dtype: str
@@ -100,7 +103,7 @@ Place: TypeAlias = Path | MemoryRecords
 
 
 def write_records(place: Place, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
-    """Write a record file, whole or not at all. Raises AppError where its header grows too long, StorageFull."""
+    """Write a record file, whole or not at all. Raises AppError if its header grows too long, StorageFull."""
     arrays = {
         _tensor(number, index): array.values
         for number, record in enumerate(records)
@@ -171,7 +174,10 @@ def check_flower_holds(layout: Layout) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """A sink for tensors that have other names in the file. specs: there, by the names here."""
+    """A sink for tensors that have other names in the file.
+
+    specs: there, by the names here.
+    """
 
     sink: StateSink
     specs: Mapping[str, TensorSpec]

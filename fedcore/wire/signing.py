@@ -71,8 +71,8 @@ class NonceCache:
     is forgotten, and from then on nothing as old as it is accepted: memory runs out at the price of
     a shorter window, never of a replay. Safe for use by several threads.
 
-    not_before: requests signed earlier (seconds since 1970) are refused. A server that restarts may
-    set it to the time of its start, since nonces do not outlive the process.
+    not_before: requests signed earlier (seconds since 1970) are refused. A server that restarts may set it to the time
+        of its start, since nonces do not outlive the process.
     """
 
     def __init__(self, *, per_key: int = 4096, not_before: int = 0) -> None:
@@ -86,7 +86,8 @@ class NonceCache:
     def add(self, key_id: str, nonce: str, *, created: int, oldest: int) -> None:
         """Record a nonce; Unauthorized if it was seen or is older than what is remembered.
 
-        oldest: the earliest creation time that is still accepted, in seconds since 1970.
+        Args:
+            oldest: the earliest creation time that is still accepted, in seconds since 1970.
         """
         with self._lock:
             seen = self._keys.setdefault(key_id, _NonceWindow(floor=self._not_before))
@@ -135,11 +136,13 @@ def sign_headers(
 ) -> dict[str, str]:
     """The headers Content-Digest, Signature-Input and Signature for a request.
 
-    path_and_query: as it goes over the wire, percent-encoded, from the "/" on.
-    content_sha256: SHA-256 of the body, 32 bytes; of nothing when there is no body.
-    now: seconds since 1970, or an aware datetime. nonce: unique for each request, printable ASCII.
-
     Raises UsageError for what cannot be signed so.
+
+    Args:
+        path_and_query: as it goes over the wire, percent-encoded, from the "/" on.
+        content_sha256: SHA-256 of the body, 32 bytes; of nothing when there is no body.
+        now: seconds since 1970, or an aware datetime.
+        nonce: unique for each request, printable ASCII.
     """
     if len(content_sha256) != 32:
         raise UsageError(f"a SHA-256 has 32 bytes, not {len(content_sha256)}")
@@ -200,7 +203,8 @@ def verify_headers(
 class _Claim:
     """What the fields of a signature say, before it is verified.
 
-    components: names in quotes, in the order in which they are signed. covered: these and the parameters, as they came.
+    components: names in quotes, in the order in which they are signed.
+    covered: these and the parameters, as they came.
     """
 
     components: tuple[str, ...]
@@ -247,8 +251,12 @@ _public_key = functools.lru_cache(_CACHED_KEYS)(Ed25519PublicKey.from_public_byt
 
 
 def _signature_base(components: Sequence[str], method: str, path_and_query: str, digest: str, covered: str) -> bytes:
-    """What is signed (RFC 9421, 2.5). components: names in quotes, all of `_components`. covered: their list and the
-    parameters, in canonical form."""
+    """What is signed (RFC 9421, 2.5).
+
+    Args:
+        components: names in quotes, all of `_components`.
+        covered: their list and the parameters, in canonical form.
+    """
     path, _, query = path_and_query.partition("?")
     values = {'"@method"': method, '"@path"': path, '"@query"': f"?{query}", '"content-digest"': digest}
     lines = [f"{name}: {values[name]}" for name in components]

@@ -16,7 +16,7 @@ from fedcore.wire.events import PrivacyTerms
 MOST_MARKS: Final = 200
 """Exchanges of which the marks are kept."""
 Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
-"""Where a client stood in an exchange: not asked, joined, training (its keys are here), its update is here, done,
+"""The state of a client in an exchange: not asked, joined, training (its keys are here), its update is here, done,
 dropped, blamed."""
 
 
@@ -40,7 +40,10 @@ class SessionIn(Message):
 
 
 class SessionOut(ViewerMessage):
-    """GET /v1/session: who asks. expires: None for a request with the operator's token itself."""
+    """GET /v1/session: who asks.
+
+    expires: None for a request with the operator's token itself.
+    """
 
     role: Role
     federation: str
@@ -53,7 +56,10 @@ Label = Annotated[
 
 
 class LinkIn(Message):
-    """POST /v1/links: a read-only link for somebody. days: how long it is good."""
+    """POST /v1/links: a read-only link for somebody.
+
+    days: how long it is good.
+    """
 
     label: Label
     days: int = Field(ge=1, le=365)
@@ -69,7 +75,10 @@ class LinkInfo(ViewerMessage):
 
 
 class LinkOut(LinkInfo):
-    """A link that was just made. token, url: shown this once; the server keeps their hash."""
+    """A link that was just made.
+
+    token, url: shown this once; the server keeps their hash.
+    """
 
     token: str = Field(repr=False)
     url: str = Field(repr=False)
@@ -84,9 +93,12 @@ class LinksOut(ViewerMessage):
 class RoundOut(ViewerMessage):
     """One round: its training and its evaluation, together.
 
-    seconds: of both. train, evaluate: their metrics. server: what the ServerApp's own evaluation gave. up, down: bytes
-    of all clients. epsilon: spent up to here. cohort: clients that were asked, survivors: whose updates are in the sum,
-    dropped: the others.
+    seconds: of both.
+    train, evaluate: their metrics.
+    server: what the ServerApp's own evaluation gave.
+    up, down: bytes of all clients.
+    epsilon: spent up to here.
+    cohort: clients that were asked, survivors: whose updates are in the sum, dropped: the others.
     """
 
     round: int
@@ -103,7 +115,11 @@ class RoundOut(ViewerMessage):
 
 
 class RoundsOut(ViewerMessage):
-    """GET /v1/runs/{run}/rounds. planned: rounds, where the app says so. seq: number of the last event in it."""
+    """GET /v1/runs/{run}/rounds.
+
+    planned: rounds, where the app says so.
+    seq: number of the last event in it.
+    """
 
     rounds: list[RoundOut]
     planned: int | None
@@ -129,8 +145,9 @@ class MarksOut(ViewerMessage):
 class ServerViewOut(ViewerMessage):
     """GET /v1/runs/{run}/saw: the beginnings of what the server saw in the newest exchange that made a model.
 
-    client: whose update came first. bits: of each number of `words`, its masked update as it came, and of `sum`, all of
-    them together, still masked. mean: numbers of the model that the sum gave once its masks were off.
+    client: whose update came first.
+    bits: of each number of `words`, its masked update as it came, and of `sum`, all of them together, still masked.
+    mean: numbers of the model that the sum gave once its masks were off.
     """
 
     exchange: int

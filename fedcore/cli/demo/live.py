@@ -93,7 +93,7 @@ class _Page:
 
 
 def _link(operator: Path) -> dict[str, Any]:
-    """A read-only link; raises EnvironmentFailure where the server gives none."""
+    """A read-only link; raises EnvironmentFailure if the server gives none."""
     command = [*FEDCORE, "federation", "link", "--operator", str(operator), "--label", "demo", "--days", "1", "--json"]
     done = subprocess.run(  # noqa: S603 - our own words
         command, capture_output=True, text=True, check=False, timeout=_LINK_SECONDS

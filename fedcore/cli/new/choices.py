@@ -20,8 +20,10 @@ EXAMPLE: Final = ".example/"
 class Answers:
     """What `fedcore new` was asked.
 
-    csv, target: the table and the column to predict. event: of a survival analysis, the column that tells whether it
-    happened. task: "classification" or "regression" over what the target looks like. categories: given ones.
+    csv, target: the table and the column to predict.
+    event: of a survival analysis, the column that tells whether it happened.
+    task: "classification" or "regression" over what the target looks like.
+    categories: given ones.
     """
 
     csv: Path | None = None
@@ -33,8 +35,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """What a template is filled with. values: for its files. data: further files, by their path in the app's folder.
+    """What a template is filled with.
 
+    values: for its files.
+    data: further files, by their path in the app's folder.
     notes: what a person should look at.
     """
 
@@ -45,7 +49,11 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A kind of app. about: a line of it. table: whether it reads --csv."""
+    """A kind of app.
+
+    about: a line of it.
+    table: whether it reads --csv.
+    """
 
     about: str
     fill: Callable[[Answers], Filling]
@@ -97,7 +105,7 @@ def _survival(answers: Answers) -> Filling:
         _check_target(answers)
         if not answers.event:
             raise ConfigurationError(
-                "a survival analysis needs --event COLUMN: 1 where it happened at the time of --target, and 0 where "
+                "a survival analysis needs --event COLUMN: 1 if it happened at the time of --target, and 0 if "
                 "the patient was last seen then"
             )
         found = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)

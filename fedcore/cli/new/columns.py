@@ -38,7 +38,11 @@ _ID_NAME: Final = re.compile(r"(?i)(^|[^a-z])(id|uuid|guid|ssn|mrn|name|e-?mail|
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferredTable:
-    """What a file gave. rows: with a target. notes: what a person should look at, a sentence each."""
+    """What a file gave.
+
+    rows: with a target.
+    notes: what a person should look at, a sentence each.
+    """
 
     schema: TableSchema
     rows: int
@@ -52,10 +56,14 @@ class _ExcludedColumn(Exception):
 def infer_table(
     path: Path, target: str, *, task: str = "", categories: Mapping[str, tuple[str, ...]] | None = None
 ) -> InferredTable:
-    """Look at a CSV file. task: "classification" or "regression"; by default what the target looks like.
+    """Look at a CSV file.
 
-    categories: of columns whose categories are given, whatever the file holds. Raises DataError for a file that cannot
-    be learned from, ConfigurationError for a target or a column that is not there.
+    Raises DataError for a file that cannot be learned from, ConfigurationError for a target or a column that is not
+    there.
+
+    Args:
+        task: "classification" or "regression"; by default what the target looks like.
+        categories: of columns whose categories are given, whatever the file holds.
     """
     table = read_cells(path)
     _check_names(path, table, target, categories or {})
@@ -184,7 +192,7 @@ def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float
 
 
 def _numbers(cells: Cells) -> NDArray[np.float64] | None:
-    """Of a column without missing values; None where one is no number."""
+    """Of a column without missing values; None if one is no number."""
     try:
         return numbers(cells)
     except DataError:
@@ -192,7 +200,7 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
 
 
 def coarse_bounds(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The next powers of ten around the values, one of them 0 where all have one sign; they tell no value."""
+    """The next powers of ten around the values, one of them 0 if all have one sign; they tell no value."""
     low, high = float(values.min()), float(values.max())
     return (-_power(-low) if low < 0 else 0.0), (_power(high) if high > 0 else 0.0)
 

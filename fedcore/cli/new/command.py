@@ -123,7 +123,11 @@ def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
-    """What to type then, in the folder. data: where the table lies."""
+    """What to type then, in the folder.
+
+    Args:
+        data: where the table lies.
+    """
     where = f" --data-dir {shlex.quote(str(data))}" if data is not None else ""
     return [
         f"cd {folder}",

@@ -2,7 +2,7 @@
 
 What is looked for: the model that the optimizer is given, the optimizer, the loss, and what the DataLoaders read. An
 expression is followed through assignments of its own function and of the module, `self.x` of a class, defaults of
-parameters, and the defaults of an ArgumentParser. Where that ends at something unknown, a person has to decide.
+parameters, and the defaults of an ArgumentParser. If that ends at something unknown, a person has to decide.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import,
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Code that can stand elsewhere. text: of the expression. before: statements that it needs, in order. lines: of the
-    script, from which it comes. unknown: names in it that could not be followed."""
+    """Code that can stand elsewhere.
+
+    text: of the expression.
+    before: statements that it needs, in order.
+    lines: of the script, from which it comes.
+    unknown: names in it that could not be followed.
+    """
 
     text: str
     before: tuple[str, ...]
@@ -43,7 +48,10 @@ class Expression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script as text and tree. scopes: of each node."""
+    """A script as text and tree.
+
+    scopes: of each node.
+    """
 
     path: Path
     lines: tuple[str, ...]

@@ -38,7 +38,7 @@ def package_name(name: str) -> str:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ConfigurationError where the folder, or a file of its name, is there already."""
+    """Raise ConfigurationError if the folder, or a file of its name, is there already."""
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} is there already; take another name, or remove it first")
 
@@ -48,9 +48,11 @@ def write_app(
 ) -> list[Path]:
     """Make `folder` and write the template's files, those that all templates share among them.
 
-    values: what the templates name, beside `name` and `package`. others: further files, by their path. Returns all
-    paths in `folder`, sorted.
-    Raises ConfigurationError and EnvironmentFailure.
+    Returns all paths in `folder`, sorted. Raises ConfigurationError and EnvironmentFailure.
+
+    Args:
+        values: what the templates name, beside `name` and `package`.
+        others: further files, by their path.
     """
     name = project_name(folder)
     check_free(folder)

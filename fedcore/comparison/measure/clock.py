@@ -35,8 +35,9 @@ Pace = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedExchange:
-    """What one training exchange moved. up, down: bytes by site (from 0 on) of the clients that took part.
+    """What one training exchange moved.
 
+    up, down: bytes by site (from 0 on) of the clients that took part.
     staleness: of a buffered one, how many models came between each site's start and its sum.
     """
 
@@ -47,9 +48,13 @@ class TimedExchange:
 
 
 def centralized_seconds(schedule: Schedule, size: int, rounds: int, cost: Cost, *, ranks: int = 1) -> list[float]:
-    """All data in one place. size: examples of a step, 0 for all. ranks: that divide each step, at no cost.
+    """All data in one place.
 
     Returns, as all of these functions do, the seconds from the start to the end of each round.
+
+    Args:
+        size: examples of a step, 0 for all.
+        ranks: that divide each step, at no cost.
     """
     _, steps = schedule.global_steps(size)
     one = steps * cost.step + schedule.global_samples(size) / ranks * cost.example
@@ -59,7 +64,11 @@ def centralized_seconds(schedule: Schedule, size: int, rounds: int, cost: Cost, 
 def allreduce_seconds(
     schedule: Schedule, size: int, rounds: int, cost: Cost, network: Network, *, bytes_per_step: float
 ) -> list[float]:
-    """Every step waits for the slowest share. bytes_per_step: what one worker sent for one step."""
+    """Every step waits for the slowest share.
+
+    Args:
+        bytes_per_step: what one worker sent for one step.
+    """
     shares = global_shares(schedule, size)
     ring = ring_seconds(len(schedule.counts), bytes_per_step, network)
     steps = (
@@ -75,7 +84,11 @@ def allreduce_seconds(
 def averaging_seconds(
     schedule: Schedule, size: int, rounds: int, cost: Cost, network: Network, *, h: int, bytes_per_average: float
 ) -> list[float]:
-    """Workers meet after every h steps of a round and at its end. bytes_per_average: what one worker sent for each."""
+    """Workers meet after every h steps of a round and at its end.
+
+    Args:
+        bytes_per_average: what one worker sent for each.
+    """
     shares = global_shares(schedule, size)
     ring = ring_seconds(len(schedule.counts), bytes_per_average, network)
     ends, now = [], 0.0

@@ -42,8 +42,10 @@ class Pair:
     def serve(cls, meeting_point: Path, peer: str, *, seconds: float) -> Pair:
         """The server's end; waits for the worker's.
 
-        meeting_point: a path that both sides name and no one used before. peer: the name of the other side. seconds:
-        how long one side waits for the other before it takes it for lost.
+        Args:
+            meeting_point: a path that both sides name and no one used before.
+            peer: the name of the other side.
+            seconds: how long one side waits for the other before it takes it for lost.
         """
         return cls._meet(meeting_point, _SERVER, _WORKER, peer, seconds)
 
@@ -121,7 +123,8 @@ class PushPullRequest:
 class PushPullReply:
     """From a shard to a worker, before the model.
 
-    time: when it is there on the simulated clock. round: rounds that are over.
+    time: when it is there on the simulated clock.
+    round: rounds that are over.
     """
 
     time: float

@@ -70,9 +70,11 @@ class _Leaving(NamedTuple):
 class WorkerThread:
     """Receives one worker's messages and sends it the replies, in its own thread.
 
-    seconds: how long a silent worker is waited for. size: numbers in this shard. inbox: where messages are announced.
+    seconds: how long a silent worker is waited for.
+    size: numbers in this shard.
+    inbox: where messages are announced.
     body: float32 [size], the worker's gradient until it is answered, and the model that is sent to it from then on: the
-    two are never needed at once.
+        two are never needed at once.
     """
 
     worker: int
@@ -195,7 +197,8 @@ class ShardProcess:
 class LeadingShard:
     """Shard 0: takes the messages in their order, asks the order, and has all shards do what it says.
 
-    bytes: of the whole model, over all shards. clock: None where messages are taken as they come.
+    bytes: of the whole model, over all shards.
+    clock: None if messages are taken as they come.
     """
 
     process: ShardProcess

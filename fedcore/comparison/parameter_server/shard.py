@@ -24,7 +24,10 @@ from fedcore.training.engines import MakeOptimizer
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One tensor of the vector: elements [start, stop). trained: a parameter, and not a buffer."""
+    """One tensor of the vector: elements [start, stop).
+
+    trained: a parameter, and not a buffer.
+    """
 
     name: str
     start: int
@@ -43,7 +46,7 @@ class Range:
         return self.stop - self.start
 
     def within(self, key: Key) -> slice:
-        """The elements of the flattened tensor that lie in this range; empty where none does."""
+        """The elements of the flattened tensor that lie in this range; empty if none does."""
         start = min(max(self.start, key.start), key.stop)
         return slice(start - key.start, max(start, min(self.stop, key.stop)) - key.start)
 
@@ -156,7 +159,8 @@ class ModelShard:
     def apply(self, pushes: Sequence[Tensor], scale: float) -> None:
         """One step with the sum of the gradients times `scale`; buffers become the mean of those that were pushed.
 
-        pushes: float32 [n] each, summed in their order, in the memory of the first.
+        Args:
+            pushes: float32 [n] each, summed in their order, in the memory of the first.
         """
         total = pushes[0]
         for push in pushes[1:]:

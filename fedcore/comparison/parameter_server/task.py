@@ -28,7 +28,10 @@ class Began(WorkerReport):
 
 
 class RoundOver(WorkerReport):
-    """Shard 0: all examples of a round were pushed, and its model is kept. samples, seconds: from the start."""
+    """Shard 0: all examples of a round were pushed, and its model is kept.
+
+    samples, seconds: from the start.
+    """
 
     round: int
     samples: int
@@ -46,7 +49,11 @@ class WorkerGone(WorkerReport):
 
 
 class ServerEnded(WorkerReport):
-    """Shard 0, at its end. clocks, updates: as in `Staleness`. released: workers that trained to their end."""
+    """Shard 0, at its end.
+
+    clocks, updates: as in `Staleness`.
+    released: workers that trained to their end.
+    """
 
     clocks: dict[int, int]
     updates: dict[int, int]
@@ -117,11 +124,11 @@ class ServerTask:
         return schedule.global_samples(self.mode.global_batch(self.run)) if self.mode.together else schedule.samples
 
     def worker_meeting_point(self, worker: int, shard: int) -> Path:
-        """Where a worker and a shard find each other."""
+        """The meeting point of a worker and a shard."""
         return self.folder / f"worker-{worker}-shard-{shard}"
 
     def shard_meeting_point(self, shard: int) -> Path:
-        """Where the leading shard and another find each other."""
+        """The meeting point of the leading shard and another."""
         return self.folder / f"leader-shard-{shard}"
 
     def range_file(self, number: int, shard: int) -> Path:

@@ -31,9 +31,12 @@ from fedcore.simulation.devices.network import Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """A worker's gradient has arrived. examples: that it is from. total: of the whole batch that its mean is over.
+    """A worker's gradient has arrived.
 
-    loss: sum over the examples. last: the worker has no further batch.
+    examples: that it is from.
+    total: of the whole batch that its mean is over.
+    loss: sum over the examples.
+    last: the worker has no further batch.
     """
 
     examples: int
@@ -82,9 +85,11 @@ class StalenessExceeded(UsageError):
 class UpdateOrder:
     """Which update comes next in one run.
 
-    bound: s. together: sum the pushes of one clock into one step. round_samples: a round is over whenever as many more
-    examples were pushed. clocks: of the workers that still work. losses, seen: sum of the losses of the examples pushed
-    since the last round ended, and their number.
+    bound: s.
+    together: sum the pushes of one clock into one step.
+    round_samples: a round is over whenever as many more examples were pushed.
+    clocks: of the workers that still work. losses, seen: sum of the losses of the examples pushed since the last round
+        ended, and their number.
     """
 
     clocks: dict[int, int]
@@ -203,7 +208,11 @@ Message = TypeVar("Message")
 
 @dataclass(slots=True)
 class SimulatedLink:
-    """One direction of the server's link. rate: bits a second. free: when the last message was through."""
+    """One direction of the server's link.
+
+    rate: bits a second.
+    free: when the last message was through.
+    """
 
     rate: float
     free: float = 0.0
@@ -216,7 +225,10 @@ class SimulatedLink:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedClock:
-    """Times of one run in seconds. now: when the message that is being handled was here."""
+    """Times of one run in seconds.
+
+    now: when the message that is being handled was here.
+    """
 
     network: Network
     shards: int
@@ -247,8 +259,9 @@ class SimulatedClock:
 
 @dataclass(slots=True)
 class Arrivals(Generic[Message]):
-    """Messages that wait for the server. conservative: hold the earliest back while an earlier one may come.
+    """Messages that wait for the server.
 
+    conservative: hold the earliest back while an earlier one may come.
     away: workers that may still send one.
     """
 

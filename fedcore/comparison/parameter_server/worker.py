@@ -23,7 +23,10 @@ from fedcore.training.engines import Batch, Engine
 
 @dataclass(slots=True)
 class ServerLink:
-    """A worker's connections to all shards. weights, gradient: float32 [size], the model and what is pushed."""
+    """A worker's connections to all shards.
+
+    weights, gradient: float32 [size], the model and what is pushed.
+    """
 
     pairs: list[Pair]
     ranges: KeyRanges

@@ -38,7 +38,10 @@ _BELOW = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MeanCurve:
-    """One mode's curve, means over the seeds at each evaluated model. low, high: one standard deviation away."""
+    """One mode's curve, means over the seeds at each evaluated model.
+
+    low, high: one standard deviation away.
+    """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -48,7 +51,10 @@ class MeanCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveAxis:
-    """A quantity that the metric is drawn against. place: where a point is, in words."""
+    """A quantity that the metric is drawn against.
+
+    place: where a point is, in words.
+    """
 
     name: str
     label: str

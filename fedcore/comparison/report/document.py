@@ -26,7 +26,12 @@ _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeTitle:
-    """A mode of the comparison. label: as in `RunResult.mode`. kind: a key of `modes.MODES`. title: in a few words."""
+    """A mode of the comparison.
+
+    label: as in `RunResult.mode`.
+    kind: a key of `modes.MODES`.
+    title: in a few words.
+    """
 
     label: str
     kind: str
@@ -35,7 +40,10 @@ class ModeTitle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSplit:
-    """One site's part of the data. labels: training examples by label; None where an example has no single label."""
+    """One site's part of the data.
+
+    labels: training examples by label; None if an example has no single label.
+    """
 
     site: str
     training: int
@@ -45,7 +53,10 @@ class SiteSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedReport:
-    """What one of several merged reports said of itself. labels: of its runs in the merged report."""
+    """What one of several merged reports said of itself.
+
+    labels: of its runs in the merged report.
+    """
 
     name: str
     app: str

@@ -61,7 +61,10 @@ _PLACE, MOST_PLACES = 10.0, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hover:
-    """A place of a figure that says its values when somebody points at it. x, y: from and to, in data coordinates."""
+    """A place of a figure that says its values when somebody points at it.
+
+    x, y: from and to, in data coordinates.
+    """
 
     axes: Axes
     x: tuple[float, float]
@@ -114,7 +117,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure of the report. name: of its file. section: of the page. caption: how to read it. height: in inches."""
+    """A figure of the report.
+
+    name: of its file.
+    section: of the page.
+    caption: how to read it.
+    height: in inches.
+    """
 
     name: str
     section: str
@@ -173,7 +182,8 @@ def label_lines(
 ) -> None:
     """Names at the right edge, each at the height where its line ends, or as near as the others leave room.
 
-    ends: last value of each line, in data coordinates of the y axis; it stands before the name as `form` writes it.
+    Args:
+        ends: last value of each line, in data coordinates of the y axis; it stands before the name as `form` writes it.
     """
     low, high = axes.get_ylim()
     order = sorted(ends, key=lambda label: ends[label])

@@ -21,7 +21,10 @@ _HASH_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessCheck:
-    """One thing that should be equal in all modes. values: what was found, by where."""
+    """One thing that should be equal in all modes.
+
+    values: what was found, by where.
+    """
 
     name: str
     status: Status

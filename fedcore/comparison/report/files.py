@@ -45,7 +45,10 @@ from fedcore.system.files import write_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Comparison):
-    """The content of report.json: the comparison, and what is computed from it. headline: sentences."""
+    """The content of report.json: the comparison, and what is computed from it.
+
+    headline: sentences.
+    """
 
     headline: tuple[str, ...]
     summary: tuple[Summary, ...]
@@ -143,7 +146,11 @@ def write_report(comparison: Comparison, out: Path) -> str:
 
 
 def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
-    """The whole page. drawings: each goes into its section."""
+    """The whole page.
+
+    Args:
+        drawings: each goes into its section.
+    """
     return _rendered("report.html.j2", comparison, sections=_sections(drawings))
 
 

@@ -62,9 +62,11 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What federating is about. together, alone, pooled: labels of modes, the best of each kind; "" where none is.
+    """What federating is about.
 
     Together is the most protected federation there is: with secure aggregation, else private, else plain.
+
+    together, alone, pooled: labels of modes, the best of each kind; "" if none is.
     """
 
     runs: Runs
@@ -75,7 +77,7 @@ class Story:
 
     @classmethod
     def of(cls, runs: Runs, metric: JudgedMetric) -> Story | None:
-        """None where nothing federated has a finite metric."""
+        """None if nothing federated has a finite metric."""
         known = _finals(runs, metric)
 
         def best(labels: Iterable[str]) -> str:
@@ -226,7 +228,11 @@ def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
 
 
 def _against_pooled(runs: Runs, metric: JudgedMetric, told: str) -> list[str]:
-    """Secure modes against pooled data, else plain ones. told: of which it was said before."""
+    """Secure modes against pooled data, else plain ones.
+
+    Args:
+        told: of which it was said before.
+    """
     pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
     federated = _protected(runs, "secure") or _protected(runs, "plain")
     return [_difference(runs, label, pooled[0], metric) for label in federated if pooled and label != told]

@@ -20,7 +20,11 @@ PointKey: TypeAlias = tuple[tuple[str, Value], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and sample standard deviation. sd: None for a single value. n: how many values."""
+    """Mean and sample standard deviation.
+
+    sd: None for a single value.
+    n: how many values.
+    """
 
     mean: float
     sd: float | None
@@ -81,9 +85,12 @@ def mean_sd(spread: Spread | None, form: Format) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedMetric:
-    """What models are judged by. name: as in RunResult and Point. form: as people read it. percent: shares of one.
+    """What models are judged by.
 
-    sign: 1 where more is better, else -1.
+    name: as in RunResult and Point.
+    form: as people read it.
+    percent: shares of one.
+    sign: 1 if more is better, else -1.
     """
 
     name: str
@@ -93,7 +100,7 @@ class JudgedMetric:
 
     @classmethod
     def of(cls, comparison: Comparison) -> JudgedMetric | None:
-        """The one of the comparison; None where there is none to judge by."""
+        """The one of the comparison; None if there is none to judge by."""
         judged_by = comparison.judged_by
         return cls.named(judged_by.name, comparison, sign=1 if judged_by.better == "max" else -1) if judged_by else None
 
@@ -145,8 +152,8 @@ class JudgedMetric:
 class ToTarget:
     """What it took to the first model that was as good as wanted, over the runs that had one.
 
-    reached: how many had. round, seconds, virtual_seconds: as in `Reached`; None where no run had one, or no such
-    clock.
+    reached: how many had.
+    round, seconds, virtual_seconds: as in `Reached`; None if no run had one, or no such clock.
     """
 
     reached: int
@@ -176,14 +183,19 @@ class ToTarget:
 class Summary:
     """One mode at one point of a sweep, over its finished runs.
 
-    point: {} without a sweep. finished, failed: numbers of runs; failed ones are in no mean. lost: finished runs that
-    lost a worker; they are in the means. readers: who can read what a single site sends. epsilon: the most that a run
-    spent; None without differential privacy. metrics: of the last model, by name; of a metric with several numbers each
-    has its own, "name[0]" and so on. own: of the last model by the metric that models are judged by, on the test
-    examples of one site, mean over the sites; in `local`, of the site's own model. best: of any model on the way.
-    seconds, wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers.
-    samples: of all workers together; None if they were not counted, or are private. to_target: of the comparison's
-    target, None without one.
+    point: {} without a sweep.
+    finished, failed: numbers of runs; failed ones are in no mean.
+    lost: finished runs that lost a worker; they are in the means.
+    readers: who can read what a single site sends.
+    epsilon: the most that a run spent; None without differential privacy.
+    metrics: of the last model, by name; of a metric with several numbers each has its own, "name[0]" and so on.
+    own: of the last model by the metric that models are judged by, on the test examples of one site, mean over the
+        sites; in `local`, of the site's own model.
+    best: of any model on the way.
+    seconds, wall_seconds, simulated_seconds: as in RunResult.
+    bytes_up, bytes_down, steps: mean over a run's workers.
+    samples: of all workers together; None if they were not counted, or are private.
+    to_target: of the comparison's target, None without one.
     """
 
     mode: str
@@ -253,7 +265,7 @@ def per_worker(values: Mapping[str, int]) -> float | None:
 
 
 def samples_of(run: RunResult) -> int | None:
-    """The number of examples trained on; None where nobody counts them, or where they are private."""
+    """The number of examples trained on; None if nobody counts them, or if they are private."""
     return None if run.privacy is not None else run.samples
 
 

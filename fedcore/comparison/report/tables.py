@@ -70,7 +70,10 @@ def _alone(comparison: Comparison) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportColumn:
-    """One column of the main table. narrow: also on a terminal of 80 columns."""
+    """One column of the main table.
+
+    narrow: also on a terminal of 80 columns.
+    """
 
     title: str
     cell: Callable[[Summary], str]
@@ -143,14 +146,14 @@ def _target_columns(comparison: Comparison) -> list[ReportColumn]:
 
 
 def loss_name(comparison: Comparison) -> str:
-    """Under which name the loss is, "" where there is none."""
+    """Under which name the loss is, "" if there is none."""
     names = {name for run in comparison.runs for name in run.metrics}
     server = {name for run in comparison.runs for name in run.by_server}
     return metric_like(names & server, LOSS) or metric_like(names, LOSS) or ""
 
 
 def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
-    """Every metric that the main table leaves out, a row for each and a column for each mode; None where none is.
+    """Every metric that the main table leaves out, a row for each and a column for each mode; None if none is.
 
     Of a sweep, at the value that is the best by the metric that models are judged by.
     """
@@ -189,7 +192,7 @@ def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...]
 
 
 def sums_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
-    """In how many sums each site's updates were, by mode; None where that is the same for all sites, or too wide."""
+    """In how many sums each site's updates were, by mode; None if that is the same for all sites, or too wide."""
     runs = {label: [run.sums for run in of if run.sums] for label, of in best_points(comparison).items()}
     names = list(dict.fromkeys(name for of in runs.values() for sums in of for name in sums))
     uneven = any(len(set(sums.values())) > 1 for of in runs.values() for sums in of)

@@ -81,7 +81,8 @@ def check_work(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) ->
 def check_start(task: Task, client: int, own: Version | None) -> None:
     """Refuse a buffered exchange unless it says of this client's update what it began from; raises ProtocolViolation.
 
-    own: that; None where this client has no update that it could give.
+    Args:
+        own: that; None if this client has no update that it could give.
     """
     if task.buffer is None:
         return
@@ -100,7 +101,8 @@ def refused_choices(
 ) -> Iterator[ProtocolViolation]:
     """Every refusal of what the person who starts a run decides: config and settings, and that updates can be read.
 
-    members: how many the federation has.
+    Args:
+        members: how many the federation has.
     """
     if settings.aggregation == "plain":
         if not policy.allow_plain:

@@ -36,10 +36,11 @@ def make_next(folder: Path, randomness: Callable[[int], bytes]) -> Signer:
 
 
 def open_identity(folder: Path, public_key: bytes | None = None) -> Signer:
-    """The client's key; KitError where there is none, where others can read it, or where it has another public key.
+    """The client's key; KitError if there is none, if others can read it, or if it has another public key.
 
-    public_key: raw Ed25519, 32 bytes, as the roster has it; without it the key in use. A key that waits is opened where
-    the roster names that one already.
+    Args:
+        public_key: raw Ed25519, 32 bytes, as the roster has it; without it the key in use. A key that waits is opened
+            where the roster names that one already.
     """
     identity: Signer = read_identity(folder / IDENTITY_FILE)
     if public_key is None or public_bytes(identity) == public_key:

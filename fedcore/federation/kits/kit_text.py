@@ -10,7 +10,7 @@ from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
 from fedcore.wire.control import Scalar
 
 _SEVERAL: Final = """\
-# Where a federation has several servers, they are tried in this order:
+# If a federation has several servers, they are tried in this order:
 # servers = ["https://other.example.org:8443"]
 """
 
@@ -31,7 +31,7 @@ authority = "{AUTHORITY_FILE}"
 # The SHA-256 of the token in the operator's folder; the token itself is not kept here.
 operator-token-sha256 = "operator_token.sha256"
 # The fewest clients of a secure sum beside those that may collude with the server, as policy.toml says at every
-# client: a run waits for so many, and for as many more as may collude. Where an owner asks for more, say so here.
+# client: a run waits for so many, and for as many more as may collude. If an owner asks for more, say so here.
 min-cohort = {min_cohort}
 # Which apps the operator may run here, as code on this machine: "listed" for those that `fedcore server approve` put
 # into the file {APPROVED_FILE}, "any" for all, which is for trying things out.

@@ -127,7 +127,7 @@ class ServerKit:
     keep_runs, keep_days: how many runs that have ended are kept, and for how long; 0 for no limit.
     trust_proxy: addresses and networks of proxies whose word for where a request comes from is taken.
     accel_location: of an nginx that shares the data folder: the location under which that hands out the server's files
-        (X-Accel-Redirect); "" where the server sends them itself.
+        (X-Accel-Redirect); "" if the server sends them itself.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     metrics_listen: "host:port" of the metrics, empty for none. traces: the OTLP endpoint, empty for none.
     """
