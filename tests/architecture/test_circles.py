@@ -1,0 +1,64 @@
+"""No files import each other in a circle, those imports included that are for types or within a function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("fedcore", "server_app", "client_app")
+# Circles that are still to be cut.
+OPEN = (
+    "fedcore.simulation.", "fedcore.comparison.", "fedcore.monitoring.trackers.", "fedcore.cli.sweep",
+    "fedcore.cli.simulation_options",
+)  # fmt: skip
+# An app that is copied into a folder of its own imports itself by another name.
+APPS = ("fedcore/cli/demo/digits/", "fedcore/cli/new/files/")
+
+
+def modules() -> dict[str, Path]:
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    names = {str(path.relative_to(ROOT)): path for path in files if "__pycache__" not in path.parts}
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for name, path in names.items()
+        if not name.startswith(APPS)
+    }
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Modules of ours that a file names in an import, also within functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in known:
+                    yield name
+                elif node.module in known:
+                    yield node.module
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    known = modules()
+    return {name: set(imports(path, known)) - {name} for name, path in known.items()}
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Every module that `start` imports, itself or through others."""
+    known: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        if (module := waiting.pop()) not in known:
+            known.add(module)
+            waiting += graph[module]
+    return known
+
+
+def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]):
+    assert [module for module in graph if module in reached(graph, module) and not module.startswith(OPEN)] == []
