@@ -45,7 +45,7 @@ class Span:
     spec: TensorSpec
     start: int
     stop: int
-    place: int
+    position: int
 
     @property
     def size(self) -> int:
@@ -74,19 +74,19 @@ def release_every(number: int, parts: int, *files: Callable[[], None]) -> None:
 
 def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:
     """All fields of a section, in order, in blocks of `size`, a multiple of BLOCK_FIELDS."""
-    found: list[list[Span]] = []
-    place = 0
+    groups: list[list[Span]] = []
+    position = 0
     for index, spec in section.tensors:
         start = 0
         while start < spec.size:
-            number, used = divmod(place, size)
+            number, used = divmod(position, size)
             stop = min(spec.size, start + size - used)
-            if number == len(found):
-                found.append([])
-            found[number].append(Span(index=index, spec=spec, start=start, stop=stop, place=place))
-            place += stop - start
+            if number == len(groups):
+                groups.append([])
+            groups[number].append(Span(index=index, spec=spec, start=start, stop=stop, position=position))
+            position += stop - start
             start = stop
-    return [FieldBlock(number=number, spans=tuple(spans)) for number, spans in enumerate(found)]
+    return [FieldBlock(number=number, spans=tuple(spans)) for number, spans in enumerate(groups)]
 
 
 def for_each(cut: Sequence[_Part], prepare: Callable[[], Callable[[_Part], _Result]], *, threads: int) -> list[_Result]:

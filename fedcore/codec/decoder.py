@@ -243,7 +243,7 @@ class _Mean:
         for part in encoding.field_sections:
             packed = self.words[encoding.sections[part.name]]
             sums = _Sums.of(encoding, part, packed, self.survivors, self.examples)
-            if part.kept_share is None:
+            if part.sent_share is None:
                 self._note(sums, _decode_floats(sums, base, sink, self.threads, self.releases))
             else:
                 _decode_rotated(sums, encoding.rotation, base, sink, self.releases)
@@ -310,15 +310,15 @@ class _Sums:
         units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
         return cls(part, packed, survivors * part.levels, tuple(units))
 
-    def read(self, spec: TensorSpec, place: int, count: int, out: NDArray[np.float64]) -> None:
+    def read(self, spec: TensorSpec, position: int, count: int, out: NDArray[np.float64]) -> None:
         """Write the first of `count` fields, less the offset, to `out`; raises PeerError for what cannot be a sum.
 
         Fields beyond those of `out` fill up a unit, and are zero in every update.
         """
         if self.part.fraction_bits:
-            self._read_split(spec, place, out)
+            self._read_split(spec, position, out)
             return
-        fields = unpack(self.packed, self.part.field_bits, place, count)
+        fields = unpack(self.packed, self.part.field_bits, position, count)
         if fields.max() > 2 * self.offset or (fields[out.size :] != self.offset).any():
             raise PeerError(
                 f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
@@ -326,10 +326,10 @@ class _Sums:
             )
         _subtract_offset(fields[: out.size], self.offset, out)
 
-    def _read_split(self, spec: TensorSpec, place: int, out: NDArray[np.float64]) -> None:
+    def _read_split(self, spec: TensorSpec, position: int, out: NDArray[np.float64]) -> None:
         """The same for fields with fractions."""
         whole, fractions = split_words(self.packed, self.part.fields)
-        whole, fractions = whole[place : place + out.size], fractions[place : place + out.size]
+        whole, fractions = whole[position : position + out.size], fractions[position : position + out.size]
         terms = self.offset // self.part.levels
         if whole.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
             raise PeerError(
@@ -349,7 +349,7 @@ def _decode_floats(
 
         def decode_span(span: Span) -> tuple[TensorSpec, Change]:
             new, before = mean[: span.size], old[: span.size]
-            sums.read(span.spec, span.place, span.size, new)
+            sums.read(span.spec, span.position, span.size, new)
             moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)))
             new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
@@ -379,11 +379,11 @@ def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink, r
 
         def decode_unit(unit: Unit) -> None:
             values = mean[: unit.values]
-            sums.read(unit.spec, unit.place, unit.fields, values)
-            values *= sums.units[unit.index] * unit.rows / unit.kept
+            sums.read(unit.spec, unit.position, unit.fields, values)
+            values *= sums.units[unit.index] * unit.rows / unit.sent_rows
             flat = rotation.matrix(unit)
             flat.fill(0)
-            flat.reshape(unit.rows, -1)[rotation.subset(unit)] = values.reshape(unit.kept, -1)
+            flat.reshape(unit.rows, -1)[rotation.subset(unit)] = values.reshape(unit.sent_rows, -1)
             rotation.rotate_back(unit, flat)
             new = _values(base, unit.spec, unit.start, unit.stop).astype(np.float64)
             new += flat[: unit.size]

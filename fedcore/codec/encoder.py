@@ -128,9 +128,9 @@ def encode(
     if overflowed:
         lock, end = [forgotten_mask(randomness)], sections["keys"].start
         if device:
-            device.apply_lock(encoding.told, end, lock)
+            device.apply_lock(encoding.unlocked, end, lock)
         else:
-            apply_lock(words[:end], encoding.told, lock, threads=threads)
+            apply_lock(words[:end], encoding.unlocked, lock, threads=threads)
     return Encoded(words=words, clipped=clipped, shrunk=shrunk, overflowed=overflowed)
 
 
@@ -206,11 +206,11 @@ def _encode_floats(
     for index, group in enumerate(encoding.groups):
         _check_fits(encoding, group, clipped[index], ratios[index] * encoding.scales[index])
     # Who is within its scale but for the roundoff of the weight tells no more than the scale.
-    told = [ratio if count else min(ratio, 1.0) for ratio, count in zip(ratios, clipped, strict=True)]
+    unlocked = [ratio if count else min(ratio, 1.0) for ratio, count in zip(ratios, clipped, strict=True)]
     digits = size_range(encoding.field_bits)
-    words[sections["sizes"]] = [size_word(ratio, encoding.n_max, digits) for ratio in told]
+    words[sections["sizes"]] = [size_word(ratio, encoding.n_max, digits) for ratio in unlocked]
     if encoding.n_max >= POWERS_FROM:
-        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in told]
+        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in unlocked]
     words[sections["clipped"]] = clipped if encoding.settings.clips else [min(count, 1) for count in clipped]
     return sum(clipped)
 
@@ -293,7 +293,7 @@ class _Update:
         """Fill the words of one section, as it is made; what happened, by scale."""
         if part.fraction_bits:
             return iter(self.split_to(part, words, weight, randomness))
-        fill = self.round_to if part.kept_share is None else self.rotate_to
+        fill = self.round_to if part.sent_share is None else self.rotate_to
         return fill(part, words, weight, randomness)
 
     def round_to(
@@ -310,10 +310,10 @@ class _Update:
                 rounder.begin(block.number)
                 summaries = []
                 for span, delta, size in self._deltas(block, buffer):
-                    view = field_view(packed, bits, span.place, delta.size)
+                    view = field_view(packed, bits, span.position, delta.size)
                     fields, summary = rounder.round(delta, factors[span.index], largest=size, out=view)
                     if view is None:
-                        pack(packed, bits, span.place, fields)
+                        pack(packed, bits, span.position, fields)
                     summaries.append((span.index, summary))
                 return summaries
 
@@ -352,7 +352,7 @@ class _Update:
         buffer, found = np.empty(BLOCK_FIELDS, np.float32), []
         for block in blocks(part):
             for span, delta, size in self._deltas(block, buffer):
-                place = slice(span.place, span.place + span.size)
+                position = slice(span.position, span.position + span.size)
                 factor = factors[span.index]
                 clipped = split(
                     delta,
@@ -360,8 +360,8 @@ class _Update:
                     part.levels,
                     part.fraction_bits,
                     randomness=randomness,
-                    whole=whole[place],
-                    fractions=fractions[place],
+                    whole=whole[position],
+                    fractions=fractions[position],
                 )
                 found.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
         return found
@@ -387,7 +387,7 @@ class _Update:
                 fields, summary = rounder.round(sent, factors[unit.index], largest=largest)
                 padded = np.full(unit.fields, part.levels, fields.dtype)
                 padded[: unit.values] = fields
-                pack(packed, part.field_bits, unit.place, padded)
+                pack(packed, part.field_bits, unit.position, padded)
                 return unit.index, summary
 
             return round_unit
@@ -397,7 +397,7 @@ class _Update:
 
     def _write_unit(self, unit: Unit, out: NDArray[np.float32]) -> None:
         """The update, local - base, of the elements of a unit."""
-        span = Span(index=unit.index, spec=unit.spec, start=unit.start, stop=unit.stop, place=unit.place)
+        span = Span(index=unit.index, spec=unit.spec, start=unit.start, stop=unit.stop, position=unit.position)
         write_delta(span, self.base, self.local, out)
         release_every(unit.number, _RELEASE_UNITS, self.base.release, self.local.release)
 

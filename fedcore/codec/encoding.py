@@ -192,7 +192,7 @@ def scale_groups(layout: Layout | None) -> tuple[ScaleGroup, ...]:
 class FieldSection:
     """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
 
-    kept_share: how many of the coordinates of rotated tensors are sent; None if nothing is rotated.
+    sent_share: how many of the coordinates of rotated tensors are sent; None if nothing is rotated.
     fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 if
         there are none.
     """
@@ -201,7 +201,7 @@ class FieldSection:
     field_bits: int
     levels: int
     tensors: tuple[tuple[int, TensorSpec], ...]
-    kept_share: float | None = None
+    sent_share: float | None = None
     fraction_bits: int = 0
 
     @property
@@ -212,9 +212,9 @@ class FieldSection:
     @property
     def fields(self) -> int:
         """Number of fields."""
-        if self.kept_share is None:
+        if self.sent_share is None:
             return sum(spec.size for _, spec in self.tensors)
-        return sum(tensor_fields(spec.size, self.kept_share, self.per_word) for _, spec in self.tensors)
+        return sum(tensor_fields(spec.size, self.sent_share, self.per_word) for _, spec in self.tensors)
 
     @property
     def words(self) -> int:
@@ -223,10 +223,10 @@ class FieldSection:
         return whole + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else whole
 
     def units(self) -> list[Unit]:
-        """What is rotated by itself, in order; for a section that has a `kept_share`."""
-        assert self.kept_share is not None  # noqa: S101 - of a rotated section
+        """What is rotated by itself, in order; for a section that has a `sent_share`."""
+        assert self.sent_share is not None  # noqa: S101 - of a rotated section
         units: list[Unit] = []
-        place = 0
+        position = 0
         for index, spec in self.tensors:
             for start, stop in cuts(spec.size):
                 units.append(
@@ -236,12 +236,12 @@ class FieldSection:
                         spec=spec,
                         start=start,
                         stop=stop,
-                        place=place,
-                        kept_share=self.kept_share,
+                        position=position,
+                        sent_share=self.sent_share,
                         per_word=self.per_word,
                     )
                 )
-                place += fields_of(stop - start, self.kept_share, self.per_word)
+                position += fields_of(stop - start, self.sent_share, self.per_word)
         return units
 
 
@@ -336,7 +336,7 @@ class Encoding:
                 field_bits=self.field_bits,
                 levels=self.levels,
                 tensors=packed,
-                kept_share=self.settings.kept_share(self.field_bits) if self.rotation else None,
+                sent_share=self.settings.sent_share(self.field_bits) if self.rotation else None,
             ),
             FieldSection(
                 name="small",
@@ -418,7 +418,7 @@ class Encoding:
         return int(self.sections["keys"].stop)
 
     @property
-    def told(self) -> slice:
+    def unlocked(self) -> slice:
         """The words that a client whose update is too large leaves open."""
         sections = self.sections
         return slice(sections["failed"].start, sections["clipped"].stop)

@@ -74,8 +74,8 @@ def _pack_lanes(words: NDArray[np.uint64], field_bits: int, fields: NDArray[Any]
 
 def _pack_few(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray[Any]) -> None:
     """Fields one by one."""
-    for place, field in enumerate(fields.tolist(), start):
-        word, lane = divmod(place, 64 // field_bits)
+    for position, field in enumerate(fields.tolist(), start):
+        word, lane = divmod(position, 64 // field_bits)
         begun = int(words[word]) if lane else 0
         words[word] = begun | field << (lane * field_bits)
 
@@ -307,7 +307,7 @@ def encode_integers(
     Raises EncodingError that names the tensor when n_max such differences could overflow the sum.
     """
     limit = _LARGEST // encoding.n_max
-    for spec, start, stop, place in _blocks(encoding):
+    for spec, start, stop, position in _blocks(encoding):
         old = base[spec.name].reshape(-1)[start:stop]
         new = local[spec.name].reshape(-1)[start:stop]
         delta = _as_int64(new) - _as_int64(old)
@@ -319,16 +319,16 @@ def encode_integers(
                 "lower w-max or the cohort size, or keep the tensor out of the model's state",
                 check="integer-overflow",
             )
-        words[place : place + delta.size] = (delta * examples).view(np.uint64)
+        words[position : position + delta.size] = (delta * examples).view(np.uint64)
 
 
 def decode_integers(
     encoding: Encoding, words: NDArray[np.uint64], *, base: ModelState, examples: int, sink: StateSink
 ) -> None:
     """Write base + mean to the sink. Raises PeerError when that is no value of the dtype."""
-    for spec, start, stop, place in _blocks(encoding):
+    for spec, start, stop, position in _blocks(encoding):
         old = base[spec.name].reshape(-1)[start:stop]
-        delta = _nearest_quotient(words[place : place + old.size].view(np.int64), examples)
+        delta = _nearest_quotient(words[position : position + old.size].view(np.int64), examples)
         mean = _as_int64(old) + delta
         new = mean.view(np.uint64) if spec.dtype == "U64" else mean.astype(spec.storage)
         intact = (_as_int64(new) == mean) & ((new >= old) == (delta >= 0))

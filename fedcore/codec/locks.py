@@ -17,7 +17,7 @@ tell more than the sum modulo p: how often each was carried over. Those carries 
 multiple of 2^16 to a limb and takes as much from the next one, and adds p or nothing to the whole.
 
 A client of which some element exceeds its scale closes the sum for good: it adds a mask of a key that it forgets. The
-sum then tells how many such clients there were, and the magnitudes from which the next scales follow (`Encoding.told`).
+sum then tells how many such clients there were, and the magnitudes from which the next scales follow (`Encoding.unlocked`).
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def power_words(key: int, failures: int, n_max: int, randomness: Callable[[int],
 def _limbs(value: int, n_max: int, randomness: Callable[[int], bytes]) -> list[int]:
     """Whole numbers that stand for `value` at the powers of 2^16, modulo p; a sum of `n_max` is below 2^63."""
     value += PRIME * (randomness(1)[0] & 1)
-    limbs = [value >> _LIMB_BITS * place & 0xFFFF for place in range(LIMBS)]
+    limbs = [value >> _LIMB_BITS * position & 0xFFFF for position in range(LIMBS)]
     bits = carry_noise_bits(n_max)
-    for place in range(LIMBS):
+    for position in range(LIMBS):
         carry = int.from_bytes(randomness(8), "little") >> 64 - bits
-        limbs[place] += carry << _LIMB_BITS
+        limbs[position] += carry << _LIMB_BITS
         # 2^256 is 38 modulo p: what is carried out of the last limb comes in at the first.
-        limbs[(place + 1) % LIMBS] -= carry if place + 1 < LIMBS else carry * _FOLD
+        limbs[(position + 1) % LIMBS] -= carry if position + 1 < LIMBS else carry * _FOLD
     return limbs
 
 
@@ -102,7 +102,7 @@ def find_keys(words: NDArray[np.uint64], count: int) -> list[int]:
     Raises PeerError if no honest clients can have made that sum.
     """
     rows = words.view(np.int64).reshape(-1, LIMBS).tolist()
-    sums = [sum(limb << _LIMB_BITS * place for place, limb in enumerate(row)) % PRIME for row in rows]
+    sums = [sum(limb << _LIMB_BITS * position for position, limb in enumerate(row)) % PRIME for row in rows]
     keys = _roots(_from_power_sums(sums[:count])) if count else []
     if any(sum(pow(key, power, PRIME) for key in keys) % PRIME != told for power, told in enumerate(sums, start=1)):
         raise PeerError(_MALFORMED, check="failure-keys")
@@ -156,9 +156,9 @@ def _power(base: _Polynomial, exponent: int, modulus: _Polynomial) -> _Polynomia
 
 def _times(one: _Polynomial, other: _Polynomial) -> _Polynomial:
     product = [0] * max(len(one) + len(other) - 1, 0)
-    for place, left in enumerate(one):
+    for position, left in enumerate(one):
         for offset, right in enumerate(other):
-            product[place + offset] += left * right
+            product[position + offset] += left * right
     return [value % PRIME for value in product]
 
 
@@ -182,11 +182,11 @@ def _divided(dividend: _Polynomial, divisor: _Polynomial) -> tuple[_Polynomial, 
     """Quotient and remainder; the divisor is monic."""
     rest, quotient = list(dividend), []
     low = len(divisor) - 1
-    for place in range(len(dividend) - 1, low - 1, -1):
-        factor = rest[place] % PRIME
+    for position in range(len(dividend) - 1, low - 1, -1):
+        factor = rest[position] % PRIME
         quotient.append(factor)
         for offset, value in enumerate(divisor):
-            rest[place - low + offset] -= factor * value
+            rest[position - low + offset] -= factor * value
     return quotient[::-1], _trimmed([value % PRIME for value in rest[:low]])
 
 

@@ -62,8 +62,8 @@ class Unit:
     spec: TensorSpec
     start: int
     stop: int
-    place: int
-    kept_share: float
+    position: int
+    sent_share: float
     per_word: int
 
     @property
@@ -82,19 +82,19 @@ class Unit:
         return -(-self.size // self.rows)
 
     @property
-    def kept(self) -> int:
+    def sent_rows(self) -> int:
         """How many of the rows are sent."""
-        return kept_rows(self.rows, self.kept_share)
+        return sent_rows(self.rows, self.sent_share)
 
     @property
     def values(self) -> int:
         """How many coordinates are sent."""
-        return self.kept * self.columns
+        return self.sent_rows * self.columns
 
     @property
     def fields(self) -> int:
         """Fields that they take: whole words, so that no two units share one; what is left over is zero updates."""
-        return fields_of(self.size, self.kept_share, self.per_word)
+        return fields_of(self.size, self.sent_share, self.per_word)
 
 
 def rows_of(size: int) -> int:
@@ -102,7 +102,7 @@ def rows_of(size: int) -> int:
     return min(_MOST_ROWS, 1 << max(size // _LEAST_COLUMNS, 1).bit_length() - 1)
 
 
-def kept_rows(rows: int, share: float) -> int:
+def sent_rows(rows: int, share: float) -> int:
     """How many of `rows` are sent."""
     return max(1, min(rows, math.ceil(rows * share)))
 
@@ -110,7 +110,7 @@ def kept_rows(rows: int, share: float) -> int:
 def fields_of(size: int, share: float, per_word: int) -> int:
     """Fields of a unit with `size` elements, a multiple of `per_word`."""
     rows = rows_of(size)
-    return -(-kept_rows(rows, share) * -(-size // rows) // per_word) * per_word
+    return -(-sent_rows(rows, share) * -(-size // rows) // per_word) * per_word
 
 
 def cuts(size: int) -> list[tuple[int, int]]:
@@ -153,10 +153,10 @@ class Rotation:
 
     def subset(self, unit: Unit) -> NDArray[np.int64]:
         """The rows that are sent ([kept], ascending). Of two shares the smaller one's are among the larger one's."""
-        if unit.kept == unit.rows:
+        if unit.sent_rows == unit.rows:
             return np.arange(unit.rows)
         draws = np.frombuffer(_keystream(self._subset_key, unit.number, 8 * unit.rows), "<u8")
-        return np.sort(np.argsort(draws, kind="stable")[: unit.kept])
+        return np.sort(np.argsort(draws, kind="stable")[: unit.sent_rows])
 
     def _flip(self, unit: Unit, flat: NDArray[np.float32]) -> None:
         """Multiply by random signs: flip the highest bit of each float."""

@@ -159,7 +159,7 @@ def first_encoding(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ScaleInputs:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
     lasting: for each scale the largest peak, as far as it has not faded.
@@ -182,7 +182,7 @@ def next_encoding(
     settings: CodecSettings,
     layout: Layout,
     n_max: int,
-    known: Known,
+    inputs: ScaleInputs,
     *,
     metrics: tuple[MetricName, ...] | None = None,
     failures: int = 0,
@@ -206,14 +206,14 @@ def next_encoding(
     Args:
         failures: how many clients that contribute nothing the sum tolerates.
     """
-    groups, latest = scale_groups(layout), known.latest
+    groups, latest = scale_groups(layout), inputs.latest
     if len(latest.scales) != len(groups):
         raise UsageError("the statistics belong to a model with other tensors", check="other-tensors")
-    peaks = tuple(map(max, latest.peaks, known.lasting))
+    peaks = tuple(map(max, latest.peaks, inputs.lasting))
     needed = _needed_scales(settings, groups, n_max, latest, peaks)
     scales = tuple(
-        max(_within_rule(settings, need, last, known), least)
-        for need, last, least in zip(needed, known.last, known.least, strict=True)
+        max(_within_rule(settings, need, last, inputs), least)
+        for need, last, least in zip(needed, inputs.last, inputs.least, strict=True)
     )
     narrow = Encoding(
         settings=settings,
@@ -225,7 +225,7 @@ def next_encoding(
         failures=failures,
         rotation=rotation,
     )
-    return _wide_enough(narrow, known)
+    return _wide_enough(narrow, inputs)
 
 
 def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
@@ -253,23 +253,23 @@ def _needed_scales(
     return tuple(scale if peak else middle for scale, peak in zip(scales, peaks, strict=True))
 
 
-def _within_rule(settings: CodecSettings, needed: float, last: float, known: Known) -> float:
+def _within_rule(settings: CodecSettings, needed: float, last: float, inputs: ScaleInputs) -> float:
     """The scale that is taken: not below half of the last one; the double of it while clients fail, up to a limit.
 
     If updates are not clipped none fails for want of room.
     """
-    if not known.settled:
+    if not inputs.settled:
         return needed
-    if known.latest.failures and settings.clips:
+    if inputs.latest.failures and settings.clips:
         return max(needed, min(2 * last, needed * MOST_HEADROOM / HEADROOM_CLIPPED, MAX_SCALE), last / 2)
     return max(needed, last / 2)
 
 
-def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
+def _wide_enough(encoding: Encoding, inputs: ScaleInputs) -> Encoding:
     """The same with the narrowest fields in which nothing usual is lost."""
-    latest = known.latest
+    latest = inputs.latest
     changed = [index for index, size in enumerate(latest.sizes) if size and not encoding.groups[index].small]
-    held = [index for index in changed if _is_held(encoding, known, index)]
+    held = [index for index in changed if _is_held(encoding, inputs, index)]
     loose = [index for index in changed if not latest.measured[index]]
     if encoding.field_bits <= NARROW_BITS and (held or loose):
         encoding = dataclasses.replace(encoding, field_bits=_FINE_BITS)
@@ -277,7 +277,7 @@ def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
         (WIDE_BITS, {*held, *loose}, _COARSEST_STEP),
         (FIRST_BITS, held, _COARSEST_WIDE_STEP),
     ):
-        if not any(encoding.step(index) > known.usual[index] * coarsest for index in suspects):
+        if not any(encoding.step(index) > inputs.usual[index] * coarsest for index in suspects):
             break
         encoding = dataclasses.replace(encoding, field_bits=max(bits, encoding.field_bits))
     while _moves_too_little(encoding, latest.moved) and encoding.field_bits < FIRST_BITS:
@@ -296,16 +296,16 @@ def _moves_too_little(encoding: Encoding, moved: tuple[float, ...]) -> bool:
     if encoding.rotation:
         return False
     least = least_typical(encoding.n_max)
-    known = zip(encoding.groups, moved, strict=True) if moved else ()
+    inputs = zip(encoding.groups, moved, strict=True) if moved else ()
     return any(
-        size and not group.small and encoding.step(index) * least > size for index, (group, size) in enumerate(known)
+        size and not group.small and encoding.step(index) * least > size for index, (group, size) in enumerate(inputs)
     )
 
 
-def _is_held(encoding: Encoding, known: Known, index: int) -> bool:
+def _is_held(encoding: Encoding, inputs: ScaleInputs, index: int) -> bool:
     """Whether a scale is far above what the usual updates need."""
-    latest = known.latest
-    shrunk = known.usual[index] * latest.contributors / latest.sizes[index]
+    latest = inputs.latest
+    shrunk = inputs.usual[index] * latest.contributors / latest.sizes[index]
     room = headroom(encoding.settings, encoding.groups[index], encoding.n_max)
     return encoding.scales[index] >= _HELD * power_of_two(latest.peaks[index] * shrunk * room)
 
@@ -350,7 +350,7 @@ class ScaleTrack:
         if self._latest is None:
             encoding = dataclasses.replace(first, scales=tuple(map(max, first.scales, least)))
         else:
-            known = Known(
+            inputs = ScaleInputs(
                 latest=self._latest,
                 lasting=self._lasting,
                 usual=self._usual,
@@ -359,7 +359,7 @@ class ScaleTrack:
                 settled=self._falls >= FREE_FALLS,
             )
             encoding = next_encoding(
-                settings, layout, n_max, known, metrics=metrics, failures=failures, rotation=rotation
+                settings, layout, n_max, inputs, metrics=metrics, failures=failures, rotation=rotation
             )
         if encoding.field_bits <= self._coarse_bits < FIRST_BITS:
             encoding = _wider(dataclasses.replace(encoding, field_bits=self._coarse_bits))

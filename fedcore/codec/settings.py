@@ -88,7 +88,7 @@ class CodecSettings:
         """Whether updates are rotated, and a subset of the coordinates sent if all of them would take more."""
         return bool(self.upload_fraction) or self.field_bits <= NARROW_BITS
 
-    def kept_share(self, field_bits: int) -> float:
+    def sent_share(self, field_bits: int) -> float:
         """How many of the rotated coordinates are sent in fields of this width: the bytes are the same at any."""
         budget = self.upload_fraction or over_float32(self.field_bits)
         return min(1.0, budget / over_float32(field_bits))

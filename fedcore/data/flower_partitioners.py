@@ -38,24 +38,26 @@ def flower_partition(
     Args:
         text: NAME, or NAME:KEY=VALUE,...
     """
-    name, _, given = text.partition(":")
-    partitioner = _make(name, _values(given), clients, seed)
+    name, _, options = text.partition(":")
+    partitioner = _make(name, _values(options), clients, seed)
     order = np.random.default_rng(seed).permutation(len(train) + len(test))
     partitioner.dataset = _table(np.concatenate([train.y, test.y])[order], order)
     try:
         parts = [np.asarray(partitioner.load_partition(client)[_ROW], np.int64) for client in range(clients)]
     except ValueError as error:
         raise DataError(f"{name} cannot divide these data among {clients} clients: {error}") from None
-    held = sum(len(part) for part in parts)
-    if held != len(order):
-        raise DataError(f"{name} leaves {len(order) - held} of {len(order)} examples to nobody; choose other values")
+    assigned = sum(len(part) for part in parts)
+    if assigned != len(order):
+        raise DataError(
+            f"{name} leaves {len(order) - assigned} of {len(order)} examples to no client; set other values"
+        )
     return [part[part < len(train)] for part in parts], [part[part >= len(train)] - len(train) for part in parts]
 
 
 def _make(name: str, values: Mapping[str, Any], clients: int, seed: int) -> Any:
     module = _partitioners()
-    kinds = {found: getattr(module, found) for found in module.__all__}
-    usable = {found: kind for found, kind in kinds.items() if "num_partitions" in inspect.signature(kind).parameters}
+    kinds = {one: getattr(module, one) for one in module.__all__}
+    usable = {one: kind for one, kind in kinds.items() if "num_partitions" in inspect.signature(kind).parameters}
     if name not in usable:
         raise UnknownKey(name, usable, "the partitioners of flwr-datasets that take a number of clients")
     ours = {"num_partitions": clients, "partition_by": _LABEL, "seed": seed}

@@ -34,15 +34,15 @@ def labels(train: Split, test: Split, *, clients: int, seed: int, per_client: in
         )
     rng = np.random.default_rng(seed)
     owners = _owners(clients, kinds, per_client, rng)
-    found = []
+    halves = []
     for half in (train, test):
         parts: list[list[Integers]] = [[] for _ in range(clients)]
         for label, held_by in enumerate(owners):
             rows = rng.permutation(np.flatnonzero(half.y == label))
             for client, part in zip(held_by, np.array_split(rows, len(held_by)), strict=True):
                 parts[client].append(part)
-        found.append([np.concatenate(part) for part in parts])
-    return found[0], found[1]
+        halves.append([np.concatenate(part) for part in parts])
+    return halves[0], halves[1]
 
 
 def _owners(clients: int, kinds: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
@@ -61,15 +61,15 @@ def _owners(clients: int, kinds: int, per_client: int, rng: np.random.Generator)
 
 def dirichlet_sizes(clients: int, seed: int, alpha: float) -> NDArray[np.float64]:
     """Shares [clients] of all examples from Dir(alpha): NIID-Bench, section 4.3, "quantity skew"."""
-    drawn: NDArray[np.float64] = np.random.default_rng(seed).dirichlet(np.full(clients, alpha))
-    return drawn
+    weights: NDArray[np.float64] = np.random.default_rng(seed).dirichlet(np.full(clients, alpha))
+    return weights
 
 
 def lognormal_sizes(clients: int, seed: int, sigma: float) -> NDArray[np.float64]:
     """Shares [clients] proportional to exp(sigma z), z normal; FedProx's synthetic data have sizes of that kind (Li et
     al. 2020, MLSys, its reference code: lognormal(4, 2))."""
-    drawn = np.exp(sigma * np.random.default_rng(seed).standard_normal(clients))
-    shares: NDArray[np.float64] = drawn / drawn.sum()
+    weights = np.exp(sigma * np.random.default_rng(seed).standard_normal(clients))
+    shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
 
@@ -78,8 +78,8 @@ def power_law_sizes(clients: int, seed: int, exponent: float) -> NDArray[np.floa
 
     Sizes that follow a power law: Li et al. 2020 (MLSys), section 5.1.
     """
-    drawn = np.random.default_rng(seed).permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
-    shares: NDArray[np.float64] = drawn / drawn.sum()
+    weights = np.random.default_rng(seed).permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
+    shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
 

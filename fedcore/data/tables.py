@@ -63,8 +63,8 @@ class TableColumn:
                 return numbers(cells)[:, None].astype(np.float32)
             case "boolean":
                 return booleans(cells)[:, None].astype(np.float32)
-        place = places(cells, self.categories)
-        return np.asarray(place[:, None] == np.arange(len(self.categories)), np.float32)
+        index = indices(cells, self.categories)
+        return np.asarray(index[:, None] == np.arange(len(self.categories)), np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ class TableSchema:
             targets: False for rows to predict, whose y is 0.
         """
         table = read_cells(path)
-        wanted = [one.name for one in self.columns] + ([self.target] if targets else [])
-        if lacking := [name for name in wanted if name not in table.columns]:
+        expected = [one.name for one in self.columns] + ([self.target] if targets else [])
+        if lacking := [name for name in expected if name not in table.columns]:
             raise DataError(
                 f"{path} lacks a column of schema.toml: {nearest(lacking[0], table.columns)}", check="columns-missing"
             )
@@ -164,7 +164,7 @@ class TableSchema:
     def _targets(self, cells: Cells) -> NDArray[Any]:
         if self.task == "regression":
             return (numbers(cells) / self.target_unit).astype(np.float32)
-        return places(cells, self.classes).astype(np.int64)
+        return indices(cells, self.classes).astype(np.int64)
 
     def _check(self, path: Path) -> None:
         names = [*self.features, self.target]
@@ -222,17 +222,17 @@ def numbers(cells: Cells) -> NDArray[np.float64]:
 
 def booleans(cells: Cells) -> NDArray[np.float64]:
     """1.0 or 0.0, nan if missing, float64 [n]; raises DataError for a cell that is neither."""
-    known = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
-    values = np.asarray(cells.str.lower().map(known), np.float64)
+    by_text = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
+    values = np.asarray(cells.str.lower().map(by_text), np.float64)
     return _all_understood(cells, values, "neither true nor false")
 
 
-def places(cells: Cells, names: tuple[str, ...]) -> NDArray[np.int64]:
+def indices(cells: Cells, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Which of the names each cell is, -1 if missing, int64 [n]; raises DataError for another one."""
-    known = {name: place for place, name in enumerate(names)}
-    values = np.asarray(cells.map(known), np.float64)
+    by_text = {name: index for index, name in enumerate(names)}
+    values = np.asarray(cells.map(by_text), np.float64)
     if np.isnan(values[cells.notna()]).any() and all(map(_is_number, names)):  # 1 and 1.0 are one number
-        known_numbers = {float(name): place for name, place in known.items()}
+        known_numbers = {float(name): index for name, index in by_text.items()}
         values = np.array([known_numbers.get(one, np.nan) for one in numbers(cells)], np.float64)
     _all_understood(cells, values, f"none of {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}")
     return np.where(np.isnan(values), -1, values).astype(np.int64)
@@ -317,9 +317,10 @@ def _is_number(text: str) -> bool:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The name, and what might have been meant, whatever its capitals."""
-    known = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f"{name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else f"; there are {', '.join(known.values())}")
+    by_text = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), by_text, n=1, cutoff=0.6)
+    there = ", ".join(by_text.values())
+    return f"{name!r}; " + (f"did you mean {by_text[near[0]]!r}?" if near else f"there are {there}")
 
 
 def _column(name: str, values: Mapping[str, Any]) -> TableColumn:

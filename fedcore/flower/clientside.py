@@ -69,7 +69,7 @@ class Answer:
     held: MemoryRecords | None = None
 
     @classmethod
-    def telling(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
+    def of_values(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
         """Of the values of a reply's MetricRecords those that the record of a run has room for."""
         counted = next((key for key in (weight_key, EXAMPLES, LEGACY_EXAMPLES) if key in values), weight_key)
         rest = {name: value for name, value in values.items() if name != counted}
@@ -193,20 +193,20 @@ class ClientRunner:
             raise AppError("a plain exchange sends every client a message")
         if (app := self.local_app(task)) is not None:
             given = content if isinstance(content, LocalContent) else LocalContent.read(content)
-            question = self.question(task, given)
-            return self.reply(question, self._work(app, task, question.job, given.model), out)
+            local_task = self.local_task(task, given)
+            return self.reply(local_task, self._work(app, task, local_task.job, given.model), out)
         if isinstance(content, LocalContent):
             raise UsageError("an app that is not ours reads its messages itself")
         context = self._context_of(task)
         with _identity(context, self.client_id):
-            reply = self._client_app(self._question(task, task.message, content), context)
+            reply = self._client_app(self._received_message(task, task.message, content), context)
         if not isinstance(reply, Message):
             raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
         if reply.has_error():
             return Answer(error=reply_error(reply.error.code, reply.error.reason))
         if out is not None:
             save_records(out, reply.content, durable=self.durable)
-        return Answer.telling(_merged(reply.content.metric_records.values()), task.weight_key)
+        return Answer.of_values(_merged(reply.content.metric_records.values()), task.weight_key)
 
     def local_app(self, task: Task) -> TensorApp | None:
         """The app, if it takes this task as a `LocalJob`."""
@@ -220,16 +220,16 @@ class ClientRunner:
         message = merged_values(config_from_json(config) for config in task.configs.values())
         return self._job(self._context_of(task), message)
 
-    def question(self, task: Task, content: LocalContent) -> LocalTask:
+    def local_task(self, task: Task, content: LocalContent) -> LocalTask:
         """What a message of a plain exchange asks of this client."""
         return LocalTask(job=self._job(self._context_of(task), dict(content.message)), content=content)
 
-    def reply(self, question: LocalTask, result: LocalResult, out: Place | None) -> Answer:
+    def reply(self, local_task: LocalTask, result: LocalResult, out: Place | None) -> Answer:
         """The reply to such a message, its records in `out`."""
-        told = {EXAMPLES: result.examples, **result.metrics}
-        values = StoredValues(key="metrics", kind="metric", values=cast(Any, told))
-        result.save_reply(out, values, question.content.key, durable=self.durable)
-        return Answer.telling(told, EXAMPLES)
+        values = {EXAMPLES: result.examples, **result.metrics}
+        stored = StoredValues(key="metrics", kind="metric", values=cast(Any, values))
+        result.save_reply(out, stored, local_task.content.key, durable=self.durable)
+        return Answer.of_values(values, EXAMPLES)
 
     def _work(self, app: TensorApp, task: Task, job: LocalJob, model: ModelState | None) -> LocalResult:
         store = self._store(task, self._context_of(task))
@@ -273,7 +273,7 @@ class ClientRunner:
         )
         return message_from(content, self._metadata(task, head))
 
-    def _question(self, task: Task, head: MessageHead, content: Path) -> Message:
+    def _received_message(self, task: Task, head: MessageHead, content: Path) -> Message:
         return message_from(load_records(content), self._metadata(task, head))
 
     def _metadata(self, task: Task, head: MessageHead) -> Metadata:

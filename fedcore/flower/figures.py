@@ -25,7 +25,7 @@ _MOST_NAMES: Final = 256
 class NewFigures:
     """Remembers what was reported, and what the replies themselves said: their means are known without the strategy."""
 
-    _told: set[tuple[str, int]] = field(default_factory=set)
+    _reported: set[tuple[str, int]] = field(default_factory=set)
     _means: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def note(self, replies: list[Message]) -> None:
@@ -40,13 +40,13 @@ class NewFigures:
             for record in reply.content.metric_records.values():
                 means.update(dict(record) if len(replies) == 1 else dict.fromkeys(record, None))
 
-    def of(self, found: Result | History | None) -> Iterator[FiguresFound]:
+    def of(self, result: Result | History | None) -> Iterator[FiguresFound]:
         """What is new in what a strategy has found so far."""
-        for source, rounds in results_of(found).items():
+        for source, rounds in results_of(result).items():
             for number, metrics in rounds.items():
-                if (source, int(number)) in self._told:
+                if (source, int(number)) in self._reported:
                     continue
-                self._told.add((source, int(number)))
+                self._reported.add((source, int(number)))
                 if more := self._beyond_means(source, metrics):
                     yield FiguresFound(server_round=int(number), source=source, metrics=more)
 

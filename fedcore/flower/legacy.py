@@ -22,7 +22,7 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.server import Server, run_fl
 
 from fedcore.flower.grid.grid import ExchangeGrid
-from fedcore.flower.grid.sampling import Awaited
+from fedcore.flower.grid.sampling import NodeWait
 from fedcore.flower.grid.secure_grid import SecureGrid
 
 Ins: TypeAlias = FitIns | EvaluateIns
@@ -69,18 +69,18 @@ def _one_exchange(
         messages = _messages(client_instructions, message_type, timeout, group_id)
         replies = grid.send_and_receive(messages, timeout=timeout)
         secure = isinstance(grid, SecureGrid)
-        asked = {message.metadata.message_id: proxy for message, proxy in zip(messages, proxies, strict=True)}
+        pending = {message.metadata.message_id: proxy for message, proxy in zip(messages, proxies, strict=True)}
         results: list[tuple[ClientProxy, Any]] = []
         failures: list[Any] = []
         for reply in replies:
-            proxy = asked.pop(reply.metadata.reply_to_message_id)
+            proxy = pending.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 failures.append(ValueError(f"the client replied with an error: {reply.error.reason}"))
                 continue
-            found = proxy, result(reply.content, secure)
-            (results if found[1].status.code == Code.OK else failures).append(found)
+            outcome = proxy, result(reply.content, secure)
+            (results if outcome[1].status.code == Code.OK else failures).append(outcome)
         if not secure:
-            failures += [ValueError("the client did not reply in time") for _ in asked]
+            failures += [ValueError("the client did not reply in time") for _ in pending]
         return results, failures
 
     return ask_clients
@@ -142,13 +142,13 @@ def _never_in_vain(grid: ExchangeGrid, original: Callable[..., bool]) -> Callabl
     """Flower's waiting, which lasts a day, but not for nodes that never come, and not without a word."""
 
     def wait_for(manager: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:
-        waits, left = Awaited.of(num_clients), timeout
+        waits, remaining = NodeWait.of(num_clients), timeout
         while True:
             grid.check_wait(waits)
-            if original(manager, num_clients, min(_A_WHILE, left)):
+            if original(manager, num_clients, min(_A_WHILE, remaining)):
                 return True
-            left -= _A_WHILE
-            if left <= 0:
+            remaining -= _A_WHILE
+            if remaining <= 0:
                 return False
             grid.note_wait(waits)
 

@@ -26,11 +26,11 @@ def load_object(folder: Path, reference: str, kind: type[T]) -> T:
         if error.name and module_name.startswith(error.name):
             raise AppError(f"the app in {folder} has no module {module_name!r} (for {reference!r})") from None
         raise
-    found = module
+    target = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise AppError(f"module {module_name!r} of the app in {folder} has no attribute {attribute!r}")
-        found = getattr(found, part)
-    if not isinstance(found, kind):
-        raise AppError(f"{reference!r} is a {type(found).__name__}, not a {kind.__name__}")
-    return found
+        target = getattr(target, part)
+    if not isinstance(target, kind):
+        raise AppError(f"{reference!r} is a {type(target).__name__}, not a {kind.__name__}")
+    return target

@@ -16,27 +16,27 @@ OnResults: TypeAlias = Callable[[Results], None]
 """Takes what a run found, however it ended."""
 
 
-def results_of(found: Result | History | None) -> Results:
+def results_of(result: Result | History | None) -> Results:
     """Metrics by round: "train" and "evaluate" of the clients, aggregated, and "server" for what `evaluate_fn` said.
 
     Lists are whole. The losses of a History are metrics named "loss". Nothing if no loop of Flower's ran, or found
     anything.
     """
-    results = _all_of(found) if found is not None else {}
+    results = _all_of(result) if result is not None else {}
     return results if any(results.values()) else {}
 
 
-def _all_of(found: Result | History) -> Results:
-    if isinstance(found, History):
+def _all_of(result: Result | History) -> Results:
+    if isinstance(result, History):
         return {
-            "train": _of_history((), found.metrics_distributed_fit),
-            "evaluate": _of_history(found.losses_distributed, found.metrics_distributed),
-            "server": _of_history(found.losses_centralized, found.metrics_centralized),
+            "train": _of_history((), result.metrics_distributed_fit),
+            "evaluate": _of_history(result.losses_distributed, result.metrics_distributed),
+            "server": _of_history(result.losses_centralized, result.metrics_centralized),
         }
     return {
-        "train": _by_round(found.train_metrics_clientapp),
-        "evaluate": _by_round(found.evaluate_metrics_clientapp),
-        "server": _by_round(found.evaluate_metrics_serverapp),
+        "train": _by_round(result.train_metrics_clientapp),
+        "evaluate": _by_round(result.evaluate_metrics_clientapp),
+        "server": _by_round(result.evaluate_metrics_serverapp),
     }
 
 

@@ -108,6 +108,6 @@ def run_server_app(
     finally:
         grid.report_figures()
         if on_results is not None:
-            on_results(results_of(grid.found))
+            on_results(results_of(grid.result))
     grid.check_success()
     return ServerAppOutcome(state=grid.final_state())

@@ -170,11 +170,11 @@ class Floor:
             if not all(self._kept.has(client) for client in alike):
                 # Who is not done in time has nothing to give; all others of this version are asked sooner or later.
                 self._train(handed, sorted({c for c, start in held.items() if start.number == number} - self._away))
-            yield from self._kept.results(alike, lambda others: ())
+            yield from self._kept.get_or_run(alike, lambda others: ())
 
     def _train(self, handed: _Handed, clients: Sequence[int]) -> None:
         """Run the apps of these clients, but for those that have run."""
-        for client, result in self._kept.results(clients, partial(self.executor.run, handed.task, handed.model)):
+        for client, result in self._kept.get_or_run(clients, partial(self.executor.run, handed.task, handed.model)):
             self._examples[client] = result.examples
 
     def spend(self, clients: Sequence[int], *, counted: bool = False) -> None:

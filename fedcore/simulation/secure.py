@@ -64,7 +64,7 @@ class Attempt:
         """What clients' apps give, run once for all attempts; in any order."""
         if self.floor is not None:
             return self.floor.results(clients)
-        return self.kept.results(clients, lambda others: executor.run(task, model, others))
+        return self.kept.get_or_run(clients, lambda others: executor.run(task, model, others))
 
 
 @dataclass(slots=True, kw_only=True)

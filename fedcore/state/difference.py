@@ -53,13 +53,13 @@ def write_difference(base: ModelState, model: ModelState, difference: Path, sent
     layout = _difference_layout(base, model)
     with ExitStack() as stack:
         parts = stack.enter_context(FileSink(difference, layout, durable=False))
-        whole = stack.enter_context(FileSink(sent, model.layout, durable=False))
+        sent_file = stack.enter_context(FileSink(sent, model.layout, durable=False))
         for spec, start, bits, values in _rounded(base, model, layout):
             if bits is not None:
                 parts.write(TensorSpec(name=spec.name, dtype=_DIFFERENCE, shape=spec.shape), start, bits)
             else:
                 parts.write(spec, start, values)
-            whole.write(spec, start, values)
+            sent_file.write(spec, start, values)
 
 
 def rounded(base: ModelState, model: ModelState) -> ModelState:
@@ -72,9 +72,9 @@ def rounded(base: ModelState, model: ModelState) -> ModelState:
 
 def add_difference(base: ModelState, difference: ModelState, path: Path) -> None:
     """Write the model that a difference to `base` makes to `path`. Raises PeerError if it is no such difference."""
-    wanted = {spec.name: spec for spec in base.layout.specs}
+    expected = {spec.name: spec for spec in base.layout.specs}
     found = {spec.name: spec for spec in difference.layout.specs}
-    if found.keys() != wanted.keys() or any(not _fits(wanted[name], spec) for name, spec in found.items()):
+    if found.keys() != expected.keys() or any(not _fits(expected[name], spec) for name, spec in found.items()):
         raise PeerError("the difference is not one between models of this layout")
     with FileSink(path, base.layout, durable=False) as sink:
         for spec in base.layout.specs:
@@ -88,13 +88,13 @@ def _fits(base: TensorSpec, found: TensorSpec) -> bool:
 
 
 def _add_tensor(base: ModelState, difference: ModelState, spec: TensorSpec, found: TensorSpec, sink: StateSink) -> None:
-    held, came = base[spec.name].reshape(-1), difference[spec.name].reshape(-1)
+    base_values, came = base[spec.name].reshape(-1), difference[spec.name].reshape(-1)
     for start in range(0, spec.size, _BLOCK):
         block = came[start : start + _BLOCK]
         if found.dtype == spec.dtype:
             sink.write(spec, start, block)
         else:
-            sink.write(spec, start, _sum(held[start : start + _BLOCK], block))
+            sink.write(spec, start, _sum(base_values[start : start + _BLOCK], block))
 
 
 def _difference_layout(base: ModelState, model: ModelState) -> Layout:
@@ -123,15 +123,15 @@ def _rounded(
     """(tensor, position, its difference or None, its values as sent), block by block."""
     dtypes = {spec.name: spec.dtype for spec in layout.specs}
     for spec in model.layout.specs:
-        held, new = base[spec.name].reshape(-1), model[spec.name].reshape(-1)
+        base_values, new = base[spec.name].reshape(-1), model[spec.name].reshape(-1)
         is_small = dtypes[spec.name] != spec.dtype
         for start in range(0, spec.size, _BLOCK):
             values = new[start : start + _BLOCK]
             if not is_small:
                 yield spec, start, None, values
                 continue
-            bits = _bits(held[start : start + _BLOCK], values)
-            yield spec, start, bits, _sum(held[start : start + _BLOCK], bits)
+            bits = _bits(base_values[start : start + _BLOCK], values)
+            yield spec, start, bits, _sum(base_values[start : start + _BLOCK], bits)
 
 
 def _bits(base: NDArray[np.float32], model: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -56,13 +56,13 @@ class ModelState(Mapping[str, NDArray[Any]]):
         not supported.
         """
         specs = []
-        held = {}
-        for name, given in arrays.items():
-            array = np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
-            dtype = (dtypes or {}).get(name) or NAME_OF.get(array.dtype, str(given.dtype))
+        tensors = {}
+        for name, value in arrays.items():
+            array = np.asarray(value, dtype=value.dtype.newbyteorder("<"), order="C")
+            dtype = (dtypes or {}).get(name) or NAME_OF.get(array.dtype, str(value.dtype))
             specs.append(TensorSpec(name=name, dtype=dtype, shape=array.shape))
-            held[name] = array
-        return cls(Layout(specs=tuple(specs)), held)
+            tensors[name] = array
+        return cls(Layout(specs=tuple(specs)), tensors)
 
     @classmethod
     def open(cls, path: Path) -> ModelState:

@@ -33,9 +33,9 @@ class Averager:
         self._own = [p for p in module.parameters() if p.requires_grad]
         self._shared = [nn.Parameter(p.detach().clone()) for p in self._own]
         self._outer = make_outer(self._shared)
-        kept = module.state_dict(keep_vars=True)
+        persistent = module.state_dict(keep_vars=True)
         self._statistics = [
-            buffer for name, buffer in module.named_buffers() if name in kept and buffer.is_floating_point()
+            buffer for name, buffer in module.named_buffers() if name in persistent and buffer.is_floating_point()
         ]
 
     @torch.no_grad()

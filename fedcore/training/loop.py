@@ -93,8 +93,8 @@ class Evaluation:
         """Share of right predictions, 0 to 1, 0 if nothing was counted; UsageError if it was not asked for."""
         if accuracy.name not in self.sums:
             raise UsageError("the accuracy was not measured: ask for it by evaluate(..., metrics=[accuracy])")
-        right, counted = self.sums[accuracy.name]
-        return right / max(counted, 1.0)
+        right, total = self.sums[accuracy.name]
+        return right / max(total, 1.0)
 
     def reported(self, weight: int) -> dict[str, float | list[float]]:
         """What a client tells of it in a reply of that weight, its number of examples.
@@ -150,7 +150,7 @@ def train(
     )
 
     def all_steps() -> tuple[int, int, Tensor]:
-        taken, seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
+        steps_taken, examples_seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
         on_host, added = engine.device.type == "cpu", 0.0
         engine.model.train()
         with engine.seeded(seed):
@@ -160,14 +160,15 @@ def train(
                     added += part.item()
                 else:  # where a number would be waited for
                     loss += part
-                taken += 1
-                seen += batch.total
-        return taken, seen, loss + added
+                steps_taken += 1
+                examples_seen += batch.total
+        return steps_taken, examples_seen, loss + added
 
-    taken, seen, loss = within_memory(engine, all_steps, f"training with batch size {batch_size or 'all'}")
-    mean = float(engine.total(loss)) / seen
+    doing = f"training with batch size {batch_size or 'all'}"
+    steps_taken, examples_seen, loss = within_memory(engine, all_steps, doing)
+    mean = float(engine.total(loss)) / examples_seen
     refuse_missing(mean, data)
-    return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=taken, loss=mean)
+    return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=steps_taken, loss=mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,18 +60,18 @@ class Loss:
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
         """The losses [n], or the batch's loss []; raises ConfigurationError if `compute` gives another shape."""
-        found = self.compute(output, targets)
+        value = self.compute(output, targets)
         expected = [] if self.over == "batch" else [len(output)]
-        if list(found.shape) != expected:
-            raise ConfigurationError(_wrong_shape(self, list(found.shape), expected), check="loss-shape")
-        return found
+        if list(value.shape) != expected:
+            raise ConfigurationError(_wrong_shape(self, list(value.shape), expected), check="loss-shape")
+        return value
 
     def sum(self, output: Tensor, targets: Tensor) -> Tensor:
         """The losses of all examples together []; that of a batch counts once for each of its examples."""
         if self.total is not None and (together := self.total(output, targets)) is not None:
             return together
-        found = self(output, targets)
-        return found * len(output) if self.over == "batch" else found.sum()
+        value = self(output, targets)
+        return value * len(output) if self.over == "batch" else value.sum()
 
     def check_engine(self, config: EngineConfig, ranks: int) -> None:
         """Raise ConfigurationError for an engine that would cut a batch in parts, if the loss is over the batch."""
@@ -102,16 +102,16 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
     return Loss(getattr(loss, "__name__", type(loss).__name__), loss)
 
 
-def _wrong_shape(loss: Loss, found: list[int], expected: list[int]) -> str:
+def _wrong_shape(loss: Loss, shape: list[int], expected: list[int]) -> str:
     if loss.over == "batch":
-        return f'loss {loss.name} returned the shape {found}; with over="batch" it gives one number, of shape []'
-    what = f"loss {loss.name} returned the shape {found} for {expected[0]} examples; "
-    if not found:
+        return f'loss {loss.name} returned the shape {shape}; with over="batch" it gives one number, of shape []'
+    what = f"loss {loss.name} returned the shape {shape} for {expected[0]} examples; "
+    if not shape:
         return (
             f"{what}give the loss of each example, {expected}, without a mean over them "
             f'(reduction="none"), or declare it: Loss({loss.name!r}, ..., over="batch")'
         )
-    if found == [*expected, 1]:
+    if shape == [*expected, 1]:
         return f"{what}give {expected}: compare output.squeeze(1) with the targets"
     return f"{what}give one number for each example, {expected}, as with .flatten(1).mean(1)"
 
@@ -136,14 +136,14 @@ def counted_targets(targets: Tensor) -> Tensor:
 def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Values and targets in one shape and dtype, [n, k]; raises UsageError if theirs differ by more than a 1."""
     wide = output.float() if output.dtype in _HALF else output
-    flat, wanted = (t.unsqueeze(1) if t.dim() == 1 else t for t in (wide, targets))
-    if flat.shape != wanted.shape or flat.dim() != 2:
+    flat, expected = (t.unsqueeze(1) if t.dim() == 1 else t for t in (wide, targets))
+    if flat.shape != expected.shape or flat.dim() != 2:
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
             "each target needs one value, [n] or [n, k]",
             check="targets-do-not-fit",
         )
-    return flat, wanted.to(flat.dtype)
+    return flat, expected.to(flat.dtype)
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def _is_one_logit(output: Tensor) -> bool:
 
 
 def _over_labels(output: Tensor, targets: Tensor) -> Tensor:
-    logits, wanted = paired(output, targets)
-    return functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=1)
+    logits, expected = paired(output, targets)
+    return functional.binary_cross_entropy_with_logits(logits, expected, reduction="none").mean(dim=1)
 
 
 def _one_label(output: Tensor, targets: Tensor) -> Tensor:
@@ -210,18 +210,18 @@ def _one_label(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squared(output: Tensor, targets: Tensor) -> Tensor:
-    values, wanted = paired(output, targets)
-    return (values - wanted).square().mean(dim=1)
+    values, expected = paired(output, targets)
+    return (values - expected).square().mean(dim=1)
 
 
 def _absolute(output: Tensor, targets: Tensor) -> Tensor:
-    values, wanted = paired(output, targets)
-    return (values - wanted).abs().mean(dim=1)
+    values, expected = paired(output, targets)
+    return (values - expected).abs().mean(dim=1)
 
 
 def _huber(output: Tensor, targets: Tensor) -> Tensor:
-    values, wanted = paired(output, targets)
-    return functional.huber_loss(values, wanted, reduction="none").mean(dim=1)
+    values, expected = paired(output, targets)
+    return functional.huber_loss(values, expected, reduction="none").mean(dim=1)
 
 
 def _cox(output: Tensor, targets: Tensor) -> Tensor:

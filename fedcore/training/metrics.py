@@ -61,12 +61,12 @@ class Metric:
 
     def sums(self, output: Tensor, targets: Tensor) -> Tensor:
         """`count` of some examples, float64 [length]; raises ConfigurationError if it gives something else."""
-        found = self.count(output, targets).to(torch.float64)
-        if found.shape != (self.length,):
+        sums = self.count(output, targets).to(torch.float64)
+        if sums.shape != (self.length,):
             raise ConfigurationError(
-                f"metric {self.name}: count returned the shape {list(found.shape)}, and its length is {self.length}"
+                f"metric {self.name}: count returned the shape {list(sums.shape)}, and its length is {self.length}"
             )
-        return found
+        return sums
 
     @property
     def sums_name(self) -> str:
@@ -76,16 +76,16 @@ class Metric:
 
 def checked_metrics(metrics: Sequence[object]) -> tuple[Metric, ...]:
     """The metrics, if they are ones, each once; raises ConfigurationError."""
-    found = tuple(metric for metric in metrics if isinstance(metric, Metric))
+    checked = tuple(metric for metric in metrics if isinstance(metric, Metric))
     for metric in metrics:
         if not isinstance(metric, Metric):
             name = getattr(metric, "__name__", repr(metric))
             call = f"; write {name}()" if metric in (f1, auc, average_precision) else ""
             raise ConfigurationError(f"{name} is no Metric of fedcore.training.metrics{call}")
-    names = [metric.name for metric in found]
+    names = [metric.name for metric in checked]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two metrics have one name: {', '.join(names)}")
-    return found
+    return checked
 
 
 def _ratio(sums: Tensor) -> float:
@@ -99,21 +99,21 @@ def _ratio(sums: Tensor) -> float:
 def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Predicted and true class at each counted position, int64 [m]; if shapes are equal, of each label."""
     if output.shape == targets.shape or (output.dim() == 2 and output.shape[1:] == (1,) and targets.dim() == 1):
-        found = (output > 0).long().reshape(targets.shape)
+        predicted = (output > 0).long().reshape(targets.shape)
     elif output.shape[:-1] == targets.shape and output.dim() in (2, 3):
-        found = output.argmax(dim=-1)
+        predicted = output.argmax(dim=-1)
     else:
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}",
             check="targets-do-not-fit",
         )
-    counted = targets != IGNORED
-    return found[counted], targets[counted]
+    mask = targets != IGNORED
+    return predicted[mask], targets[mask]
 
 
 def _right(output: Tensor, targets: Tensor) -> Tensor:
-    found, wanted = _classes(output, targets)
-    return torch.tensor([(found == wanted).sum(), wanted.numel()], dtype=torch.float64, device=output.device)
+    predicted, actual = _classes(output, targets)
+    return torch.tensor([(predicted == actual).sum(), actual.numel()], dtype=torch.float64, device=output.device)
 
 
 def f1(classes: int = 2) -> Metric:
@@ -123,11 +123,11 @@ def f1(classes: int = 2) -> Metric:
     """
 
     def count(output: Tensor, targets: Tensor) -> Tensor:
-        found, wanted = _classes(output, targets)
-        wanted = wanted.long()
-        if wanted.numel() and not 0 <= int(wanted.min()) <= int(torch.maximum(wanted, found).max()) < classes:
+        predicted, actual = _classes(output, targets)
+        actual = actual.long()
+        if actual.numel() and not 0 <= int(actual.min()) <= int(torch.maximum(actual, predicted).max()) < classes:
             raise UsageError(f"f1({classes}) met a class that is not among 0 to {classes - 1}", check="no-such-class")
-        both = torch.bincount(wanted * classes + found, minlength=classes**2).reshape(classes, classes).double()
+        both = torch.bincount(actual * classes + predicted, minlength=classes**2).reshape(classes, classes).double()
         right = both.diagonal()
         return torch.cat([right, both.sum(dim=0) - right, both.sum(dim=1) - right])
 
@@ -202,8 +202,8 @@ def _average_precision(sums: Tensor, cells: int) -> float:
 
 def _errors(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Errors and targets of all values, float64 [m]."""
-    values, wanted = paired(output.double(), targets.double())
-    return (values - wanted).flatten(), wanted.flatten()
+    values, actual = paired(output.double(), targets.double())
+    return (values - actual).flatten(), actual.flatten()
 
 
 def _squares(output: Tensor, targets: Tensor) -> Tensor:
@@ -217,8 +217,8 @@ def _magnitudes(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _variances(output: Tensor, targets: Tensor) -> Tensor:
-    error, wanted = _errors(output, targets)
-    return torch.stack([_number(error), wanted.sum(), wanted.square().sum(), error.square().sum()])
+    error, actual = _errors(output, targets)
+    return torch.stack([_number(error), actual.sum(), actual.square().sum(), error.square().sum()])
 
 
 def _number(values: Tensor) -> Tensor:
@@ -237,15 +237,15 @@ def _r2(sums: Tensor) -> float:
 def _pairs(output: Tensor, targets: Tensor) -> Tensor:
     """Concordant, tied and comparable pairs of Harrell's index."""
     risk, time, event = survival(output, targets)
-    found = torch.zeros(3, dtype=torch.float64, device=output.device)
+    pairs = torch.zeros(3, dtype=torch.float64, device=output.device)
     events = torch.nonzero(event > 0).squeeze(1)
     for rows in torch.split(events, _ROWS):
         later = time[None, :] > time[rows][:, None]
         later |= (time[None, :] == time[rows][:, None]) & (event[None, :] == 0)
         lower = risk[None, :] < risk[rows][:, None]
         same = risk[None, :] == risk[rows][:, None]
-        found += torch.stack([(later & lower).sum(), (later & same).sum(), later.sum()]).double()
-    return found
+        pairs += torch.stack([(later & lower).sum(), (later & same).sum(), later.sum()]).double()
+    return pairs
 
 
 def _c_index(sums: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, MagnitudeStatistics, PrivateEncoding
-from fedcore.codec.scales import Known, next_encoding
+from fedcore.codec.scales import ScaleInputs, next_encoding
 from fedcore.state import Layout
 from fedcore.system.plain_json import from_plain, to_plain
 
@@ -34,7 +34,7 @@ def following(
     """What follows from the statistics of one exchange alone; early in a run scales may still fall freely."""
     nothing = (0.0,) * len(statistics.scales)
     usual = tuple(size / statistics.contributors for size in statistics.sizes)
-    known = Known(
+    known = ScaleInputs(
         latest=statistics, lasting=nothing, usual=usual, last=statistics.scales, least=nothing, settled=settled
     )
     return next_encoding(settings, layout, n_max, known)

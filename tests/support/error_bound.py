@@ -42,7 +42,7 @@ def error_bound(
         encoding.layout.check_same(base.layout, what="the global model")
     weight = encoding.settings.w_max / examples
     bounds = {spec.name: 0.5 for spec in encoding.integers}
-    units = [unit for part in encoding.field_sections if part.kept_share for unit in part.units()]
+    units = [unit for part in encoding.field_sections if part.sent_share for unit in part.units()]
     for index, spec in ((index, spec) for index, group in enumerate(encoding.groups) for spec in group.specs):
         magnitude = survivors * min(encoding.scales[index], largest)
         if statistics is not None:

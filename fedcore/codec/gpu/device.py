@@ -108,7 +108,7 @@ class DeviceVector:
                 fields = self._fields(part, start, first, count)
                 for span in piece.spans:
                     old, new = (self._moved(state, span, pool) for state in (base, local))
-                    at = span.place - first
+                    at = span.position - first
                     self._start(
                         "round_update",
                         -(-span.size // PROGRAM_FIELDS),
@@ -141,7 +141,7 @@ class DeviceVector:
 
     def serves(self, part: FieldSection) -> bool:
         """Whether `round_to` makes this section; others, such as those that are rotated, the host makes, for `load`."""
-        return part.field_bits in SERVED_BITS and part.kept_share is None and not part.fraction_bits
+        return part.field_bits in SERVED_BITS and part.sent_share is None and not part.fraction_bits
 
     def load(self, words: NDArray[np.uint64], start: int, stop: int) -> None:
         """Take over `words` [start, stop) of a vector made on the host, uint64 [count]."""

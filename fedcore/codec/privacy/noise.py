@@ -208,8 +208,8 @@ class NoiseSampler:
         high = self._table.high
         found: NDArray[np.int64] = np.searchsorted(high, words).astype(np.int64, copy=False)
         undecided = np.flatnonzero(high[np.minimum(found, high.size - 1)] == words)
-        for place in undecided.tolist():
-            found[place] = self._decide(int(words[place]), int(found[place]))
+        for position in undecided.tolist():
+            found[position] = self._decide(int(words[position]), int(found[position]))
         return found
 
     def _decide(self, word: int, first: int) -> int:

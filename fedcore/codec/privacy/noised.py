@@ -154,7 +154,7 @@ def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> I
     buffer = np.empty(BLOCK, np.float32)
     for index, spec in enumerate(encoding.floats):
         for start in range(0, spec.size, BLOCK):
-            span = Span(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), place=start)
+            span = Span(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), position=start)
             write_delta(span, base, local, buffer[: span.size])
             yield buffer[: span.size]
 
@@ -193,7 +193,7 @@ def round_within_norm(
     limit = encoding.release.norm_squared
     dice = np.empty(BLOCK, np.uint32)
     for _ in range(_ATTEMPTS):
-        squares, place = 0, 0
+        squares, position = 0, 0
         for block in blocks():
             part = dice[: block.size]
             stream.fill(part)
@@ -202,8 +202,8 @@ def round_within_norm(
             scaled += block * np.float64(factor)
             whole = np.floor(scaled, out=scaled).astype(np.int64)
             squares += int(whole @ whole)
-            lanes[place : place + whole.size] = whole
-            place += whole.size
+            lanes[position : position + whole.size] = whole
+            position += whole.size
         if squares <= limit:
             return
     raise UsageError(
@@ -236,17 +236,17 @@ def _fill(
     sink: StateSink,
 ) -> None:
     """Write the global model plus the mean, in the layout's dtypes."""
-    place = 0
+    position = 0
     for spec in encoding.floats:
         for start in range(0, spec.size, BLOCK):
             stop = min(start + BLOCK, spec.size)
-            mean = _mean(encoding, lanes[place : place + stop - start], survivors)
+            mean = _mean(encoding, lanes[position : position + stop - start], survivors)
             if spec.dtype == "BF16":
                 mean += base.float32(spec.name, start, stop)
             else:
                 mean += base[spec.name].reshape(-1)[start:stop]
             sink.write(spec, start, from_float(spec, mean))
-            place += stop - start
+            position += stop - start
         base.release()
         release()
 

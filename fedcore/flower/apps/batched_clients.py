@@ -85,9 +85,9 @@ class BatchedClients:
             together = self._together_for(first.task, list(alike))
             content = self._read(client, first)
             for chunk in _chunks(list(alike), together, first.task):
-                questions, done = self._answered(together, content, {client: alike[client] for client in chunk})
+                local_tasks, done = self._answered(together, content, {client: alike[client] for client in chunk})
                 for client in chunk:
-                    found = questions.get(client), done.pop(client, None)
+                    found = local_tasks.get(client), done.pop(client, None)
                     yield client, self._reply(client, alike[client], content, *found)
 
     def _together_for(self, task: Task, clients: Sequence[int]) -> SupervisedBatches | None:
@@ -120,23 +120,23 @@ class BatchedClients:
             return {}, {}
         first = next(iter(asked.values()))
         try:
-            questions = {i: self.runner(i).question(one.task, content) for i, one in asked.items()}
+            local_tasks = {i: self.runner(i).local_task(one.task, content) for i, one in asked.items()}
         except Exception:  # each client says by itself what is wrong
             return {}, {}
-        jobs = {client: question.job for client, question in questions.items()}
-        return questions, together.work(jobs, content.model, trains=first.task.trains)
+        jobs = {client: local_task.job for client, local_task in local_tasks.items()}
+        return local_tasks, together.work(jobs, content.model, trains=first.task.trains)
 
     def _reply(
         self,
         client: int,
         asked: ClientMessage,
         content: LocalContent | Path,
-        question: LocalTask | None,
+        local_task: LocalTask | None,
         result: LocalResult | None,
     ) -> Answer | Exception:
         try:
-            if question is not None and result is not None:
-                return self.runner(client).reply(question, result, asked.out)
+            if local_task is not None and result is not None:
+                return self.runner(client).reply(local_task, result, asked.out)
             return self.runner(client).answer(asked.task, content, asked.out)
         except Exception as error:
             return error

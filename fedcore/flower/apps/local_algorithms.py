@@ -44,16 +44,16 @@ class AlternatingStates:
     def load(self, layout: Layout) -> ModelState | None:
         """The state that the next training begins from; None for zeros."""
         slot = self._current()
-        return None if slot is None else self.store.beside(slot).load(layout)
+        return None if slot is None else self.store.sibling(slot).load(layout)
 
     def free(self) -> OwnModelStore:
         """Where the state after a training goes: not over the one that it began from."""
         current = self._current()
-        return self.store.beside(next(slot for slot in _SLOTS if slot != current))
+        return self.store.sibling(next(slot for slot in _SLOTS if slot != current))
 
     def _current(self) -> str | None:
-        kept = {slot: self.store.beside(slot).round_kept() for slot in _SLOTS}
-        by_round = sorted((number, slot) for slot, number in kept.items() if number is not None)
+        saved = {slot: self.store.sibling(slot).saved_round() for slot in _SLOTS}
+        by_round = sorted((number, slot) for slot, number in saved.items() if number is not None)
         if by_round and self.counted not in (None, by_round[-1][0]):
             by_round.pop()  # its update was in no sum
         return by_round[-1][1] if by_round else None
@@ -78,47 +78,47 @@ class AlgorithmWork:
 
     def model_of(self, sent: ModelState | None) -> ModelState | None:
         """The model alone, out of what was sent."""
-        names = {entry.spec.name for entry in self.algorithm.sent()}
+        names = {entry.spec.name for entry in self.algorithm.section_entries()}
         return sent.only(set(sent) - names) if sent is not None and names else sent
 
     def begin(self, sent: ModelState | None) -> LocalAlgorithm:
         """The engine holds the model: load the second section, and what is kept; returns the rule of the steps."""
-        if section := self.algorithm.sent():
+        if section := self.algorithm.section_entries():
             names = {entry.spec.name for entry in section}
             load_entries(section, None if sent is None else sent.only(names), self.work.engine.world)
-        if kept := self.algorithm.kept():
-            self._load(kept)
+        if saved := self.algorithm.state_entries():
+            self._load(saved)
         self.algorithm.begin()
         return self.algorithm
 
     def finish(self, server_round: int) -> dict[str, MetricValue]:
         """After the local steps: returns the algorithm's metrics."""
         metrics: dict[str, MetricValue] = dict(self.algorithm.finish())
-        if kept := self.algorithm.kept():
+        if saved := self.algorithm.state_entries():
             engine = self.work.engine
             if engine.world.rank != 0:
-                save_entries(kept, None, engine.world)
+                save_entries(saved, None, engine.world)
             else:
-                about = Provenance(server_round=server_round, personal=_names(kept), metrics={})
-                self.states.free().save(_layout(kept), lambda sink: save_entries(kept, sink, engine.world), about)
+                about = Provenance(server_round=server_round, personal=_names(saved), metrics={})
+                self.states.free().save(_layout(saved), lambda sink: save_entries(saved, sink, engine.world), about)
         return metrics
 
     def layout(self) -> Layout:
         """Of what goes to the server: the model, then the second section."""
-        return Layout(specs=self.work.layout().specs + _layout(self.algorithm.sent()).specs)
+        return Layout(specs=self.work.layout().specs + _layout(self.algorithm.section_entries()).specs)
 
     def write(self, sink: StateSink | None) -> None:
         """Write what goes to the server; rank 0 gives the sink."""
         self.work.write(sink)
-        save_entries(self.algorithm.sent(), sink, self.work.engine.world)
+        save_entries(self.algorithm.section_entries(), sink, self.work.engine.world)
 
-    def _load(self, kept: list[Entry]) -> None:
+    def _load(self, saved: list[Entry]) -> None:
         """Every rank has to know whether there is anything: rank 0 alone has a store."""
         world = self.work.engine.world
-        state = self.states.load(_layout(kept)) if world.rank == 0 else None
+        state = self.states.load(_layout(saved)) if world.rank == 0 else None
         exists = torch.tensor(float(state is not None), device=self.work.engine.device)
         if world.sum(exists) > 0:
-            load_entries(kept, state, world)
+            load_entries(saved, state, world)
 
 
 def weighed(result: LocalResult, message: Mapping[str, Any]) -> LocalResult:

@@ -37,10 +37,10 @@ class OwnModelStore(Protocol):
     def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         """Keep what `write` writes in place of what was kept before."""
 
-    def round_kept(self) -> int | None:
+    def saved_round(self) -> int | None:
         """The round of what was saved last in this run; None if nothing was."""
 
-    def beside(self, name: str) -> OwnModelStore:
+    def sibling(self, name: str) -> OwnModelStore:
         """Another store of the same client, for something else."""
 
 
@@ -66,11 +66,11 @@ class ContextStore:
         self._context.state[self._record] = arrays_from_state(sink.state())
         self._context.state[self._round] = ConfigRecord({"server-round": about.server_round})
 
-    def round_kept(self) -> int | None:
+    def saved_round(self) -> int | None:
         record = self._context.state.config_records.get(self._round)
         return None if record is None else cast(int, record["server-round"])
 
-    def beside(self, name: str) -> ContextStore:
+    def sibling(self, name: str) -> ContextStore:
         return ContextStore(self._context, name)
 
 
@@ -96,9 +96,9 @@ class FolderStore:
         )
         self.store.write(layout, write, record)
 
-    def round_kept(self) -> int | None:
+    def saved_round(self) -> int | None:
         model = self.store.load()
         return model.record.server_round if model is not None and model.record.run == self.run else None
 
-    def beside(self, name: str) -> FolderStore:
+    def sibling(self, name: str) -> FolderStore:
         return replace(self, store=OwnModelFolder(self.store.folder / name))

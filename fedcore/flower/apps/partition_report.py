@@ -48,8 +48,8 @@ def label_counts(app: FlowerApp, config: Mapping[str, Any], clients: int) -> Lab
         LocalJob(config=dict(config), node=share_of_client(client, clients), message={}, client=client)
         for client in range(1, clients + 1)
     ]
-    told = client.columns.pooled(dict(config), client.data, jobs)
-    parts = [client.data(LocalJob(config=j.config, node=j.node, message=told, client=j.client)) for j in jobs]
+    statistics = client.columns.pooled(dict(config), client.data, jobs)
+    parts = [client.data(LocalJob(config=j.config, node=j.node, message=statistics, client=j.client)) for j in jobs]
     every = [[_targets(half) for half in part] for part in parts]
     known = [[targets for targets in part if targets is not None] for part in every]
     if any(len(part) < 2 for part in known):

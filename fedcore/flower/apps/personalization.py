@@ -158,9 +158,9 @@ class Personalization:
             what = "an adapter" if adapter else "a model that is frozen in parts"
             raise ConfigurationError(f"{what} cannot be trained with engine pp; use fsdp or tp")
         names = {spec.name for spec in engine.layout().specs}
-        kept = own | frozen.names(engine.module) | (names - set(adapter_names(engine.module)) if adapter else set())
+        local = own | frozen.names(engine.module) | (names - set(adapter_names(engine.module)) if adapter else set())
         shared = {
-            spec.name for spec in engine.layout(optimizer=averaged).specs if _of_model(spec.name, names) not in kept
+            spec.name for spec in engine.layout(optimizer=averaged).specs if _of_model(spec.name, names) not in local
         }
         initial = None
         if own:
@@ -189,7 +189,7 @@ class Personalization:
         if self.personal.ditto:
             self.load_shared(model)
             anchor = self.engine.snapshot()
-            self._load_kept(store)
+            self._load_saved(store)
             metrics = fit(Proximal(mu=self.personal.ditto, anchor=anchor))
             self._save(store, server_round, metrics)
         self._receive(model, store)
@@ -217,32 +217,32 @@ class Personalization:
         metrics = dict(test())
         if not self.personal.whole:
             return metrics
-        own = test() if self._load_kept(store) else metrics
+        own = test() if self._load_saved(store) else metrics
         return metrics | {f"{PREFIX}{name}": value for name, value in own.items() if name != "num-examples"}
 
     # --- in and out -----------------------------------------------------------------------------------------------
 
     def load_shared(self, model: ModelState | None) -> None:
         """Put what was sent into the engine, in the dtypes of its tensors: a strategy may have changed them."""
-        given = None if model is None else cast_to_layout(model, self.layout())
-        self.engine.load(given, optimizer=self.averaged, only=self.shared)
+        state = None if model is None else cast_to_layout(model, self.layout())
+        self.engine.load(state, optimizer=self.averaged, only=self.shared)
 
     def _receive(self, model: ModelState | None, store: OwnModelStore) -> None:
         """The global tensors from the server, the client's own from its store."""
         self.load_shared(model)
         if self.own:
-            exists, state = self._kept(store)
-            kept = None if state is None else state.only(self.own)
-            self.engine.load(kept if exists else self.initial, only=self.own)
+            exists, state = self._saved(store)
+            saved = None if state is None else state.only(self.own)
+            self.engine.load(saved if exists else self.initial, only=self.own)
 
-    def _load_kept(self, store: OwnModelStore) -> bool:
+    def _load_saved(self, store: OwnModelStore) -> bool:
         """Put the whole model of the client into the engine, if there is one."""
-        exists, state = self._kept(store)
+        exists, state = self._saved(store)
         if exists:
             self.engine.load(state)
         return exists
 
-    def _kept(self, store: OwnModelStore) -> tuple[bool, ModelState | None]:
+    def _saved(self, store: OwnModelStore) -> tuple[bool, ModelState | None]:
         """Whether the store has a model, and on rank 0 the model: another machine has no store."""
         state = store.load(self.engine.layout()) if self.engine.world.rank == 0 else None
         exists = torch.tensor(float(state is not None), device=self.engine.device)

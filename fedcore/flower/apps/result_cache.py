@@ -22,14 +22,14 @@ class AppResults:
         self._stack = ExitStack()
         self._folder: Path | None = None
 
-    def results(
+    def get_or_run(
         self, clients: Sequence[int], run: Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
     ) -> Iterator[tuple[int, LocalResult]]:
         """What the clients' apps gave, in any order; `run` runs those that have not run yet. Raises what it raises."""
         others = [client for client in clients if client not in self._results]
         yield from [(client, self._results[client]) for client in clients if client in self._results]
-        for client, made in run(others) if others else ():
-            self._results[client] = self._keep(client, made)
+        for client, result in run(others) if others else ():
+            self._results[client] = self._keep(client, result)
             yield client, self._results[client]
 
     def has(self, client: int) -> bool:
@@ -48,18 +48,18 @@ class AppResults:
         self._stack.close()
         self._folder = None
 
-    def _keep(self, client: int, made: LocalResult) -> LocalResult:
-        if made.layout is None or made.write is None:
-            return made
+    def _keep(self, client: int, result: LocalResult) -> LocalResult:
+        if result.layout is None or result.write is None:
+            return result
         if self._folder is None:
             self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="fedcore-simulate-")))
         path = self._folder / f"{client}.safetensors"
-        if made.file is not None:
-            shutil.move(made.file, path)
+        if result.file is not None:
+            shutil.move(result.file, path)
         else:
-            with FileSink(path, made.layout, durable=False) as sink:
-                made.write(sink)
-        return LocalResult.in_file(made.examples, made.metrics, path)
+            with FileSink(path, result.layout, durable=False) as sink:
+                result.write(sink)
+        return LocalResult.in_file(result.examples, result.metrics, path)
 
     def __enter__(self) -> Self:
         return self

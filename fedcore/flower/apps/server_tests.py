@@ -44,38 +44,38 @@ def server_test(
     Args:
         statistics: what `columns.ask` gave.
     """
-    most = int(config.get(KEY, 0))
-    if most < 0:
+    limit = int(config.get(KEY, 0))
+    if limit < 0:
         raise ConfigurationError(
-            f"{KEY} is a number of examples, not {most}; 0 for no test at the server", check="test-examples"
+            f"{KEY} is a number of examples, not {limit}; 0 for no test at the server", check="test-examples"
         )
-    if most == 0:
+    if limit == 0:
         return None
     if test_set is None:
         raise ConfigurationError(
-            f"{KEY} = {most}, but the app names no test set: averaging_server(client, test=...)", check="no-test-set"
+            f"{KEY} = {limit}, but the app names no test set: averaging_server(client, test=...)", check="no-test-set"
         )
     warm = client.definition.warm(config, EngineConfig(), World(device=World.current().device))
     engine, work = warm.engine, warm.personalization
     if work.own:
         raise ConfigurationError(
-            f"{KEY} = {most}, but the server has no whole model to test: {min(work.own)!r} stays on the clients",
+            f"{KEY} = {limit}, but the server has no whole model to test: {min(work.own)!r} stays on the clients",
             check="partial-model",
         )
     set_statistics(engine.model, statistics)
-    examples, layout = _drawn(test_set(config), most, int(config.get("seed", 0))), work.layout()
+    examples, layout = _drawn(test_set(config), limit, int(config.get("seed", 0))), work.layout()
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         work.load_shared(state_from_arrays(arrays, like=layout))
-        found = evaluate(engine, examples, metrics=client.metrics)
-        figures = {"eval_acc" if name == accuracy.name else name: value for name, value in found.values.items()}
-        return MetricRecord({"eval_loss": found.loss, **figures})
+        result = evaluate(engine, examples, metrics=client.metrics)
+        figures = {"eval_acc" if name == accuracy.name else name: value for name, value in result.values.items()}
+        return MetricRecord({"eval_loss": result.loss, **figures})
 
     return test
 
 
-def _drawn(split: Split, most: int, seed: int) -> Split:
-    if len(split) <= most:
+def _drawn(split: Split, limit: int, seed: int) -> Split:
+    if len(split) <= limit:
         return split
-    rows = np.random.default_rng(derive_seed("server's test set", seed)).choice(len(split), most, replace=False)
+    rows = np.random.default_rng(derive_seed("server's test set", seed)).choice(len(split), limit, replace=False)
     return split.take(np.sort(rows))

@@ -96,8 +96,8 @@ class TrainingColumns:
         if self.bounds is None or data is None:
             return {}
         question = StatisticsQuery.of(self.bounds(config))
-        asked = dict(_config(question))
-        parts = [_columns_of(data(replace(job, message={**job.message, **asked}))[0], self.names) for job in jobs]
+        request = dict(_config(question))
+        parts = [_columns_of(data(replace(job, message={**job.message, **request}))[0], self.names) for job in jobs]
         return pooled(question, parts).as_config()
 
 
@@ -141,7 +141,7 @@ def _columns_of(split: object, feature_names: Sequence[str] | None) -> Columns:
             f"the features have shape {list(x.shape)}; statistics are over the columns of a table [n, d], so give "
             "yours with add_statistics"
         )
-    names = list(feature_names) if feature_names is not None else [f"x{place}" for place in range(x.shape[1])]
+    names = list(feature_names) if feature_names is not None else [f"x{index}" for index in range(x.shape[1])]
     if len(names) != x.shape[1] or "y" in names:
         raise AppError(
             f"there are {len(names)} feature names for {x.shape[1]} columns, or one of them is y, the target"
@@ -186,7 +186,7 @@ def answered(grid: Grid, question: StatisticsQuery, min_nodes: int = 1, timeout:
         sums, counts = _ask(grid, part, nodes, timeout)
         clients = min(clients, round(counts["clients"]))
         names = part.names or sorted(sums, key=_natural)  # a sum has no other order
-        columns |= {name: part.column(name, place, sums[name]) for place, name in enumerate(names)}
+        columns |= {name: part.column(name, index, sums[name]) for index, name in enumerate(names)}
         if not question.names and part.first + part.most >= round(counts["columns"] / counts["clients"]):
             break
     return Statistics(
@@ -273,9 +273,9 @@ def _config(question: StatisticsQuery) -> ConfigRecord:
 
 
 def _question(config: Mapping[str, Any]) -> StatisticsQuery:
-    found = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
-    lists: dict[str, Any] = {key: tuple(found.pop(key, ())) for key in ("names", "low", "high")}
+    values = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
+    lists: dict[str, Any] = {key: tuple(values.pop(key, ())) for key in ("names", "low", "high")}
     try:
-        return StatisticsQuery(**lists, **found)
+        return StatisticsQuery(**lists, **values)
     except (TypeError, ConfigurationError) as error:
         raise AppError(f"the query for statistics cannot be read: {error}") from None

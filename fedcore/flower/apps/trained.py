@@ -85,11 +85,11 @@ def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> Tr
             f"{app.name} does not say how its model is made: its ClientApp has to come from supervised_app or local_app"
         )
     config = override({**app.run_config, **(facts.run_config if facts else {})}, run_config, "the run config")
-    told = merged_values(config_from_json(values) for values in (facts.told if facts else {}).values())
+    message = merged_values(config_from_json(values) for values in (facts.told if facts else {}).values())
     return TrainedModel(
         app=app,
         module=_filled(client, config, state, model),
-        job=LocalJob(config=config, node={}, message=told, client=0),
+        job=LocalJob(config=config, node={}, message=message, client=0),
         facts=facts,
         warnings=tuple(_doubts(app, facts, model)),
     )
@@ -110,9 +110,9 @@ def _filled(client: LocalApp, config: dict[str, Scalar], state: ModelState, path
         warm = client.definition.warm(config, EngineConfig(), World())
     engine, work = warm.engine, warm.personalization
     given = {spec.name for spec in state.layout.specs}
-    whole = engine.layout()
-    if given == _names(whole):
-        engine.load(_ordered(state, whole, path))
+    layout = engine.layout()
+    if given == _names(layout):
+        engine.load(_ordered(state, layout, path))
     else:
         shared = work.layout()
         ordered = _ordered(state, shared, path)
@@ -152,8 +152,8 @@ def _doubts(app: FlowerApp, facts: ModelFacts | None, path: Path) -> Iterable[st
         return
     here = AppBundle.from_folder(app.folder).sha256
     if facts.app_sha256 != here:
-        said = f"{facts.app or 'an app'} {facts.app_sha256[:12]}"
-        yield f"{path} was made by {said}, another version than {app.folder} ({here[:12]}): its code may differ"
+        origin = f"{facts.app or 'an app'} {facts.app_sha256[:12]}"
+        yield f"{path} was made by {origin}, another version than {app.folder} ({here[:12]}): its code may differ"
 
 
 def _function(app: FlowerApp, reference: str, key: str, form: str) -> Callable[..., Any]:
@@ -163,10 +163,10 @@ def _function(app: FlowerApp, reference: str, key: str, form: str) -> Callable[.
             f'{key} = "module:function" under [tool.fedcore]',
             check="no-predictor",
         )
-    found: object = load_object(app.folder, reference, object)
-    if not callable(found):
-        raise AppError(f"{reference!r} is a {type(found).__name__}, not a function")
-    return found
+    function: object = load_object(app.folder, reference, object)
+    if not callable(function):
+        raise AppError(f"{reference!r} is a {type(function).__name__}, not a function")
+    return function
 
 
 def _names(layout: Layout) -> set[str]:

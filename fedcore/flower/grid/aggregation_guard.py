@@ -93,11 +93,11 @@ class ReplyConsumer:
     """Who gets the replies.
 
     weight_key: the metric that weighs them.
-    found: what one of Flower's own loops returns in the end, and fills until then; None if the loop is the app's.
+    result: what one of Flower's own loops returns in the end, and fills until then; None if the loop is the app's.
     """
 
     weight_key: str = DEFAULT_WEIGHT_KEY
-    found: Result | legacy.History | None = None
+    result: Result | legacy.History | None = None
 
 
 def reply_consumer() -> ReplyConsumer:
@@ -107,9 +107,9 @@ def reply_consumer() -> ReplyConsumer:
             strategy, result = frame.f_locals["self"], frame.f_locals["result"]
             return ReplyConsumer(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
         if frame.f_code is _LEGACY_FIT:
-            return ReplyConsumer(found=frame.f_locals["history"])
+            return ReplyConsumer(result=frame.f_locals["history"])
         if frame.f_code is _WORKFLOW:
-            return ReplyConsumer(found=frame.f_locals["context"].history)
+            return ReplyConsumer(result=frame.f_locals["context"].history)
     return ReplyConsumer()
 
 

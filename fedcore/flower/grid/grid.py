@@ -18,7 +18,7 @@ from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreE
 from fedcore.flower.figures import NewFigures
 from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, reply_consumer
 from fedcore.flower.grid.plain_request import PlainRequest
-from fedcore.flower.grid.sampling import Awaited, Polling, awaited, samples
+from fedcore.flower.grid.sampling import NodeWait, Polling, node_wait, samples
 from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
@@ -64,7 +64,7 @@ class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
     weight_key: the metric with the number of examples.
-    found: by Flower's own loop that used this grid last, so far.
+    result: of Flower's own loop that used this grid last, so far.
     most_nodes: that there can ever be, by what is known now.
     noised: whether sums have privacy noise, and none of the metrics of a training.
     compressed: whether updates lose a part, evenly.
@@ -82,7 +82,7 @@ class ExchangeGrid(Grid):
     compressed: bool = field(default=False, kw_only=True)
     buffered: bool = field(default=False, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
-    found: Result | History | None = field(default=None, init=False)
+    result: Result | History | None = field(default=None, init=False)
     ahead: Mapping[str, int] = field(default_factory=dict, init=False)
     awaits_start: bool = field(default=False, init=False)
     beside: frozenset[str] = field(default=frozenset(), init=False)
@@ -122,7 +122,7 @@ class ExchangeGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the clients that are connected now; raises ConfigurationError for a strategy that waits in vain."""
-        waits = awaited()
+        waits = node_wait()
         if waits is not None:
             self.check_wait(waits)  # nobody need be there for that
         nodes = self.backend.nodes()
@@ -132,7 +132,7 @@ class ExchangeGrid(Grid):
             self.note_wait(waits)
         return nodes
 
-    def note_wait(self, waits: Awaited) -> None:
+    def note_wait(self, waits: NodeWait) -> None:
         """Nodes were asked for: if they do not suffice for long, the backend says so."""
         if 0 < waits.nodes <= self._present:
             self.polling.over()
@@ -167,12 +167,12 @@ class ExchangeGrid(Grid):
 
     def final_arrays(self) -> ArrayRecord | None:
         """What the strategy or the legacy Server ended with, if there was one."""
-        return (self.found.arrays if isinstance(self.found, Result) else None) or self._final
+        return (self.result.arrays if isinstance(self.result, Result) else None) or self._final
 
     def _delivered(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         asking = reply_consumer()
         self.weight_key = asking.weight_key
-        self.found = asking.found or self.found
+        self.result = asking.result or self.result
         self.report_figures()
         self.polling.over()
         self._look_ahead()
@@ -193,7 +193,7 @@ class ExchangeGrid(Grid):
 
     def report_figures(self) -> None:
         """Report to the backend what the strategy has computed since the last report."""
-        for figures in self._figures.of(self.found):
+        for figures in self._figures.of(self.result):
             self.backend.found(figures)
 
     def _check_started(self, messages: Sequence[Message] = ()) -> None:
@@ -206,7 +206,7 @@ class ExchangeGrid(Grid):
                 "the model in the app"
             )
 
-    def check_wait(self, waits: Awaited) -> None:
+    def check_wait(self, waits: NodeWait) -> None:
         """Refuse to wait for so many nodes if there will never be as many; raises ConfigurationError."""
         most = self.most_nodes()
         if most is not None and waits.nodes > most:
@@ -223,13 +223,13 @@ class ExchangeGrid(Grid):
         """What cannot be asked later in the first round is refused before its first message."""
         coming = [] if self._looked_ahead else samples(self._present)
         for sample in coming:
-            self.check_wait(Awaited.of(sample.least))
+            self.check_wait(NodeWait.of(sample.least))
         self.ahead = {sample.message_type: sample.size for sample in coming}
         self._looked_ahead |= bool(coming)
 
     def note_final(self, arrays: ArrayRecord, history: History) -> None:
         """The parameters that a legacy Server ended with, and what it found."""
-        self._final, self.found = arrays, history
+        self._final, self.result = arrays, history
 
     def check_success(self) -> None:
         """Raise RunFailed if no client ever gave a reply, or none to a training that was asked for.

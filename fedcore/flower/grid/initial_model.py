@@ -53,12 +53,12 @@ def _start(original: Callable[..., Any], model: ModelState, grid: ExchangeGrid) 
     signature = inspect.signature(original)
 
     def start(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         if grid.awaits_start:
-            own = given.arguments["initial_arrays"]
-            given.arguments["initial_arrays"] = _in_place_of(own, model)
+            own = bound.arguments["initial_arrays"]
+            bound.arguments["initial_arrays"] = _in_place_of(own, model)
             grid.awaits_start = False
-        return original(*given.args, **given.kwargs)
+        return original(*bound.args, **bound.kwargs)
 
     return start
 
@@ -82,8 +82,8 @@ def _initial_parameters(original: Callable[..., Any], model: ModelState, grid: E
 def _in_place_of(own: ArrayRecord, model: ModelState) -> ArrayRecord:
     """The model in the order of the app's own; raises ConfigurationError that names what differs."""
     ours, theirs = state_from_arrays(own).layout, model.layout
-    names, given = ({spec.name for spec in layout.specs} for layout in (ours, theirs))
-    for missing, what in ((names - given, "lacks the tensor"), (given - names, "has a tensor that the app lacks:")):
+    names, others = ({spec.name for spec in layout.specs} for layout in (ours, theirs))
+    for missing, what in ((names - others, "lacks the tensor"), (others - names, "has a tensor that the app lacks:")):
         if missing:
             raise ConfigurationError(
                 f"the initial model {what} {min(missing)!r}; is it a model of this app?", check="tensors-differ"

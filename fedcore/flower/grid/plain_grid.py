@@ -67,8 +67,8 @@ class PlainGrid(ExchangeGrid):
         contents: list[RecordDict] = []
         outgoing = []
         for message in messages:
-            place = next((i for i, known in enumerate(contents) if _equal(known, message.content)), len(contents))
-            if place == len(contents):
+            index = next((i for i, existing in enumerate(contents) if _equal(existing, message.content)), len(contents))
+            if index == len(contents):
                 contents.append(message.content)
             metadata = message.metadata
             head = MessageHead(
@@ -77,7 +77,7 @@ class PlainGrid(ExchangeGrid):
                 created_at=metadata.created_at,
                 ttl=metadata.ttl,
             )
-            one = Outgoing(node=metadata.dst_node_id, message_type=metadata.message_type, head=head, content=place)
+            one = Outgoing(node=metadata.dst_node_id, message_type=metadata.message_type, head=head, content=index)
             outgoing.append(one)
         return PlainRequest(
             server_round=round_of(messages[0]) or self._exchanges,
@@ -99,18 +99,18 @@ class PlainGrid(ExchangeGrid):
             return None  # trees, or bytes of the app's own
 
     def _reply(self, reply: PlainReply, message: Message) -> Message:
-        asked = message.metadata
+        request = message.metadata
         now = time.time()
         metadata = Metadata(
             run_id=self.run_id,
             message_id=str(uuid.uuid4()),
             src_node_id=reply.node,
             dst_node_id=SERVER_NODE,
-            reply_to_message_id=asked.message_id,
-            group_id=asked.group_id,
+            reply_to_message_id=request.message_id,
+            group_id=request.group_id,
             created_at=now,
-            ttl=asked.created_at + asked.ttl - now,
-            message_type=asked.message_type,
+            ttl=request.created_at + request.ttl - now,
+            message_type=request.message_type,
         )
         if reply.error is None and reply.content is not None:
             try:
@@ -123,17 +123,17 @@ class PlainGrid(ExchangeGrid):
 
 def _waves(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """The messages in turns, with no node twice in one of them."""
-    left = list(messages)
-    while left:
+    remaining = list(messages)
+    while remaining:
         wave: dict[int, Message] = {}
         later = []
-        for message in left:
+        for message in remaining:
             if message.metadata.dst_node_id in wave:
                 later.append(message)
             else:
                 wave[message.metadata.dst_node_id] = message
         yield list(wave.values())
-        left = later
+        remaining = later
 
 
 def _equal(one: RecordDict, two: RecordDict) -> bool:

@@ -41,7 +41,7 @@ def samples(present: int) -> list[Sample]:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class NodeWait:
     """What code that asks for nodes waits for.
 
     nodes: how many, 0 if that is not known.
@@ -52,7 +52,7 @@ class Awaited:
     setting: str = ""
 
     @classmethod
-    def of(cls, nodes: int) -> Awaited:
+    def of(cls, nodes: int) -> NodeWait:
         """With the setting of the strategy on the stack that has this value, if there is one."""
         strategy: Any = looping_strategy()
         while strategy is not None:
@@ -62,12 +62,12 @@ class Awaited:
         return cls(nodes)
 
 
-def awaited() -> Awaited | None:
+def node_wait() -> NodeWait | None:
     """What the code on the stack waits for; None if Flower itself looks who is there."""
     if nodes := waited_for():
-        return Awaited.of(nodes)
+        return NodeWait.of(nodes)
     caller = next(callers(), None)
-    return None if caller is None or of_flower(caller.f_code) else Awaited(0)
+    return None if caller is None or of_flower(caller.f_code) else NodeWait(0)
 
 
 @dataclass(slots=True)
@@ -79,17 +79,17 @@ class Polling:
 
     clock: Callable[[], float] = time.monotonic
     _last: float | None = field(default=None, init=False)
-    _told: float = field(default=0.0, init=False)
+    _last_report: float = field(default=0.0, init=False)
 
     def in_vain(self) -> bool:
         """Note that nodes were asked for and did not suffice; whether it is time to say so."""
         now = self.clock()
         if self._last is None or now - self._last > _APART:
-            self._told = now
+            self._last_report = now
         self._last = now
-        if now - self._told < _TOLD_EVERY:
+        if now - self._last_report < _TOLD_EVERY:
             return False
-        self._told = now
+        self._last_report = now
         return True
 
     def over(self) -> None:

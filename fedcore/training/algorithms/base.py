@@ -37,8 +37,8 @@ class LocalAlgorithm(LocalRule):
     def __init__(self, engine: Engine, federated: Collection[str], settings: Mapping[str, Any]) -> None:
         self.engine, self.settings = engine, settings
         self._named = {
-            name: place
-            for place, (name, parameter) in enumerate(
+            name: index
+            for index, (name, parameter) in enumerate(
                 (name, p) for name, p in engine.module.named_parameters() if p.requires_grad
             )
             if name in federated
@@ -48,8 +48,8 @@ class LocalAlgorithm(LocalRule):
         self._velocity = 0.0
         self._check()
         parameters = dict(engine.module.named_parameters())
-        self._sent = {name: torch.zeros_like(parameters[name].detach()) for name in self._named if self.section}
-        self._kept = {name: torch.zeros_like(parameters[name].detach()) for name in self._named if self.keeps}
+        self._section = {name: torch.zeros_like(parameters[name].detach()) for name in self._named if self.section}
+        self._state = {name: torch.zeros_like(parameters[name].detach()) for name in self._named if self.keeps}
         self._start: list[Tensor] = []
 
     def _check(self) -> None:
@@ -63,13 +63,13 @@ class LocalAlgorithm(LocalRule):
 
     # --- what travels and what stays ------------------------------------------------------------------------------
 
-    def sent(self) -> list[Entry]:
+    def section_entries(self) -> list[Entry]:
         """The second section; loaded before `begin`, written after `finish`."""
-        return [Entry.of(f"{self.section}{name}", tensor) for name, tensor in self._sent.items()]
+        return [Entry.of(f"{self.section}{name}", tensor) for name, tensor in self._section.items()]
 
-    def kept(self) -> list[Entry]:
+    def state_entries(self) -> list[Entry]:
         """What the client keeps; loaded before `begin` if there is anything yet, written after `finish`."""
-        return [Entry.of(name, tensor) for name, tensor in self._kept.items()]
+        return [Entry.of(name, tensor) for name, tensor in self._state.items()]
 
     # --- a training -----------------------------------------------------------------------------------------------
 
@@ -119,15 +119,15 @@ class LocalAlgorithm(LocalRule):
         """
         return self._travelled
 
-    def places(self) -> Iterator[tuple[str, int]]:
+    def indices(self) -> Iterator[tuple[str, int]]:
         """The federated parameters: name, and place in `Engine.parameters`."""
         yield from self._named.items()
 
     def moves(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, this rank's part of the parameter, which may be changed, and of where it began."""
         parameters = self.engine.parameters()
-        for name, place in self._named.items():
-            yield name, local(parameters[place].detach()), self._start[place]
+        for name, index in self._named.items():
+            yield name, local(parameters[index].detach()), self._start[index]
 
 
 def gradient(parameter: Tensor) -> Tensor:

@@ -36,11 +36,11 @@ class LocalFedDyn(LocalAlgorithm):
             raise ConfigurationError(f"{ALPHA} must be a positive number, not {self.alpha:g}")
 
     def _correct(self, parameters: Sequence[Tensor]) -> None:
-        for name, place in self.places():
-            pull = local(parameters[place].detach()) - self._start[place]
-            gradient(parameters[place]).add_(pull, alpha=self.alpha).sub_(local(self._kept[name]))
+        for name, index in self.indices():
+            pull = local(parameters[index].detach()) - self._start[index]
+            gradient(parameters[index]).add_(pull, alpha=self.alpha).sub_(local(self._state[name]))
 
     def _finish(self) -> dict[str, float]:
         for name, own, start in self.moves():
-            local(self._kept[name]).sub_(own - start, alpha=self.alpha)
+            local(self._state[name]).sub_(own - start, alpha=self.alpha)
         return {}

@@ -33,13 +33,13 @@ class LocalScaffold(LocalAlgorithm):
     needs_sgd: ClassVar[bool] = True
 
     def _correct(self, parameters: Sequence[Tensor]) -> None:
-        for name, place in self.places():
-            gradient(parameters[place]).add_(local(self._sent[name])).sub_(local(self._kept[name]))
+        for name, index in self.indices():
+            gradient(parameters[index]).add_(local(self._section[name])).sub_(local(self._state[name]))
 
     def _finish(self) -> dict[str, float]:
         for name, own, start in self.moves():
-            control, kept = local(self._sent[name]), local(self._kept[name])
+            control, state = local(self._section[name]), local(self._state[name])
             change = (start - own).div_(self.length).sub_(control)
-            kept.add_(change)
+            state.add_(change)
             control.add_(change)
         return {}

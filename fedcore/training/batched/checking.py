@@ -44,13 +44,13 @@ def find_difference(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float 
             together = train_stack(engine, short, mu=mu, padding=1)
             if _drawn() != unmoved:
                 return "its model draws random numbers"
-        for place, (plan, found) in enumerate(zip(short, together, strict=True), start=1):
+        for index, (plan, result) in enumerate(zip(short, together, strict=True), start=1):
             alone = _alone(engine, plan, before, mu)
             if changed := _changed_buffer(engine, before):
                 return f"its model changes {changed} as it trains"
             wrong = _alone(engine, plan, before, mu, wrong_by=SLACK)
-            if difference := _difference(before, alone, wrong, found.parameters, steps=found.summary.steps):
-                return f"client {place} of {len(plans)}: {difference}"
+            if difference := _difference(before, alone, wrong, result.parameters, steps=result.summary.steps):
+                return f"client {index} of {len(plans)}: {difference}"
     finally:
         _restore(engine, before)
     return None
@@ -87,9 +87,9 @@ def _difference(
 ) -> str | None:
     for name, expected in alone.items():
         allowed = _distance(wrong[name], expected) + SLACK * steps * _distance(expected, before[name])
-        found = _distance(together[name], expected)
-        if not found <= allowed:  # nor if either is no number
-            return f"{name} is off by {found:.2g} after {steps} steps, and rounding explains {allowed:.2g}"
+        distance = _distance(together[name], expected)
+        if not distance <= allowed:  # nor if either is no number
+            return f"{name} is off by {distance:.2g} after {steps} steps, and rounding explains {allowed:.2g}"
     return None
 
 

@@ -62,8 +62,8 @@ class _Linear(torch.autograd.Function):
             return each(x, weight, bias), 0
         x, weight = x.movedim(of_x, 0), weight.movedim(of_weight, 0)
         own = None if bias is None or of_bias is None else bias.movedim(of_bias, 0)
-        found: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, own)  # type: ignore[no-untyped-call]
-        return found.view(*x.shape[:-1], -1), 0
+        values: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, own)  # type: ignore[no-untyped-call]
+        return values.view(*x.shape[:-1], -1), 0
 
 
 class BatchedRules(TorchFunctionMode):

@@ -61,17 +61,17 @@ def train_stack(
     engine.model.train()
     for batch in batches:
         stack.narrow(len(batch.totals))
-        found = _losses(engine, stack.leaves, batch)
-        stack.step(found, batch.totals, clip_norm=plans[0].clip_norm, mu=mu)
-        losses[: stack.clients] += found.detach()
+        values = _losses(engine, stack.leaves, batch)
+        stack.step(values, batch.totals, clip_norm=plans[0].clip_norm, mu=mu)
+        losses[: stack.clients] += values.detach()
         seen[: stack.clients] += batch.totals
     means = (losses / seen).tolist()
     trained = {
         client: TrainedClient(
-            summary=TrainSummary(examples=plans[client].examples, steps=batches.steps[place], loss=means[place]),
-            parameters={name: value[place] for name, value in stack.values.items()},
+            summary=TrainSummary(examples=plans[client].examples, steps=batches.steps[index], loss=means[index]),
+            parameters={name: value[index] for name, value in stack.values.items()},
         )
-        for place, client in enumerate(order)
+        for index, client in enumerate(order)
     }
     return [trained[client] for client in range(len(plans))]
 
@@ -81,8 +81,8 @@ def _losses(engine: Engine, leaves: Mapping[str, Tensor], batch: StackedBatch) -
 
     def output(own: Mapping[str, Tensor], x: Tensor) -> Tensor:
         with BatchedRules():  # not around the rest: it sees every call of torch, which takes longer than some of them
-            found: Tensor = functional_call(engine.module, dict(own), (x,))
-        return found
+            values: Tensor = functional_call(engine.module, dict(own), (x,))
+        return values
 
     def of_all(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return engine.recipe.loss.sum(output(own, x), y)
@@ -90,9 +90,9 @@ def _losses(engine: Engine, leaves: Mapping[str, Tensor], batch: StackedBatch) -
     def of_some(own: Mapping[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         return (engine.recipe.loss(output(own, x), y) * weights).sum()
 
-    found: Tensor
+    values: Tensor
     if batch.weights is None:
-        found = torch.vmap(of_all, randomness="error")(dict(leaves), batch.x, batch.y)
+        values = torch.vmap(of_all, randomness="error")(dict(leaves), batch.x, batch.y)
     else:
-        found = torch.vmap(of_some, randomness="error")(dict(leaves), batch.x, batch.y, batch.weights)
-    return found
+        values = torch.vmap(of_some, randomness="error")(dict(leaves), batch.x, batch.y, batch.weights)
+    return values

@@ -66,7 +66,7 @@ def test_one_element_beyond_its_scale_locks_the_sum(bits: int, clipping: Any) ->
 def test_a_locked_sum_tells_what_it_may_and_nothing_else() -> None:
     """The same update with other randomness: the told words are the same, all others are uniform."""
     sent = [send(TIGHT, update(7.0), seed).words for seed in range(40)]
-    told, keys = TIGHT.told, TIGHT.sections["keys"]
+    told, keys = TIGHT.unlocked, TIGHT.sections["keys"]
     hidden = np.concatenate([np.stack(sent)[:, : told.start], np.stack(sent)[:, told.stop : keys.start]], axis=1)
     assert all(np.array_equal(words[told], sent[0][told]) for words in sent)
     assert not np.stack(sent)[:, keys].any()

@@ -45,7 +45,7 @@ def stream(seed: int) -> Callable[[int], bytes]:
 
 def unit(size: int, *, number: int = 0, share: float = 1.0) -> Unit:
     spec = TensorSpec(name="w", dtype="F32", shape=(size,))
-    return Unit(number=number, index=0, spec=spec, start=0, stop=size, place=0, kept_share=share, per_word=8)
+    return Unit(number=number, index=0, spec=spec, start=0, stop=size, position=0, sent_share=share, per_word=8)
 
 
 def state(values: NDArray[np.floating]) -> ModelState:

@@ -134,11 +134,11 @@ def test_pieces_cover_every_element_once_in_order(sizes: list[int]) -> None:
     cut = blocks(FieldSection(name="packed", field_bits=21, levels=3, tensors=tensors))
     assert [block.number for block in cut] == list(range(-(-sum(sizes) // BLOCK_FIELDS)))
     spans = [span for block in cut for span in block.spans]
-    places = [*(span.place for span in spans), sum(sizes)]
+    places = [*(span.position for span in spans), sum(sizes)]
     assert [after - before for before, after in pairwise(places)] == [span.stop - span.start for span in spans]
-    assert all(span.place // BLOCK_FIELDS == block.number for block in cut for span in block.spans)
+    assert all(span.position // BLOCK_FIELDS == block.number for block in cut for span in block.spans)
     assert all(
-        (span.place + span.stop - span.start - 1) // BLOCK_FIELDS == span.place // BLOCK_FIELDS for span in spans
+        (span.position + span.stop - span.start - 1) // BLOCK_FIELDS == span.position // BLOCK_FIELDS for span in spans
     )
     for index, size in enumerate(sizes):
         covered = [(span.start, span.stop) for span in spans if span.index == index]

@@ -112,7 +112,7 @@ def test_a_strategy_is_refused_while_nobody_is_connected(grid: SecureGrid, cohor
 def test_flowers_averages_get_the_mean(grid: SecureGrid, cohort: Cohort, name: str) -> None:
     result = start(grid, getattr(strategy, name)(weighted_by_key="patients", **EXTRA.get(name, {})))
     assert cohort.asked == ["train", "evaluate"] * 2
-    assert grid.found is result
+    assert grid.result is result
     assert grid.weight_key == "patients"
     assert result.evaluate_metrics_clientapp[2] == MetricRecord({"epsilon": 1.25})
 

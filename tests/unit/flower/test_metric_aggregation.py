@@ -214,5 +214,5 @@ def test_an_averaging_server_finishes_the_metrics_of_its_app(monkeypatch: pytest
     config: dict[str, Any] = {"num-server-rounds": 1, "min-nodes": 2, "seed": 1}
     grid = SecureGrid(Cohort(), run_id=1)
     averaging_server(client)(grid, Context(1, 0, {}, RecordDict(), config))
-    assert isinstance(grid.found, Result)
-    assert grid.found.evaluate_metrics_clientapp[1] == MetricRecord({"half": 0.5})
+    assert isinstance(grid.result, Result)
+    assert grid.result.evaluate_metrics_clientapp[1] == MetricRecord({"half": 0.5})
