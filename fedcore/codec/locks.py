@@ -17,7 +17,8 @@ tell more than the sum modulo p: how often each was carried over. Those carries 
 multiple of 2^16 to a limb and takes as much from the next one, and adds p or nothing to the whole.
 
 A client of which some element exceeds its scale closes the sum for good: it adds a mask of a key that it forgets. The
-sum then tells how many such clients there were, and the magnitudes from which the next scales follow (`Encoding.unlocked`).
+sum then tells how many such clients there were, and the magnitudes from which the next scales follow
+(`Encoding.unlocked`).
 """
 
 from __future__ import annotations

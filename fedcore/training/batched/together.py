@@ -31,8 +31,8 @@ class TrainedClient:
 def train_together(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> list[TrainedClient]:
     """Train one client by each of the plans, all from the engine's parameters, which stay as they are.
 
-    Raises ConfigurationError for plans that mean nothing, and RuntimeError for what vmap cannot do: ask `why_not` and
-    `find_difference` first. The loss of a client that diverged is no number.
+    Raises ConfigurationError for plans that mean nothing, and RuntimeError for what vmap cannot do: ask
+    `refusal_reason` and `find_difference` first. The loss of a client that diverged is no number.
 
     Args:
         plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm.
