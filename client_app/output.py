@@ -1,4 +1,4 @@
-"""What the agent says to its owner: one line for a person, or one JSON object for a program."""
+"""The agent's log: lines of text for a person, or JSON objects for a program."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _MAX_TEXT = 2000
 
 def clean(text: str) -> str:
     """`text` on one line without control characters, so that no peer can steer the owner's terminal."""
-    kept = "".join(char if char.isprintable() else " " for char in text)
-    return kept if len(kept) <= _MAX_TEXT else kept[: _MAX_TEXT - 1] + "…"
+    line = "".join(char if char.isprintable() else " " for char in text)
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """Writes the agent's log. `context` is what every line carries while an exchange is open.
-
-    as_json: one JSON object a line instead of text. clock: seconds since the epoch.
-    """
+    """Writes the agent's log."""
 
     name: str
     as_json: bool = False
+    """One JSON object a line instead of text."""
     stream: TextIO = field(default_factory=lambda: sys.stdout)
     clock: Callable[[], float] = time.time
+    """Seconds since the epoch."""
     context: dict[str, Any] = field(default_factory=dict)
+    """What every line carries while an exchange is open."""
 
     def info(self, stage: str, text: str, **fields: Any) -> None:
         """Progress."""

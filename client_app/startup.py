@@ -1,4 +1,4 @@
-"""Starts what `fedcore client` runs, from what its command line says, and ends it at a signal."""
+"""Start of the agent, or of the ranks of a further machine, from the options of `fedcore client`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _MASK_THREADS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """Options of `fedcore client`."""
 
     kit: Path | None
     app: Path
@@ -67,13 +67,13 @@ class Options:
 
 
 def engine_settings(name: str, assignments: Sequence[str]) -> dict[str, Scalar]:
-    """What `--engine` and `--engine-set` say; raises ConfigurationError."""
+    """Parse `--engine` and `--engine-set`; raises ConfigurationError."""
     settings = _scalars(parse_assignments(assignments), "--engine-set")
     return {"engine": name, **settings} if name else settings
 
 
 def start(options: Options) -> None:
-    """Run the agent, or on a machine other than 0 its ranks, until it is told to stop.
+    """Run the agent, or on a machine other than 0 its ranks, until a signal stops it.
 
     Raises FedcoreError, KeyboardInterrupt after Ctrl-C; returns after SIGTERM and SIGHUP.
     """
@@ -124,8 +124,8 @@ async def _run_agent(options: Options) -> None:
                     eligibility=Eligibility.of(kit.policy.eligibility),
                     traces=traces,
                 )
-                follower = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
-                await _until_signal(_serve(client_, group, follower), output)
+                updater = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
+                await _until_signal(_serve(client_, group, updater), output)
 
 
 async def _run_node(options: Options) -> None:
@@ -154,10 +154,10 @@ def _warn(size: GroupSize, settings: GroupSettings, output: Output) -> None:
 
 
 def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, GroupSettings]:
-    """Check the app against the policy, and put together what the ranks need: its files, and the settings.
+    """Check the app against the policy; returns its files and the settings of the ranks.
 
-    Without a kit, on a machine other than 0, the ranks get identity and node config from there, and check that the
-    app is the same.
+    Without a kit, on a machine other than 0, the ranks get identity and node config from machine 0, and check that both
+    run the same app.
     """
     FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
     bundle = AppBundle.from_folder(options.app)
@@ -192,7 +192,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
 
 
 def _data_dir(named: Path | None) -> Path | None:
-    """Where `fedcore.data` is to look; without a word its usual folder, which the ranks do not find by themselves."""
+    """The folder for `fedcore.data`; by default its usual one, which the ranks cannot find by themselves."""
     folder = named or data_folder()
     return folder.resolve() if folder.is_dir() else None
 
@@ -200,7 +200,7 @@ def _data_dir(named: Path | None) -> Path | None:
 def use_approved_app(
     bundle: AppBundle, settings: GroupSettings, kit: ClientKit, offers: Offers, output: Output
 ) -> tuple[AppBundle, GroupSettings]:
-    """The app that the owner approved in place of the one that `--app` names, if there is one, and as it is said."""
+    """Replace the app of `--app` with the one that the owner approved for it, if any."""
     named, approval = bundle.sha256, offers.approval()
     if approval is not None and approval.instead_of == named != approval.app:
         pinned = kit.policy.app_sha256
@@ -218,7 +218,7 @@ def use_approved_app(
 
 
 def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
-    """The settings with the folders of the state folder, and a copy of the app there."""
+    """Install the app in the state folder; returns the settings with the folders there."""
     app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
     if scratch.is_dir():
         remove_tree(scratch)
@@ -227,9 +227,9 @@ def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> G
 
 
 async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:
-    """Do `work` until SIGINT, SIGTERM or SIGHUP; the first signal cancels it, and a second one those who tidy up.
+    """Run `work` until SIGINT, SIGTERM or SIGHUP; the first signal cancels it, a second one cancels the clean-up.
 
-    SIGHUP is what a terminal sends that is closed. Whoever started this program under nohup has it ignored.
+    A terminal that closes sends SIGHUP; under nohup it is ignored.
     """
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(work)
@@ -250,7 +250,7 @@ async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None
         raise KeyboardInterrupt
 
 
-async def _serve(client_: Client, group: RankGroup, follower: AppUpdater) -> None:
+async def _serve(client_: Client, group: RankGroup, updater: AppUpdater) -> None:
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
     output.info("uploads", describe_encoder(gpu=client_.gpu_uploads))
@@ -258,7 +258,7 @@ async def _serve(client_: Client, group: RankGroup, follower: AppUpdater) -> Non
     try:
         await group.start()
         set_aside()
-        await Agent(client_, follower=follower).run()
+        await Agent(client_, updater=updater).run()
     finally:
         await group.stop()
 
@@ -267,10 +267,10 @@ def _policy_text(client_: Client) -> str:
     policy = client_.kit.policy
     plain = ", plain aggregation allowed: the server may read updates" if policy.allow_plain else ""
     epsilon = f", epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g}" if policy.max_epsilon else ""
-    told = ", failures are told" if policy.report_failures else ""
+    reported = ", failures are reported" if policy.report_failures else ""
     padded = f", uploads at multiples of {policy.pad_seconds:g} s" if policy.pad_seconds else ""
     least = f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}"
-    return f"{least}{plain}{epsilon}{told}{padded}"
+    return f"{least}{plain}{epsilon}{reported}{padded}"
 
 
 def _node_config(text: str) -> dict[str, Scalar]:

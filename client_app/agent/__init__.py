@@ -1,1 +1,1 @@
-"""The agent: what a site runs, from its tasks to its pending updates."""
+"""The agent that a site runs: tasks, app updates, background training."""

@@ -1,7 +1,7 @@
-"""The agent's loop: join, wait for tasks, take part, say that it is alive, and come back when the server does.
+"""The agent's loop: join, wait for tasks, take part, send heartbeats, and reconnect after an outage.
 
-Beside it the owner's eligibility rules are watched: while one stands in the way the agent stays connected and tells the
-server that it may not train; during an exchange in which failures are not told, only after it.
+Meanwhile it watches the owner's eligibility rules: while one forbids training, the agent stays connected and tells the
+server that it may not train. In an exchange that hides failures it waits for the end before it says so.
 """
 
 from __future__ import annotations
@@ -61,61 +61,56 @@ _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """How long the agent waits, in seconds.
-
-    first, longest: between two attempts to reach a server that is away, doubling.
-    refusal: after an exchange that it left by itself, so that a server that offers one bad task after the other does
-    not get a busy loop out of it.
-    farewell: for the server to take note that this client leaves an exchange; it may be gone itself.
-    """
+    """How long the agent waits, in seconds."""
 
     first: float = 0.5
+    """After the first attempt to reach a server that is away; it doubles with each further one."""
     longest: float = 15.0
     refusal: float = 1.0
+    """After an exchange that it left, so that a server with one bad task after another causes no busy loop."""
     farewell: float = 3.0
+    """For the server to note that this client leaves; the server may be away itself."""
 
 
 @dataclass(slots=True)
 class Agent:
-    """One client of a federation, until it is cancelled.
-
-    jitter: draws from [0, 1), so that the clients of a server that was away do not all come back at once. follower:
-    keeps the apps that are offered and takes up those that the owner approves; None for neither.
-    """
+    """One client of a federation, until it is cancelled."""
 
     client: Client
     pauses: Pauses = Pauses()
     jitter: Callable[[], float] = random.random
-    follower: AppUpdater | None = None
+    """Draws from [0, 1), so that the clients of a server that was away do not all come back at once."""
+    updater: AppUpdater | None = None
+    """Downloads offered apps and switches to approved ones; None for neither."""
     _working_on: ExchangeId | None = field(default=None, init=False)
-    _seen: ExchangeId | None = field(default=None, init=False)
+    _last_exchange: ExchangeId | None = field(default=None, init=False)
     _work: asyncio.Task[None] | None = field(default=None, init=False)
-    """What trains for a later sum, beside all else."""
-    _worked: tuple[str, int] = field(default=("", 0), init=False)
-    """The run and the version of the last work that was taken."""
-    _over: bool = field(default=False, init=False)
+    """Trains in the background for a later sum."""
+    _last_work: tuple[str, int] = field(default=("", 0), init=False)
+    """The run and the version of the last background training."""
+    _run_ended: bool = field(default=False, init=False)
     """Whether the run of that work has ended, as the server says."""
-    _owed: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
-    """A withdrawal that the server did not get to hear, for the next contact."""
+    _pending_withdrawal: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
+    """A withdrawal that did not reach the server, for the next contact."""
     _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
-    _told: str = field(default="", init=False)
-    """Which answer the owner has read of, that keeps this client from taking part."""
-    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _silent: bool = field(default=False, init=False)
-    """Whether an exchange goes on during which the server is told nothing of this machine's state."""
+    _last_refusal: str = field(default="", init=False)
+    """The last answer in the log that keeps this client from taking part."""
+    _heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _hides_state: bool = field(default=False, init=False)
+    """Whether the open exchange hides this machine's state from the server."""
     _run: str = field(default="", init=False)
-    """The run that the owner was told of last."""
+    """The last run in the log."""
     _now: NowFile = field(init=False)
 
     def __post_init__(self) -> None:
         self._now = NowFile(self.client.state_dir)
 
     async def run(self) -> None:
-        """Serve for ever; raises only what waiting cannot mend.
+        """Serve for ever; raises only errors that waiting cannot fix.
 
-        That is what the first join shows to be wrong (kit, certificate, roster, clock), and a ledger that cannot grow.
-        Later the same may be a server in the middle of a restart, so the agent keeps trying.
+        These are what the first join finds wrong (kit, certificate, roster, clock), and a ledger that cannot grow.
+        Later the same errors may come from a server that is restarting, so the agent keeps trying.
         """
         await self._check_eligibility()
         try:
@@ -129,14 +124,14 @@ class Agent:
             self._now.note("stopped")
 
     async def _say_goodbye(self) -> None:
-        """A server that does not know that this client stops would ask it, and wait for it in vain."""
+        """Tell the server that this client stops, so that it does not wait for it."""
         if self._joined and not self._away:
             with contextlib.suppress(FedcoreError, TimeoutError):
                 async with asyncio.timeout(self.pauses.farewell):
                     await self.client.transport.send("POST", "/v1/heartbeat", HeartbeatIn(stopping=True), retry=ONCE)
 
     async def _stay(self) -> NoReturn:
-        self._seen = self.client.ledger.last
+        self._last_exchange = self.client.ledger.last
         pause = self.pauses.first
         while True:
             try:
@@ -151,7 +146,7 @@ class Agent:
             pause = min(2 * pause, self.pauses.longest)
 
     async def _join(self) -> float:
-        """Say who we are and which app is installed; returns the seconds between two signs of life."""
+        """Announce this client and its app; returns the seconds between two heartbeats."""
         joined = await self._introduce()
         kit = self.client.kit
         if not understands(joined.version):
@@ -163,7 +158,7 @@ class Agent:
         client = self.client = await agree(self.client, joined)
         again = " again" if self._away and self._joined else ""
         client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
-        self._away, self._told = False, ""
+        self._away, self._last_refusal = False, ""
         self._note_idle()
         await self._leave_unfinished()
         return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
@@ -201,15 +196,15 @@ class Agent:
         self.client.ledger.leave(*exchange_id)
 
     async def _serve(self, heartbeat: float) -> None:
-        """Take part in what is asked, until the server has to be told anew who this is."""
+        """Do what the server asks, until this client has to join again."""
         leaving = asyncio.Event()
         alive = asyncio.create_task(self._heartbeat(heartbeat, leaving))
         interruptions = self.client.transport.interruptions
         try:
             # A server that was away in an exchange may be another one, or a new one, that has met nobody yet.
             while self.client.transport.interruptions == interruptions:
-                if self._owed is not None:
-                    await self._withdraw(*self._owed)
+                if self._pending_withdrawal is not None:
+                    await self._withdraw(*self._pending_withdrawal)
                 try:
                     task = await self._next_task()
                 except TooManyTensors as unread:
@@ -219,44 +214,46 @@ class Agent:
                     await self._decline(unread)
                     continue
                 except AppApproved:
-                    if await self._take_up_app():
+                    if await self._switch_app():
                         return
                     continue
                 if task is not None:
                     await (self.take_part(task) if task.version is None else self._begin_work(task))
                     continue
-                if self._over:
+                if self._run_ended:
                     await self._end_work()
-                if self.follower is not None:
-                    await self.follower.keep_offer(self.client)
+                if self.updater is not None:
+                    await self.updater.fetch_offer(self.client)
                 await asyncio.sleep(POLL_PAUSE)
         finally:
             # Not cancelled at once: httpx leaves a socket open when it is cancelled in the middle of a TLS handshake.
             leaving.set()
-            self._news.set()
+            self._heartbeat_due.set()
             await end(alive, within=HEARTBEAT_END_SECONDS)
 
-    async def _take_up_app(self) -> bool:
-        """Go over to the app that the owner approved; whether the server has to be told."""
-        assert self.follower is not None  # noqa: S101 - who says that an app is approved
-        before, self.client = self.client, await self.follower.take_up(self.client)
+    async def _switch_app(self) -> bool:
+        """Switch to the app that the owner approved; True if this client has to join again."""
+        assert self.updater is not None  # noqa: S101 - only it raises AppApproved
+        before, self.client = self.client, await self.updater.switch_app(self.client)
         return self.client is not before
 
     async def _next_task(self) -> Task | None:
-        """The next task, None where there is none for now; raises Approved where the owner approved another app."""
-        if self.follower is None or self.client.pending.training is not None:
+        """The next task, or None; raises AppApproved when the owner approves another app."""
+        if self.updater is None or self.client.pending.training is not None:
             return await self._poll()
-        return await guarded(self._poll(), self.follower.approved(self.client))
+        return await guarded(self._poll(), self.updater.wait_for_approval(self.client))
 
-    def _hear(self, headers: Mapping[str, str]) -> None:
-        self._over = headers.get(WORK_HEADER) == WORK_OVER
-        if self.follower is not None:
-            self.follower.hear(headers.get(OFFERS_HEADER, ""))
+    def _read_headers(self, headers: Mapping[str, str]) -> None:
+        self._run_ended = headers.get(WORK_HEADER) == WORK_OVER
+        if self.updater is not None:
+            self.updater.note_offers(headers.get(OFFERS_HEADER, ""))
 
     async def _poll(self) -> Task | None:
-        query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
-        if self._worked[0]:
-            query |= {"work": self._worked[0], "version": self._worked[1]}
+        query: dict[str, str | int] = (
+            {"run": self._last_exchange[0], "after": self._last_exchange[1]} if self._last_exchange else {}
+        )
+        if self._last_work[0]:
+            query |= {"work": self._last_work[0], "version": self._last_work[1]}
         return await self.client.transport.get(
             "/v1/task",
             Task,
@@ -264,16 +261,21 @@ class Agent:
             retry=ONCE,
             limit=MAX_TASK_BYTES,
             read=partial(read_task, max_tensors=self.client.kit.policy.max_tensors),
-            hear=self._hear,
+            on_headers=self._read_headers,
             **query,
         )
 
     async def take_part(self, task: Task, unread: ProtocolViolation | None = None) -> None:
-        """Take part in one exchange; whatever goes wrong in it, the agent goes on. unread: why it cannot be."""
+        """Take part in one exchange; an error ends the exchange and not the agent.
+
+        Args:
+            task: what the server asks for.
+            unread: why this client cannot take part, if the task was not read to its end.
+        """
         exchange_id = (task.run, task.exchange)
-        self._seen = self._working_on = exchange_id
+        self._last_exchange = self._working_on = exchange_id
         self.client.pending.evict_for(task)
-        self._silent = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
+        self._hides_state = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
         before = replace(self.client.transport.traffic)
         self.client.output.context = _context(task)
         where: dict[str, str | int] = {"run": task.run, "exchange": task.exchange, "server_round": task.server_round}
@@ -301,7 +303,7 @@ class Agent:
         finally:
             self._working_on = None
             self.client.output.context = {}
-            self._end_silence()
+            self._stop_hiding()
             if self.client.ledger.open_exchange == exchange_id:
                 traffic = self.client.transport.traffic
                 up, down = traffic.up - before.up, traffic.down - before.down
@@ -309,46 +311,46 @@ class Agent:
             self._note_idle()
 
     async def _decline(self, unread: UnreadableTask) -> None:
-        """Say that a task is not understood, which would otherwise look like a client that does not begin."""
-        self._seen = unread.exchange_id
+        """Tell the server that this client does not understand a task, which it would otherwise wait for."""
+        self._last_exchange = unread.exchange_id
         show_end(self.client.output, unread)
         if (withdrawal := withdrawal_for(unread)) is not None:
             await self._withdraw(unread.exchange_id, withdrawal)
         await asyncio.sleep(self.pauses.refusal)
 
     async def _begin_work(self, task: Task) -> None:
-        """Train for a later sum while this agent goes on; what it trained for before is wanted no more."""
+        """Train for a later sum in the background; this replaces the training before."""
         assert task.version is not None  # noqa: S101 - the task of a piece of work
-        before, self._worked = self.client.pending.status_message(), (task.run, task.version.number)
+        before, self._last_work = self.client.pending.status_message(), (task.run, task.version.number)
         await self._stop_work()
         if before is not None:
-            what = "stopped training" if before.state is WorkState.TRAINING else "gave up the update"
-            text = f"{what} from version {before.version.number}: no sum waits for it any more, newer work has come"
+            what = "stopped training" if before.state is WorkState.TRAINING else "discarded the update trained"
+            text = f"{what} on version {before.version.number}: superseded by newer work"
             self.client.output.info("work", text)
         try:
             self.client = await catch_up(self.client, task.roster)
-        except FedcoreError as error:  # the check of the roster says so, and the server is told
+        except FedcoreError as error:  # the check of the roster fails too, and the server learns of it
             self.client.output.warning("work", str(error))
         self._work = asyncio.create_task(self._do_work(task))
 
     async def _do_work(self, task: Task) -> None:
         self._note_idle(task)
         try:
-            said = await do_work(task, self.client)
+            status = await do_work(task, self.client)
         finally:
             self._note_idle()
         if not self.client.eligibility.holds:
-            self._news.set()
-        with contextlib.suppress(FedcoreError):  # it is said again with the next joining
-            await self.client.transport.send("PUT", "/v1/work", said)
+            self._heartbeat_due.set()
+        with contextlib.suppress(FedcoreError):  # the next join repeats it
+            await self.client.transport.send("PUT", "/v1/work", status)
 
     async def _end_work(self) -> None:
-        """The run has ended, and the sum that this client trains for will not come."""
+        """Stop the training for a run that has ended."""
         if self.client.pending.training is not None:
             await self._stop_work()
-            self.client.output.info("work", f"stopped training: run {self._worked[0]} has ended")
+            self.client.output.info("work", f"stopped training: run {self._last_work[0]} has ended")
             if not self.client.eligibility.holds:
-                self._news.set()
+                self._heartbeat_due.set()
 
     async def _stop_work(self) -> None:
         work, self._work = self._work, None
@@ -356,8 +358,8 @@ class Agent:
             await end(work)
 
     async def _withdraw(self, exchange_id: ExchangeId, reason: WithdrawIn) -> None:
-        """Tell the server, or the next one that answers; without it, it would find out by itself, only later."""
-        self._owed = (exchange_id, reason)
+        """Tell the server, or the next one that answers, which would otherwise find out later."""
+        self._pending_withdrawal = (exchange_id, reason)
         path = f"{exchange_path(*exchange_id)}/withdrawal"
         with contextlib.suppress(FedcoreError, TimeoutError):
             try:
@@ -366,25 +368,25 @@ class Agent:
             except Refused as refused:
                 if refused.status >= 500:
                     return
-            self._owed = None
+            self._pending_withdrawal = None
 
     async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:
-        """Signs of life, one at once when there is news; a missed one is none, the next request tells of the server.
+        """Send heartbeats, one at once when there is news. A lost one does no harm: the next request shows the outage.
 
-        Between two exchanges there are none without news: the open poll for a task is one.
+        Between two exchanges only news is sent: the open poll for a task shows that the client is alive.
         """
         while not leaving.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._news.wait()
+                    await self._heartbeat_due.wait()
             if leaving.is_set():
                 return
-            if self._working_on is None and not self._news.is_set():
+            if self._working_on is None and not self._heartbeat_due.is_set():
                 continue
-            self._news.clear()
+            self._heartbeat_due.clear()
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
-                eligible = self._hides or self.client.eligibility.holds
+                eligible = self._is_hiding or self.client.eligibility.holds
                 received = self.client.transport.received if self._working_on else None
                 message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible, received=received)
                 await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
@@ -395,51 +397,55 @@ class Agent:
             await self._check_eligibility()
 
     async def _check_eligibility(self) -> None:
-        """Take a reading; tell the owner what has changed, and by the next heartbeat, unless silent, the server."""
+        """Take a reading and log a change; the next heartbeat tells the server, unless the exchange hides it."""
         if change := await self.client.eligibility.update():
             self.client.output.info("eligibility", change)
             if self._joined:
                 self._note_idle()
-            if not self._hides:
-                self._news.set()
+            if not self._is_hiding:
+                self._heartbeat_due.set()
 
     @property
-    def _hides(self) -> bool:
-        """Whether the server is told nothing of this machine's state, now that local work goes on."""
+    def _is_hiding(self) -> bool:
+        """Whether the running local work hides this machine's state from the server."""
         training = self.client.pending.training
-        return self._silent or (training is not None and not tells_failures(training, self.client.kit.policy))
+        return self._hides_state or (training is not None and not tells_failures(training, self.client.kit.policy))
 
-    def _end_silence(self) -> None:
-        if self._silent and not self.client.eligibility.holds:
-            self._news.set()
-        self._silent = False
+    def _stop_hiding(self) -> None:
+        if self._hides_state and not self.client.eligibility.holds:
+            self._heartbeat_due.set()
+        self._hides_state = False
 
     def _note_idle(self, work: Task | None = None) -> None:
-        """What the agent does while it takes part in no exchange. work: what it begins to train for."""
+        """Write down what the agent does between exchanges.
+
+        Args:
+            work: the task that it starts to train for in the background, if any.
+        """
         if self._working_on is not None or self._away:
-            return  # an exchange, or a server that is away, is more to say
+            return  # the exchange, or the outage, is the news
         why, work = self.client.eligibility.reason, work or self.client.pending.training
         doing: Doing = "not eligible" if why else "training" if work is not None else "waiting"
         run = work.run if work is not None else ""
         self._now.note(doing, why=why, run=run, server=self.client.transport.url)
 
     def _note_away(self, error: FedcoreError) -> None:
-        told = _answer_of(error)
-        if not self._away or told not in ("", self._told):
+        answer = _answer_of(error)
+        if not self._away or answer not in ("", self._last_refusal):
             self._now.note("away", why=clean(str(error)), server=self.client.transport.url)
             text = f"{error}{_remedy(error, joined=self._joined)}; trying again until that changes"
             if isinstance(error, ProtocolViolation):
                 self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)
             else:
                 self.client.output.warning("away", text)
-        self._away, self._told = True, told or self._told
+        self._away, self._last_refusal = True, answer or self._last_refusal
 
 
 def _may_pass(error: FedcoreError) -> bool:
-    """Whether the same request may succeed later although nobody changes anything here.
+    """Whether the same request may succeed later without a change on this machine.
 
-    Of a server with a roster that does not follow the one known here, too, or that has yet to get the one which admits
-    this client: its owner may put that right, and to end and be started again would change nothing.
+    So it may if the server's roster does not follow the one known here, or does not admit this client yet: the server's
+    owner can correct that, and a restart of this agent would change nothing.
     """
     if isinstance(error, ProtocolViolation):
         return error.check in ROSTER_CHECKS
@@ -448,9 +454,9 @@ def _may_pass(error: FedcoreError) -> bool:
 
 
 def _answer_of(error: FedcoreError) -> str:
-    """What a server answered that somebody has to change; "" where none answered, or one that does not serve now.
+    """The kind of an answer that somebody has to act on; "" if no server answered, or one that does not serve now.
 
-    Said once of each, also where a server was away before: it may come back as one that does not know this client.
+    The log has each kind once, also after an outage: a server may come back without knowing this client.
     """
     match error:
         case ProtocolViolation(check=check):
@@ -463,17 +469,17 @@ def _answer_of(error: FedcoreError) -> str:
 
 
 def _remedy(error: FedcoreError, *, joined: bool) -> str:
-    """What somebody has to do, where a client that was never heard here is not accepted."""
+    """What to do if the server does not accept a client that it never saw."""
     if joined or not isinstance(error, NotAccepted):
         return ""
     return (
-        ". Where this client was admitted only now, whoever runs the federation has yet to hand the server the roster "
-        "that names it (fedcore federation publish)"
+        ". If this client was admitted only now, the federation's operator has yet to publish the roster that names it "
+        "(fedcore federation publish)"
     )
 
 
 def _is_revocation(error: FedcoreError | OSError) -> bool:
-    """Whether this client's place in the federation is gone, which nothing can bring back."""
+    """Whether this client was revoked, which is final."""
     if isinstance(error, ProtocolViolation):
         return error.check == REVOKED
     return isinstance(error, Refused) and error.kind == ProblemKind.REVOKED

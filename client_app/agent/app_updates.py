@@ -1,6 +1,6 @@
-"""The agent follows its app: it keeps what open runs want, and goes over to what its owner approves, to nothing else.
+"""App updates: download the apps that open runs want, and switch to the one that the owner approves.
 
-Between two exchanges only. A new app's ranks that do not start leave the client with the app that it had.
+The agent switches between two exchanges only. If the ranks of the new app do not start, it keeps the old one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedcore.wire.control import AppOut
 
 LOOK_SECONDS: Final = 1.0
 FETCH_SECONDS: Final = 60.0
-"""Between two offers that are fetched: a server that makes up one app after the other is not a way to fill a line."""
+"""Between two downloads, so that a server that makes up one app after another cannot fill the line."""
 
 
 class AppApproved(Exception):
@@ -31,70 +31,68 @@ class AppApproved(Exception):
 
 
 class Runner(Protocol):
-    """Who runs the app: `client_app.ranks.group.RankGroup`."""
+    """Runs the app; `client_app.ranks.group.RankGroup` implements it."""
 
     async def use(self, app: Path, app_sha256: str) -> None:
-        """End what runs, and run this copy of an app instead; raises FedcoreError."""
+        """Stop the running app, and run this copy of another one; raises FedcoreError."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class AppUpdater:
-    """What the agent does about other apps than its own.
-
-    runner: None where this process cannot exchange the app alone, since the client has several machines. clock:
-    monotonic seconds.
-    """
+    """What the agent does about other apps than its own."""
 
     offers: Offers
     runner: Runner | None
+    """None if this process cannot switch alone, since the client has several machines."""
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
     fetch_seconds: float = FETCH_SECONDS
     _offered: tuple[str, ...] = field(default=(), init=False)
     _fetched: float | None = field(default=None, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
 
-    def hear(self, offered: str) -> None:
-        """Take note of hashes that the server names, as they stand in its answer."""
+    def note_offers(self, offered: str) -> None:
+        """Note the hashes of offered apps, from the header of an answer."""
         named = (name.strip() for name in offered.split(",")[:8])
         self._offered = tuple(name for name in named if len(name) == 64 and set(name) <= set("0123456789abcdef"))
 
-    async def keep_offer(self, client: Client) -> None:
-        """Fetch one app that is offered and not here, and tell the owner; whatever goes wrong, the agent goes on."""
+    async def fetch_offer(self, client: Client) -> None:
+        """Download one offered app that is new, and tell the owner; an error is logged and ends nothing."""
         known = {*await in_thread(self.offers.hashes), *self._refused, client.app_sha256}
-        wanted = next((sha256 for sha256 in self._offered if sha256 not in known), None)
+        sha256 = next((name for name in self._offered if name not in known), None)
         now = self.clock()
-        if wanted is None or (self._fetched is not None and now - self._fetched < self.fetch_seconds):
+        if sha256 is None or (self._fetched is not None and now - self._fetched < self.fetch_seconds):
             return
         self._fetched = now
         try:
-            found = await client.transport.get(f"/v1/apps/{wanted}", AppOut, retry=BRIEF)
-            await in_thread(self.offers.take, wanted, found.files if found is not None else {})
+            answer = await client.transport.get(f"/v1/apps/{sha256}", AppOut, retry=BRIEF)
+            await in_thread(self.offers.take, sha256, answer.files if answer is not None else {})
         except FedcoreError as error:
             if isinstance(error, ProtocolViolation):
-                self._refused.add(wanted)
-            client.output.warning("offer", f"the app {wanted} is offered and could not be fetched: {error}")
+                self._refused.add(sha256)
+            client.output.warning("offer", f"the app {sha256} is offered and could not be fetched: {error}")
             return
         client.output.warning(
             "offer",
-            f"a run wants the app {wanted}, which is not the installed one; nothing of it runs here. Look at it: "
-            f"fedcore client offers --kit {client.kit.folder} --diff; agree to it: fedcore client approve {wanted} "
+            f"a run wants the app {sha256}, which is not the installed one; nothing of it runs here. Look at it: "
+            f"fedcore client offers --kit {client.kit.folder} --diff; agree to it: fedcore client approve {sha256} "
             f"--kit {client.kit.folder}",
-            app=wanted,
+            app=sha256,
         )
 
-    async def approved(self, client: Client) -> NoReturn:
+    async def wait_for_approval(self, client: Client) -> NoReturn:
         """Raise Approved as soon as the owner has approved another app than the client's."""
         while True:
             if await in_thread(self._new, client) is not None:
                 raise AppApproved
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def take_up(self, client: Client) -> Client:
-        """The client with the app that its owner approved, whose ranks are ready; the same one where that fails."""
+    async def switch_app(self, client: Client) -> Client:
+        """Switch to the approved app; returns the client with it, ranks ready, or the same client if that fails."""
         if (sha256 := await in_thread(self._new, client)) is None:
             return client
-        self._refused.add(sha256)  # unless it goes well, this is the only try
+        self._refused.add(sha256)  # unless it succeeds, this is the only try
         pinned = client.kit.policy.app_sha256
         if self.runner is None or (pinned is not None and pinned != sha256):
             why = (
@@ -113,7 +111,7 @@ class AppUpdater:
             await self.runner.use(folder, sha256)
         except FedcoreError as error:
             client.output.error(
-                "app", f"the approved app {sha256} cannot be used: {error}; going on with the one before"
+                "app", f"the approved app {sha256} cannot be used: {error}; continuing with the one before"
             )
             await in_thread(self.offers.withdraw_approval)
             await self.runner.use(await in_thread(before.install, apps), client.app_sha256)
@@ -123,7 +121,7 @@ class AppUpdater:
         client.pending.discard()
         installed = self.offers.installed()
         await in_thread(self.offers.note_installed, installed.named if installed else client.app_sha256, sha256)
-        client.output.info("app", f"from here on the approved app {sha256}, no more {client.app_sha256}")
+        client.output.info("app", f"switched to the approved app {sha256}, from {client.app_sha256}")
         return replace(client, app_sha256=sha256, agreed=agreed)
 
     def _new(self, client: Client) -> str | None:

@@ -1,7 +1,7 @@
-"""Work for a later sum: checked as a task is, trained in the ranks beside whatever else is asked, and held until then.
+"""Asynchronous training: validate the task, train in the background, keep the update until the server requests it.
 
-Where the training fails, nobody is told, unless the owner lets failures be told: the client is ready then, and puts
-nothing into its sum. What is refused before it, by the task alone, is told as the refusal of an exchange is.
+If the training fails, the failure stays on this machine, unless the policy reports failures: the client then says that
+it is ready, and adds nothing to its sum. A refusal that follows from the task alone is reported, as in an exchange.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcore.wire.control import Task, Version, WorkIn, WorkState
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:
-    """Carry out a piece of work, which `client.pending` has afterwards; what the server is to be told of it."""
+    """Train for a task and save the update in `client.pending`; returns the message for the server."""
     try:
         client.eligibility.check()
         client.ledger.work(task, client.agreed)
@@ -42,11 +42,11 @@ async def do_work(task: Task, client: Client) -> WorkIn:
         answer = await _train(task, client)
         client.output.info(
             "work",
-            f"{answer.examples} examples from version {version.number}; ready for a sum",
+            f"{answer.examples} examples on version {version.number}; ready for a sum",
             seconds=round(client.clock() - started, 3),
         )
     except Exception as error:
-        # Whatever it was: an error that nobody foresaw may depend on the data as well.
+        # Of any type: an unforeseen error may depend on the data as well.
         if tells_failures(task, client.kit.policy):
             return _give_up(task, client, error)
         show_nothing(client.output, error)
@@ -67,7 +67,7 @@ def _give_up(task: Task, client: Client, error: Exception) -> WorkIn:
 
 
 async def _fetch(task: Task, version: Version, client: Client) -> None:
-    """The model of the version, from the server or from the exchange before; raises ProtocolViolation."""
+    """Get the model of the version, from the server or the exchange before; raises ProtocolViolation."""
     assert task.model is not None  # noqa: S101 - checked
     base, sha256 = client.pending.base, task.model.sha256
     last = client.state_dir / "models" / f"{sha256}.safetensors"
@@ -83,7 +83,7 @@ async def _fetch(task: Task, version: Version, client: Client) -> None:
 
 
 async def _train(task: Task, client: Client) -> LocalAnswer:
-    """Run the app, when the ranks are free; ends where the machine may not train."""
+    """Run the app when the ranks are free; raises NotEligible once the machine may not train."""
     counted = AggregatedRounds(client.state_dir)
     counted.begin(task)
 

@@ -1,8 +1,8 @@
-"""What the server must not see of the local work: whether and why it failed, and, where padded, how long it took.
+"""Failures and timing of the local work, which the server must not see.
 
 From the moment that the local work of a secure exchange begins, what this client sends follows from the protocol alone
-(docs/protocol.md, "Constant behaviour"). Whatever fails because of data, the app or its ranks makes a masked zero of
-the update, and one count of a failure in the sum. Only the owner's log says which.
+(docs/protocol.md, "Constant behaviour"). A failure of data, app or ranks turns the update into a masked zero, and adds
+one to the count of failures in the sum. Only the owner's log has the reason.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedcore.wire.control import ProblemKind, Task
 
 
 def tells_failures(task: Task, policy: Policy) -> bool:
-    """Whether the server may be told that and why the local work fails; in plain mode it reads the updates anyway."""
+    """Whether this client reports failures to the server; in plain mode the server reads the updates anyway."""
     return task.aggregation == "plain" or policy.report_failures
 
 
 def seconds_to_pad(elapsed: float, *, pad: float, limit: float) -> float:
     """How long an upload that could begin after `elapsed` seconds waits for the next whole multiple of `pad`.
 
-    Never beyond `limit`, the time that the task allows; 0 where `pad` is 0.
+    Never beyond `limit`, the time that the task allows; 0 if `pad` is 0.
     """
     if not pad:
         return 0.0
@@ -34,22 +34,22 @@ def seconds_to_pad(elapsed: float, *, pad: float, limit: float) -> float:
 
 
 def show_nothing(output: Output, error: Exception) -> None:
-    """Tell the owner, and nobody else, why this client has nothing to contribute."""
+    """Log for the owner alone why this client contributes nothing."""
     for line in _trace(error):
         output.error("app", line)
     text = str(error) if isinstance(error, FedcoreError | OSError) else f"the local work failed: {type(error).__name__}"
-    output.error("failed", f"{text}; contributes nothing to this exchange; nobody is told why")
+    output.error("failed", f"{text}; sending an empty update; the reason stays on this machine")
 
 
 def show_failure(output: Output, error: FedcoreError) -> None:
-    """Tell the owner why the local work failed, as the server is told in a plain exchange."""
+    """Log why the local work failed, which a plain exchange also reports to the server."""
     for line in _trace(error):
         output.error("app", line)
-    output.error("failed", f"{error}; the ServerApp is told so")
+    output.error("failed", f"{error}; the ServerApp receives this error")
 
 
 def show_end(output: Output, error: FedcoreError | OSError) -> None:
-    """Tell the owner why an exchange ended for this client."""
+    """Log why an exchange ended for this client."""
     match error:
         case NotEligible():
             output.info("withdrawn", f"left the exchange, {error}")
@@ -66,7 +66,7 @@ def show_end(output: Output, error: FedcoreError | OSError) -> None:
 
 
 def _trace(error: Exception) -> list[str]:
-    """The lines behind an error of the app, or of ours that nobody expected."""
+    """The traceback of an error in the app, or of an unexpected one in fedcore."""
     if isinstance(error, AppFailed):
         return error.traceback.rstrip().splitlines()
     if isinstance(error, FedcoreError | OSError):

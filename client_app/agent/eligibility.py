@@ -1,7 +1,7 @@
-"""Whether this machine may train now: the owner's rules against the clock, the power supply and the other processes.
+"""Eligibility to train: the owner's rules against the clock, the power supply and the other processes.
 
-The rules and their source are in `fedcore.federation.eligibility`. The server is told whether the client may, never why
-not.
+The rules and their source are in `fedcore.federation.eligibility`. The server learns whether the client may train,
+never why not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECK_SECONDS: Final = 10.0
 
 
 class NotEligible(EnvironmentFailure):
-    """The owner does not let the machine train now; the message says which rule is in the way."""
+    """The owner's rules forbid training now; the message names the rule."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not eligible: {reason}")
@@ -33,18 +33,17 @@ class NotEligible(EnvironmentFailure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The machine at one moment.
-
-    minute: after local midnight, 0 to 1439. load: what other processes use, as a share of all cores, 0 to 1.
-    """
+    """The machine at one moment."""
 
     minute: int
+    """After local midnight, 0 to 1439."""
     on_power: bool = True
     load: float = 0.0
+    """What other processes use, as a share of all cores, 0 to 1."""
 
 
 def why_not(rules: EligibilityRules, reading: Reading) -> str:
-    """The first rule that stands in the way, in words; empty where the machine may train."""
+    """The first rule that forbids training, in words; empty if the machine may train."""
     if rules.train_hours and not any(reading.minute in hours for hours in rules.train_hours):
         return f"outside {', '.join(map(str, rules.train_hours))}"
     if rules.on_power_only and not reading.on_power:
@@ -56,17 +55,17 @@ def why_not(rules: EligibilityRules, reading: Reading) -> str:
 
 @dataclass(slots=True)
 class MachineMonitor:
-    """Reads the real machine, as far as the rules ask for it.
+    """Reads the real machine, as far as the rules need it.
 
-    The load is that since the reading before, the first one since the start. What our own processes use (this one and
-    all that it started) is taken off. Where one of them has left the tree since, too little is, for one reading.
-
-    all_seconds: processor seconds of everybody, as `processor_seconds` reads them. own_seconds: those of our processes.
+    The load is measured since the reading before, without what this process and its children use. If a child has left
+    the process tree since then, one reading is too high.
     """
 
     rules: EligibilityRules
     all_seconds: Callable[[], tuple[float, float]] = field(default_factory=lambda: processor_seconds)
+    """Processor seconds of all processes, as `processor_seconds` reads them."""
     own_seconds: Callable[[], float] = field(default_factory=lambda: own_seconds)
+    """Those of this process and its children."""
     _busy: float = field(default=0.0, init=False)
     _capacity: float = field(default=0.0, init=False)
     _own: float = field(default=0.0, init=False)
@@ -101,7 +100,7 @@ def _on_power() -> bool:
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Seconds that all cores were busy, and in all, since the machine started."""
+    """Seconds that all cores were busy, and seconds in total, since the machine started."""
     times = psutil.cpu_times()._asdict()
     # Linux counts the time of virtual machines in `user` already.
     capacity = sum(seconds for name, seconds in times.items() if name not in ("guest", "guest_nice"))
@@ -121,17 +120,17 @@ def own_seconds() -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Eligibility:
-    """What the last reading said, for whoever asks.
-
-    read: takes a reading; it may block. seconds: between two readings. clock: monotonic seconds.
-    reason: the rule that stands in the way; empty while the client may train.
-    """
+    """Whether the client may train, by the last reading."""
 
     rules: EligibilityRules
     read: Callable[[], Reading]
+    """Takes a reading; it may block."""
     seconds: float = CHECK_SECONDS
+    """Between two readings."""
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
     reason: str = field(default="", init=False)
+    """The rule that forbids training; empty while the client may train."""
     _since: float = field(default=0.0, init=False)
     _lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -146,7 +145,7 @@ class Eligibility:
         return not self.reason
 
     async def update(self) -> str:
-        """Take a reading; what to tell the owner, empty where nothing has changed."""
+        """Take a reading; returns a line for the owner, empty if nothing has changed."""
         reason = why_not(self.rules, await in_thread(self.read))
         if reason == self.reason:
             return ""

@@ -1,7 +1,7 @@
-"""Apps that the federation offers, in the state folder: to be looked at, approved by hash, and only then used.
+"""Apps that the federation offers, in the state folder: the owner reads them, and approves one by its hash.
 
-Nothing in here runs or imports any of them. What is offered is files whose paths are checked (`AppBundle`), under the
-hash that covers all of them; an approval names that hash, and the app that it is to replace.
+Nothing in here runs or imports any of them. An offer is a set of files whose paths are checked (`AppBundle`), under a
+hash that covers all of them; an approval names that hash, and the app that it replaces.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from fedcore.wire.control import Message, Sha256
 
 OFFERS_FOLDER: Final = "offers"
 MOST_OFFERS: Final = 4
-"""Offers that are kept; the oldest goes when another one comes."""
+"""Most offers in the folder; a new one replaces the oldest."""
 MOST_FILES: Final = 2000
 _APPROVED: Final = "approved.json"
 _INSTALLED: Final = "installed.json"
 
-Kept = TypeVar("Kept", bound=Message)
+Record = TypeVar("Record", bound=Message)
 
 
 class Approval(Message):
-    """The owner agrees to run `app` in place of the app `instead_of`, which `--app` names. at: seconds since 1970."""
+    """The owner's agreement to run another app than the one that `--app` names."""
 
     app: Sha256
     instead_of: Sha256
+    """The app that `--app` names."""
     at: float
+    """Seconds since 1970."""
 
 
 class Installed(Message):
-    """What the agent was last started with: the app that `--app` names, and the one that runs."""
+    """The apps of the last start of the agent: the one that `--app` names, and the one that runs."""
 
     named: Sha256
     app: Sha256
@@ -50,14 +52,14 @@ class Offers:
         self._state_dir = state_dir
 
     def hashes(self) -> list[str]:
-        """The apps that are here, the oldest first."""
+        """The offered apps, the oldest first."""
         if not self.folder.is_dir():
             return []
-        kept = [path for path in self.folder.iterdir() if path.is_dir() and len(path.name) == 64]
-        return [path.name for path in sorted(kept, key=lambda path: (path.stat().st_mtime_ns, path.name))]
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and len(path.name) == 64]
+        return [path.name for path in sorted(folders, key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
     def take(self, sha256: str, files: Mapping[str, bytes]) -> None:
-        """Keep an app; raises ProtocolViolation unless it is what its hash says, and may be kept at all."""
+        """Save an app; raises ProtocolViolation if it does not have this hash, or is malformed."""
         try:
             if len(files) > MOST_FILES:
                 raise AppError(f"it has more than {MOST_FILES} files")
@@ -74,12 +76,12 @@ class Offers:
             if not (self.folder / sha256).exists():
                 draft.rename(self.folder / sha256)
         approved = self.approval()
-        spare = [kept for kept in self.hashes() if approved is None or kept != approved.app]
+        spare = [name for name in self.hashes() if approved is None or name != approved.app]
         for old in spare[: max(len(spare) - MOST_OFFERS, 0)]:
             remove_tree(self.folder / old)
 
     def bundle(self, sha256: str) -> AppBundle:
-        """The files of an offer, read again and checked against its hash; raises ConfigurationError."""
+        """Read the files of an offer, and check them against its hash; raises ConfigurationError."""
         if sha256 not in self.hashes():
             raise ConfigurationError(
                 f"no app {sha256} is offered; `fedcore client offers` lists those that are", check="no-offer"
@@ -95,7 +97,7 @@ class Offers:
         return bundle
 
     def approve(self, sha256: str, *, at: float) -> Approval:
-        """Record that the owner agrees to an offer; raises ConfigurationError where that cannot be."""
+        """Record that the owner agrees to an offer; raises ConfigurationError if there is no such offer."""
         self.bundle(sha256)
         installed = self.installed()
         if installed is None:
@@ -105,24 +107,24 @@ class Offers:
         return approval
 
     def approval(self) -> Approval | None:
-        """What the owner approved last."""
+        """The owner's last approval."""
         return _read(self.folder / _APPROVED, Approval)
 
     def withdraw_approval(self) -> None:
-        """Forget what was approved."""
+        """Remove the approval."""
         (self.folder / _APPROVED).unlink(missing_ok=True)
 
     def installed(self) -> Installed | None:
-        """What the agent runs, or ran last."""
+        """The apps of the running agent, or of the last one."""
         return _read(self._state_dir / _INSTALLED, Installed)
 
     def note_installed(self, named: str, app: str) -> None:
-        """The agent starts with the app `app`, where its owner names `named`."""
+        """Note that the agent runs `app`, while `--app` names `named`."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         write_file(self._state_dir / _INSTALLED, Installed(named=named, app=app).model_dump_json(), mode=0o600)
 
 
-def _read(path: Path, kind: type[Kept]) -> Kept | None:
+def _read(path: Path, kind: type[Record]) -> Record | None:
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the server is told when this client leaves an exchange: fixed names and two numbers, never a text."""
+"""Withdrawals: what a client tells the server when it leaves an exchange, fixed names and two numbers, never text."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class BadDealing(ProtocolViolation):
 
 
 def withdrawal_for(error: BaseException) -> WithdrawIn | None:
-    """What the server is told about `error`: a fixed reason, the name of a check and what it compared, never its text.
+    """The withdrawal for `error`: a fixed reason, the name of a check and the numbers that it compared, never its text.
 
-    None where there is nothing to tell: the server ended the exchange itself.
+    None if the server ended the exchange itself.
     """
     match error:
         case BadDealing(check=check, complaint=complaint):
@@ -90,7 +90,7 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
         case WrongClock():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="wrong-clock")
-        case ServerUnreachable() | Unauthorized():  # to be told when the server hears this client again
+        case ServerUnreachable() | Unauthorized():  # sent with the next contact
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="unreachable")
         case RoundFailed():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
@@ -98,7 +98,7 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
 
 
 def plain_error(error: FedcoreError) -> ReplyError:
-    """What a plain exchange's ServerApp gets in place of a reply."""
+    """The error that the ServerApp of a plain exchange gets instead of a reply."""
     match error:
         case AppFailed(traceback=traceback):
             return app_raised((traceback.strip().splitlines() or [str(error)])[-1])

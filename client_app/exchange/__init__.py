@@ -1,1 +1,1 @@
-"""One exchange from the side of a client: the task, the model, the update on its way up."""
+"""A client's side of an exchange: task, model, update, upload."""

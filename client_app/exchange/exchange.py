@@ -1,9 +1,9 @@
-"""One exchange, from the task to the last share, as this client sees it.
+"""A client's part in one exchange, from the task to the last share.
 
 Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains and its update is encoded; then it is
-masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Where the local work fails, words
-that add nothing go the same way, unless the owner lets failures be told. Plain: the message goes to the app, its reply
-or the error to the server. Whatever a step raises ends the exchange for this client; the caller withdraws from it.
+masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). If the local work fails, a vector
+that adds nothing takes its place, unless the policy reports failures. Plain: the message goes to the app, its reply or
+the error to the server. An error in any step ends the exchange for this client; the caller withdraws from it.
 
 A server that is away ends nothing: requests are sent again for as long as the exchange may last (`take_part`), and the
 local work goes on.
@@ -39,7 +39,7 @@ from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.transcript import TranscriptOut
-from fedcore.monitoring import formatting as units
+from fedcore.monitoring import formatting
 from fedcore.run.groups import is_draw
 from fedcore.secagg import (
     Check,
@@ -49,7 +49,7 @@ from fedcore.secagg import (
 )
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import PART_BYTES, update_digest
 from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
 from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
@@ -58,16 +58,16 @@ POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
 
 _SPANS: Final = {"model": "download", "upload": "mask and upload", "done": "take part"}
-"""What a line of the log is called as a span."""
+"""Names of stages as spans."""
 _COMPLAINTS: Final = frozenset({Check.SHARE_UNSEALING, Check.UNCOMMITTED_SHARE})
-"""What a neighbour is to blame for, unless the server lies."""
+"""Checks that prove a neighbour's fault, unless the server lies."""
 
 Out = TypeVar("Out", bound=Message)
-Words: TypeAlias = NDArray[np.uint64]
+Vector: TypeAlias = NDArray[np.uint64]
 
 
 async def take_part(task: Task, client: Client, unread: ProtocolViolation | None = None) -> None:
-    """Take part in one exchange; raises what ended it early, which is `unread` where the task was not read to its end.
+    """Take part in one exchange; raises what ended it early: `unread` if the task was not read to its end.
 
     A client whose owner does not let the machine train leaves before it enters the exchange. One that loses its leave
     while it trains contributes nothing, or leaves where it may say so; once its update is on its way it stays to the
@@ -88,7 +88,7 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
 
 
 def exchange_path(run: str, exchange: int) -> str:
-    """The path that all of an exchange's routes begin with."""
+    """The prefix of the paths of an exchange's routes."""
     return f"/v1/runs/{quote(run, safe='')}/exchanges/{exchange}"
 
 
@@ -115,12 +115,12 @@ class _ClientExchange:
 
     @property
     def _trained_for(self) -> Task:
-        """The task that the update was trained for: of a buffered exchange, the work before it."""
+        """The task that the update was trained for: in an asynchronous run an earlier one."""
         trained = self.client.pending.task
         return trained if self.task.buffer is not None and trained is not None else self.task
 
     async def take_part(self) -> None:
-        """All of it, of whatever kind the exchange is."""
+        """Take part in an exchange of any kind."""
         if self.task.aggregation == "plain":
             await self.plain()
         elif is_draw(self.task):
@@ -147,16 +147,16 @@ class _ClientExchange:
         account = admitted.account(self.client.kit.client_id)
         session = self._session(admitted.parameters(model_hash))
         try:
-            words = await self._contribute(session, account, model)
+            vector = await self._contribute(session, account, model)
             await in_thread(account.spend)
-            await self._upload(session, words)
+            await self._upload(session, vector)
             await self._unmask(session, admitted)
         finally:
             session.abandon()
             self._encoder.close()
 
     async def plain(self) -> None:
-        """Hand the message to the app, and send what it replies, or why it has no reply."""
+        """Pass the message to the app, and send its reply, or the error."""
         self._aggregated.begin(self.task)
         message, _ = await self._model()
         content = message.path if message else None
@@ -186,14 +186,14 @@ class _ClientExchange:
         reference = self.task.model
         if reference is None:
             return None, None
-        if self.task.buffer is not None:  # ctx has what each update began from; nobody needs the newest model
+        if self.task.buffer is not None:  # ctx has the base of each update; the newest model is not needed
             return ModelState.open(self.client.pending.base), bytes.fromhex(reference.sha256)
         started = self.client.clock()
         models = Models(self.client.state_dir / MODELS_FOLDER)
         path = models.path(reference.sha256)
         if not await in_thread(models.has, reference.sha256):
-            came = await models.fetch(reference, self.client.transport, self._path("model"))
-            self._say("model", f"received {units.size(came)}", started)
+            received = await models.fetch(reference, self.client.transport, self._path("model"))
+            self._say("model", f"received {formatting.size(received)}", started)
             self._wait_longer(self.client.clock() - started)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
@@ -201,12 +201,12 @@ class _ClientExchange:
             raise ProtocolViolation("model-malformed", str(error)) from None
 
     def _wait_longer(self, seconds: float) -> None:
-        """What the download took is not taken from what comes after it."""
+        """Extend the time limit by what the download took."""
         if self.limit is not None and (end := self.limit.when()) is not None:
             self.limit.reschedule(end + seconds)
 
-    async def _contribute(self, session: ClientSession, account: PrivacySpending, model: ModelState | None) -> Words:
-        """The words to upload, when that is due, with R0 and R1 beside; ends at once when the exchange does."""
+    async def _contribute(self, session: ClientSession, account: PrivacySpending, model: ModelState | None) -> Vector:
+        """The vector to upload, when that is due, while R0 and R1 run; ends at once when the exchange does."""
         made, keyed = asyncio.Event(), asyncio.Event()
         pad = self.client.kit.policy.pad_seconds
 
@@ -217,43 +217,43 @@ class _ClientExchange:
                 await asyncio.Event().wait()
             await self._watch()
 
-        async def work() -> Words:
-            words = await self._update_or_nothing(account.encoding, model)
+        async def work() -> Vector:
+            vector = await self._update_or_nothing(account.encoding, model)
             made.set()
             await keyed.wait()
             elapsed = self.client.clock() - self._started
             await self.client.sleep(seconds_to_pad(elapsed, pad=pad, limit=self.task.seconds))
-            return words
+            return vector
 
         return await guarded(work(), protocol())
 
-    async def _update_or_nothing(self, encoding: AnyEncoding, model: ModelState | None) -> Words:
-        """The update as words, ready to be masked; words that add nothing to the sum where there is none."""
+    async def _update_or_nothing(self, encoding: AnyEncoding, model: ModelState | None) -> Vector:
+        """The encoded update, ready to be masked; a vector that adds nothing to the sum if there is none."""
         try:
-            words = await self._encode(encoding, model, await self._work(model))
+            vector = await self._encode(encoding, model, await self._work(model))
             self._contributes = True
-            return words
+            return vector
         except Exception as error:
-            # Whatever it was: an error that nobody foresaw may depend on the data as well.
+            # Of any type: an unforeseen error may depend on the data as well.
             if tells_failures(self.task, self.client.kit.policy):
                 raise
             show_nothing(self.client.output, error)
-        # Made by the same, so that its masks take the time that those of others take.
+        # By the same encoder, so that masking it takes as long as an update's masking does.
         return (await in_thread(self._encoder.encode, partial(encode_nothing, encoding), encoding.words)).words
 
     async def _watch(self) -> NoReturn:
-        """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
+        """Raise, while the worker still trains, if the exchange has failed or continues without this client."""
         await self._poll("survivors", SurvivorsOut)
         raise ProtocolViolation(Check.OWN_ID_MISSING, "the survivors are named before this client sent its vector")
 
     async def _work(self, model: ModelState | None) -> LocalAnswer:
-        """What the app gives; to a question that was asked before, what it gave then."""
+        """The app's result; the cached one for a repeated exchange."""
         started, cache = self.client.clock(), self.client.results
         if self.task.buffer is not None:
             if self.client.pending.answer is None:
                 raise AppError("the work for this sum had failed")
             return self.client.pending.answer
-        again = " (asked again; the app is not run again)" if cache.has(self.task) else ""
+        again = " (a repeated exchange; the app does not run again)" if cache.has(self.task) else ""
         keep_failure = not tells_failures(self.task, self.client.kit.policy)
         local = await cache.get_or_run(self.task, lambda: self._run_app(model), keep_failure=keep_failure)
         self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}{again}", started)
@@ -266,7 +266,7 @@ class _ClientExchange:
         return local
 
     async def _run_on(self, sent: Path | None) -> LocalAnswer:
-        """Run the app on the model, or on the message of a plain exchange; ends where the machine may not train."""
+        """Run the app on the model, or on a plain message; raises NotEligible once the machine may not train."""
         counted = self._aggregated.last(self.task.run)
 
         async def work() -> LocalAnswer:
@@ -275,8 +275,8 @@ class _ClientExchange:
 
         return await guarded(work(), self.client.eligibility.lost())
 
-    async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
-        """The update as words, clipped and rounded, ready to be masked."""
+    async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Vector:
+        """The encoded update, clipped and rounded, ready to be masked."""
         made = self.client.pending.local if self.task.buffer is not None else self.client.results.model
         state = ModelState.open(made) if local.trained else None
         (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
@@ -314,7 +314,7 @@ class _ClientExchange:
         )
 
     async def _follow_transcript(self) -> None:
-        """Refuse an exchange of a transcript that hides, skips or forges what came before."""
+        """Refuse an exchange whose transcript hides, skips or forges earlier ones."""
         started = self.client.clock()
 
         async def fetch(after: str) -> TranscriptOut | None:
@@ -327,13 +327,13 @@ class _ClientExchange:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
         cohort = self.task.cohort
-        keys = conversions.advertisement_to_wire(session.advertise())
+        keys = secagg_codec.advertisement_to_wire(session.advertise())
         listed = await self._step("advertisement", keys, "cohort", CohortOut)
-        dealt = await in_thread(session.share_keys, conversions.cohort_from_wire(listed, cohort))
+        dealt = await in_thread(session.share_keys, secagg_codec.cohort_from_wire(listed, cohort))
         await in_thread(account.confirm, session.heard)
-        answer = conversions.key_shares_to_wire(dealt)
+        answer = secagg_codec.key_shares_to_wire(dealt)
         delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
-        delivery = conversions.delivery_from_wire(delivered, cohort)
+        delivery = secagg_codec.delivery_from_wire(delivered, cohort)
         try:
             await in_thread(session.receive_shares, delivery)
         except ProtocolViolation as refusal:
@@ -344,37 +344,37 @@ class _ClientExchange:
         self._say("keys", f"exchanged with {len(delivery.shares)} of {len(delivery.sharers)} clients", started)
 
     async def _complain(self, session: ClientSession, delivery: ShareDelivery, dealer: int) -> ComplaintIn:
-        """The proof against a neighbour, if it signed what was delivered in its name; else ProtocolViolation."""
+        """The proof against a neighbour that signed what was delivered in its name; else ProtocolViolation."""
         shown = await self._poll(f"key-shares/{dealer}", DealingOut)
-        dealing = conversions.dealing_from_wire(dealer, shown)
-        return conversions.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
+        dealing = secagg_codec.dealing_from_wire(dealer, shown)
+        return secagg_codec.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
 
-    async def _upload(self, session: ClientSession, words: Words) -> None:
-        """R2: mask in place and send, part by part; then say that this was all."""
+    async def _upload(self, session: ClientSession, vector: Vector) -> None:
+        """R2: mask in place and send, part by part; then end the upload."""
         parts = await in_thread(
             session.mask_parts,
-            words,
-            part_words=PART_BYTES // words.itemsize,
+            vector,
+            part_words=PART_BYTES // vector.itemsize,
             threads=self.client.threads,
             masker=self._encoder.apply_masks,
         )
-        digest = await self._send(parts, words.nbytes, "masked and sent")
+        digest = await self._send(parts, vector.nbytes, "masked and sent")
         self._encoder.close()
         # Masked in place: a server that lost parts of it gets the same bytes again.
-        await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
+        await self._end_upload(ManifestIn(digest=digest, size=vector.nbytes), lambda: cut_parts(vector))
 
     async def _unmask(self, session: ClientSession, admitted: AdmittedSum) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown, started = await self._poll("survivors", SurvivorsOut), self.client.clock()
-        survivors = conversions.survivors_from_wire(shown, self.task.cohort)
-        agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
+        survivors = secagg_codec.survivors_from_wire(shown, self.task.cohort)
+        agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript
         await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.heard)
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)
         collected = await self._step("consistency", agreed, "consistency", SignaturesOut)
-        signatures = conversions.signatures_from_wire(collected)
+        signatures = secagg_codec.signatures_from_wire(collected)
         released = await in_thread(session.unmask, signatures)
         await in_thread(transcript.complete, record, outcome, signatures)
         # On disk before it is on the wire: no restart can make these shares leave twice.
@@ -383,7 +383,7 @@ class _ClientExchange:
             self._aggregated.add(self._trained_for)
         if self.task.buffer is not None:
             await in_thread(self.client.pending.mark_spent)
-        await self._put("unmask", conversions.unmask_to_wire(released))
+        await self._put("unmask", secagg_codec.unmask_to_wire(released))
         self._trace("unmask", started)
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
@@ -396,16 +396,16 @@ class _ClientExchange:
         await self.client.transport.send("PUT", self._path(route), message)
 
     async def _step(self, route: str, message: Message, following: str, answer: type[Out]) -> Out:
-        """Send a message and get what it leads to, in the same request if that comes soon."""
-        found = await self.client.transport.put(self._path(route), message, answer, wait=LONG_POLL_SECONDS)
-        return found if found is not None else await self._poll(following, answer)
+        """Send a message and get the result of its stage, in the same request if that comes soon."""
+        result = await self.client.transport.put(self._path(route), message, answer, wait=LONG_POLL_SECONDS)
+        return result if result is not None else await self._poll(following, answer)
 
     async def _poll(self, route: str, answer: type[Out]) -> Out:
         """Ask until the server has an answer; `take_part` bounds how long."""
         while True:
-            found = await self.client.transport.get(self._path(route), answer, wait=LONG_POLL_SECONDS)
-            if found is not None:
-                return found
+            result = await self.client.transport.get(self._path(route), answer, wait=LONG_POLL_SECONDS)
+            if result is not None:
+                return result
             await asyncio.sleep(POLL_PAUSE)
 
     async def _send(self, parts: Parts, size: int, done: str) -> str:
@@ -414,11 +414,11 @@ class _ClientExchange:
         form: Literal["masked", "readable"] = "masked" if self.task.aggregation == "secure" else "readable"
         await in_thread(self.client.ledger.send, self.task.run, self.task.exchange, form, size)
         digest = await send_parts(self.client.transport, self._path("update/parts"), parts, size=size)
-        self._say("upload", f"{done} {units.size(size)}", started)
+        self._say("upload", f"{done} {formatting.size(size)}", started)
         return digest
 
     async def _end_upload(self, manifest: ManifestIn, parts: Callable[[], Parts]) -> None:
-        """Say that this was all; where the server was started anew meanwhile, send again what it lost."""
+        """End the upload; if the server restarted meanwhile, send again what it lost."""
         while True:
             started = self.client.clock()
             try:
@@ -441,7 +441,7 @@ class _ClientExchange:
 
 
 def prepare_state_dir(folder: Path) -> Path:
-    """Make the agent's folder, readable by its owner alone."""
+    """Create the agent's folder, readable by its owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / MODELS_FOLDER).mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -453,5 +453,5 @@ def _without_file(error: ReplyError) -> ManifestIn:
 
 
 def _metrics_text(local: LocalAnswer) -> str:
-    """The client's own metrics, for its own log: they leave the machine inside the sum only."""
+    """The client's metrics for its own log: they leave the machine inside the sum only."""
     return " ".join(f"{name}={value:.4g}" for name, value in local.metrics.items() if isinstance(value, int | float))

@@ -1,7 +1,7 @@
-"""The global model that a client was given last: kept until the next one is here, which may come as a difference to it.
+"""The last global model of a client, kept as the base of a difference to the next one.
 
-To ask for a difference the client names the model that it has by its SHA-256. That tells nothing of its data: the
-server gave it that model.
+To ask for a difference the client names its model by SHA-256. That reveals nothing about its data, since the server
+sent that model.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ class Models:
     folder: Path
 
     def path(self, sha256: str) -> Path:
-        """Where a model lies, or would."""
+        """The file of a model, whether or not it exists."""
         return self.folder / f"{sha256}{_SUFFIX}"
 
     def has(self, sha256: str) -> bool:
-        """Whether the model is here, and whole."""
+        """Whether the model is here and complete."""
         path = self.path(sha256)
         return path.exists() and sha256_file(path) == sha256
 
     async def fetch(self, reference: ModelRef, transport: Transport, route: str) -> int:
-        """Put a model in the place of the one that is here; returns the bytes that came.
+        """Replace the model with another one; returns the bytes received.
 
-        Raises what `Transport.download` raises. Where a difference does not make the model, the whole is fetched.
+        Raises what `Transport.download` raises. If the difference does not yield the model, the whole is downloaded.
         """
         incoming, base = self.folder / _INCOMING, self._newest(but=reference.sha256)
-        said = base.stem if base is not None else ""
+        base_sha256 = base.stem if base is not None else ""
         size, sha256 = reference.size, reference.sha256
-        came = 0
-        if await transport.download(route, incoming, size=size, sha256=sha256, base=said):
-            came = incoming.stat().st_size
+        received = 0
+        if await transport.download(route, incoming, size=size, sha256=sha256, base=base_sha256):
+            received = incoming.stat().st_size
             if base is not None and await in_thread(self._add, base, incoming, sha256):
                 self._keep_only(sha256)
-                return came
+                return received
             await transport.download(route, incoming, size=size, sha256=sha256)
         os.replace(incoming, self.path(sha256))
         self._keep_only(sha256)
-        return came + size
+        return received + size
 
     def _add(self, base: Path, difference: Path, sha256: str) -> bool:
-        """Make the model out of the one that is here; whether it is the one that was announced."""
+        """Apply a difference to the model that is here; whether the result is the announced one."""
         made = self.folder / f"{_INCOMING}{_SUFFIX}"
         try:
             add_difference(ModelState.open(base), ModelState.open(difference), made)
@@ -69,12 +69,12 @@ class Models:
         return True
 
     def _newest(self, *, but: str) -> Path | None:
-        """The model that was given last, another than `but`."""
-        held = [path for path in self.folder.glob(f"{'?' * 64}{_SUFFIX}") if path.stem != but]
-        return max(held, key=lambda path: path.stat().st_mtime_ns, default=None)
+        """The newest model other than `but`."""
+        models = [path for path in self.folder.glob(f"{'?' * 64}{_SUFFIX}") if path.stem != but]
+        return max(models, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def _keep_only(self, sha256: str) -> None:
         for path in self.folder.iterdir():
-            # What waits for a sum has its model in a folder of its own.
+            # A pending update has its model in a folder of its own.
             if path != self.path(sha256) and not path.is_dir():
                 path.unlink()

@@ -1,7 +1,7 @@
-"""The rosters that this client has missed: fetched, verified, kept.
+"""Rosters that this client has missed: fetch, verify, save.
 
-The server hears members under the keys of the roster in use. A client whose key was replaced meanwhile asks with the
-one that waits in its kit.
+The server accepts the keys of the roster in use. A client whose key was replaced meanwhile signs with the one that
+waits in its kit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PATH = "/v1/rosters"
 
 
 async def learn(client: Client) -> Client:
-    """The client with the newest roster that the server uses, which is the successor of the one that it knew.
+    """The client with the newest roster of the server, which must succeed the one that it knew.
 
-    Raises ProtocolViolation under a fixed name for any other roster; the client then knows what it knew before.
+    Raises ProtocolViolation under a fixed name for any other roster; the client then keeps its own.
     """
     kit = client.kit
     try:
         texts = await _missed(client)
-        # Also those between: records that this client has yet to see may be of them.
+        # Also those between: records that this client has yet to see may name them.
         kit = await in_thread(partial(follow, kit, texts, note=client.transcript.know))
     finally:
         client.transport.sign_with(signer(kit))
@@ -46,7 +46,7 @@ async def catch_up(client: Client, version: int) -> Client:
 
 
 async def agree(client: Client, joined: JoinOut) -> Client:
-    """The client with the roster that the server says it uses; ProtocolViolation where that is no successor."""
+    """The client with the roster that the server names; ProtocolViolation if that is no successor."""
     known = client.kit.roster
     if joined.roster < known.version:
         raise ProtocolViolation(
@@ -72,7 +72,7 @@ async def _missed(client: Client) -> list[str]:
 
 
 async def _ask(client: Client) -> list[str]:
-    found = await client.transport.get(PATH, RostersOut, retry=BRIEF, after=client.kit.roster.version)
-    if found is None:
-        raise ProtocolViolation(MALFORMED, "the server answers with nothing where rosters were asked for")
-    return found.rosters
+    answer = await client.transport.get(PATH, RostersOut, retry=BRIEF, after=client.kit.roster.version)
+    if answer is None:
+        raise ProtocolViolation(MALFORMED, "the server answers with nothing to a request for rosters")
+    return answer.rosters

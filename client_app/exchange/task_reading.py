@@ -1,4 +1,4 @@
-"""A task as it comes from the server, read so that none is dear to refuse: a layout costs time for each tensor."""
+"""Parser of tasks that refuses one with too many tensors before it parses their layout, which takes time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedcore.wire.control import Name, Task
 from fedcore.wire.forms import our_version
 
 UNREADABLE_TASK: Final = "unreadable-task"
-"""The check under which the server is told that a task was not understood."""
+"""The check of a withdrawal from a task that this client does not understand."""
 
 MAX_TASK_BYTES: Final = 8 << 20
 """Largest task: 40,000 tensors with long names."""
 _SMALL_BYTES: Final = 1 << 16
-"""Up to here a task is read at once; whoever checks it counts its tensors."""
+"""Up to here a task is parsed at once; its check counts the tensors."""
 
 
 class TooManyTensors(ProtocolViolation):
-    """A task whose encoding was not read; `task` is the rest of it."""
+    """A task whose encoding was not parsed; `task` has the rest."""
 
     def __init__(self, task: Task, count: int, most: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class UnreadableTask(ProtocolViolation):
 
 
 def read_task(body: bytes, *, max_tensors: int) -> Task:
-    """The task in a JSON text; raises TooManyTensors, UnreadableTask, or ValueError for what names no exchange."""
+    """Parse a task; raises TooManyTensors, UnreadableTask, or ValueError if the text names no exchange."""
     if len(body) > _SMALL_BYTES:
         document = from_json(body)
         if (count := _tensors(document)) > max_tensors:
@@ -63,7 +63,7 @@ def read_task(body: bytes, *, max_tensors: int) -> Task:
 
 
 class _ExchangeReference(pydantic.BaseModel):
-    """What every version of a task says: of which exchange it is."""
+    """The fields that a task of every version has."""
 
     run: Name
     exchange: int = pydantic.Field(ge=1)

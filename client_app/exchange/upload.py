@@ -1,7 +1,7 @@
-"""An update on its way up: each part is made and hashed in a thread while the parts before it are sent.
+"""Upload of an update: a thread masks and hashes the next part while the parts before it are sent.
 
-What makes the parts is a generator: `ClientSession.mask_parts` masks the next one in place, `read_parts` reads the
-next one from a file. Whatever happens, it is closed at the end: a session whose update has not left whole is abandoned.
+The parts come from a generator: `ClientSession.mask_parts` masks the next one in place, `read_parts` reads the next
+one from a file. It is always closed at the end: a session whose update was not sent completely is abandoned.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ async def send_parts(transport: Transport, path: str, parts: Parts, *, size: int
 
 
 async def send_missing_parts(transport: Transport, path: str, parts: Parts, *, size: int) -> int:
-    """Send again what the server does not hold any more of an update that was sent; how many parts those were."""
-    held = await transport.get(path, PartsOut, size=size)
-    known, sent = held.parts if held is not None else {}, 0
+    """Send again the parts of an update that the server has lost; returns how many those were."""
+    answer = await transport.get(path, PartsOut, size=size)
+    known, sent = answer.parts if answer is not None else {}, 0
     try:
         for index, content in enumerate(parts):
             sha256 = await in_thread(lambda part: hashlib.sha256(part).digest(), content)

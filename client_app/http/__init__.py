@@ -1,1 +1,1 @@
-"""What lies between an exchange and the server: the transport protocol, and HTTPS as its implementation."""
+"""Transport to the server: a protocol, and HTTPS as its implementation."""

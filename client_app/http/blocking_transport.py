@@ -1,9 +1,9 @@
-"""Requests in threads, over urllib3's connections: how `HttpTransport` gets bytes to the server and back.
+"""HTTP requests in threads, over urllib3's connections, for `HttpTransport`.
 
 TLS hands out records of 16 KiB. Through an event loop each of them costs more Python than its decryption, and a request
 with a small answer some 2 ms; a thread that blocks in a socket costs neither (docs/adr/0009). urllib3 speaks HTTP, TLS
-and CONNECT. Here is what an asyncio program needs beside: threads, connections that are kept, and the end of a request
-that was cancelled. Nothing here knows what is asked, nor sends anything a second time.
+and CONNECT. This module adds what an asyncio program needs: threads, idle connections, and the end of a cancelled
+request. Nothing here knows what is asked, nor sends anything a second time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a failure of HTTPS to the server means, in our errors, for the agent and the operator's command.
+"""Failures of HTTPS as fedcore errors, for the agent and the operator's commands.
 
 Nobody answers: ServerUnreachable. Somebody else does, by their certificate, or the server does not know who asks:
 Unauthorized. The server answers with any other problem document: Refused. A certificate that is wrong stays wrong; a
@@ -34,7 +34,7 @@ _STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
 _OUT_OF_TIME: Final = {
     # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
     9: "is not good yet; check the clock of this machine",
-    10: "has expired; whoever runs the server has to renew it, unless the clock of this machine is wrong",
+    10: "has expired; the server's owner has to renew it, unless the clock of this machine is wrong",
 }
 
 
@@ -44,7 +44,7 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
-    """What it means that a request got no answer."""
+    """The error for a request that got no answer."""
     if (failure := _certificate_failure(error)) is not None:
         if (why := _OUT_OF_TIME.get(failure.verify_code)) is not None:
             return ServerUnreachable(f"the certificate of the server at {url} {why}")
@@ -54,7 +54,7 @@ def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a request that failed so may succeed when it is sent again, although nobody changes anything here."""
+    """Whether a request that failed so may succeed when it is sent again, without a change on this machine."""
     failure = _certificate_failure(error)
     return isinstance(error, NETWORK_ERRORS) and (failure is None or failure.verify_code in _OUT_OF_TIME)
 
@@ -70,7 +70,13 @@ def leads_elsewhere(error: BaseException) -> bool:
 
 
 def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
-    """What an answer means that is no success. of: what the server does not accept where the status is 401."""
+    """The error for an answer that is no success.
+
+    Args:
+        status: of the answer.
+        body: of the answer, a problem document or not.
+        of: what the server does not accept if the status is 401.
+    """
     try:
         problem = ProblemDocument.model_validate_json(body)
         kind, detail = clean(problem.kind), clean(problem.detail)[:500]

@@ -1,4 +1,4 @@
-"""The transport over HTTPS: every request signed, every answer bounded, every failure told apart.
+"""Transport over HTTPS: signed requests, bounded answers, classified failures.
 
 A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
 new signature each time; all routes are idempotent. A 4xx but 408 is an answer and never repeated. A federation may have
@@ -158,14 +158,14 @@ class HttpTransport:
         retry: Retry | None = None,
         limit: int | None = None,
         read: Callable[[bytes], Answer] | None = None,
-        hear: Callable[[Mapping[str, str]], None] | None = None,
+        on_headers: Callable[[Mapping[str, str]], None] | None = None,
         **query: str | int,
     ) -> Answer | None:
         """GET a control message; None for 204."""
         if wait is not None:
             query["wait"] = f"{wait:g}"
         target = f"{path}?{urlencode(query)}" if query else path
-        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit, hear), read)
+        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit, on_headers), read)
 
     async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
         """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
@@ -227,7 +227,7 @@ class HttpTransport:
         body: bytes,
         retry: Retry | None,
         limit: int | None = None,
-        hear: Callable[[Mapping[str, str]], None] | None = None,
+        on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> bytes | None:
         digest = await asyncio.to_thread(_sha256, body) if len(body) > _HASHED_AT_ONCE else _sha256(body)
 
@@ -237,8 +237,8 @@ class HttpTransport:
 
         async def attempt() -> bytes | None:
             content, headers = await self._request(method, target, body, digest, _JSON if body else {}, receive)
-            if hear is not None:
-                hear(headers)
+            if on_headers is not None:
+                on_headers(headers)
             return content
 
         return await self._repeat(attempt, retry)

@@ -1,4 +1,4 @@
-"""How long a request is sent again, which depends on why it failed.
+"""Retry deadlines: how long a failed request is sent again, by the reason of the failure.
 
 A server that is away comes back: it is being restarted, or another one takes over. An exchange waits for that as long
 as it may last. A request that fails while the server answers others is another matter: something between the two

@@ -1,4 +1,4 @@
-"""How the agent and its exchanges talk to the server, whatever carries the messages.
+"""Protocol of the requests to the server, independent of what carries them.
 
 `client_app.http.http_transport.HttpTransport` does it over HTTPS; a test may put the server in the same process.
 """
@@ -64,7 +64,7 @@ class Transport(Protocol):
         retry: Retry | None = None,
         limit: int | None = None,
         read: Callable[[bytes], Answer] | None = None,
-        hear: Callable[[Mapping[str, str]], None] | None = None,
+        on_headers: Callable[[Mapping[str, str]], None] | None = None,
         **query: str | int,
     ) -> Answer | None:
         """GET a control message; None for 204.
@@ -76,7 +76,7 @@ class Transport(Protocol):
             retry: in place of the transport's own rule.
             limit: bytes of the answer, if fewer than usual are allowed.
             read: parses the answer, in place of pydantic.
-            hear: gets the headers of the answer.
+            on_headers: gets the headers of the answer.
             query: parameters of the request.
         """
         ...

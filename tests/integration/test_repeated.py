@@ -49,7 +49,7 @@ def test_an_update_that_is_too_large_is_sent_again_and_not_made_again(
     assert [event["clipped"] for event in done.of("exchange-done")] == [0, 0, 0]
     assert (done.summary["repeats"], done.summary["failures"]) == (1, [])
     assert rounds_of(runs) == {f"site-{site}": ROUNDS for site in range(4)}
-    assert [uneven.log(f"client-{number}").count("the app is not run again") for number in (1, 2, 3, 4)] == [1] * 4
+    assert [uneven.log(f"client-{number}").count("the app does not run again") for number in (1, 2, 3, 4)] == [1] * 4
     plain = simulate(4, app=UNEVEN, settings={"aggregation": "plain"}, **LARGE)
     np.testing.assert_allclose(done.arrays()["weight"], plain.state["weight"], rtol=1e-3, atol=1.0)
     for number in (1, 2, 3, 4):

@@ -69,7 +69,7 @@ class MemoryTransport:
         retry: Retry | None = None,
         limit: int | None = None,
         read: Callable[[bytes], Answer] | None = None,
-        hear: Callable[[Mapping[str, str]], None] | None = None,
+        on_headers: Callable[[Mapping[str, str]], None] | None = None,
         **query: str | int,
     ) -> Answer | None:
         asked = dict(query) | ({"wait": f"{wait:g}"} if wait is not None else {})

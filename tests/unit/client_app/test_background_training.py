@@ -120,8 +120,8 @@ async def test_newer_work_takes_the_place_of_older(script: Script, client: Clien
         await until(lambda: len(script.told) == 2, running)
     assert [said.version.number for said in script.told] == [2, 14]
     said = client.output.stream.getvalue()
-    assert said.count("stopped training from version 1: no sum waits for it any more") == 1
-    assert said.count("gave up the update from version 2: no sum waits for it any more") == 1
+    assert said.count("stopped training on version 1: superseded by newer work") == 1
+    assert said.count("discarded the update trained on version 2: superseded by newer work") == 1
 
 
 async def test_a_failure_is_ready_and_adds_nothing(

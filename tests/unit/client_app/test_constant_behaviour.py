@@ -43,7 +43,7 @@ from fedcore.wire.control import Task, WithdrawalReason
 
 PAUSES = Pauses(refusal=0.0, farewell=60.0)
 STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]
-NOBODY_IS_TOLD = "contributes nothing to this exchange; nobody is told why"
+NOBODY_IS_TOLD = "sending an empty update; the reason stays on this machine"
 FAILURES: dict[str, dict[str, Any]] = {
     "the app raises": {"error": AppFailed("...\nValueError: patient 4711 has no age")},
     "rank killed": {"error": RankFailed("rank 1 ended by signal SIGKILL", RANK_KILLED)},

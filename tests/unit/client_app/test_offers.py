@@ -120,7 +120,7 @@ async def test_an_agent_goes_over_to_what_its_owner_approves(
     offering(script, NEW)
     ranks = Ranks(fails=fails)
     agent = Agent(replace(client, app_sha256=OLD.sha256), FAST)
-    agent.follower = AppUpdater(offers=offers, runner=ranks)
+    agent.updater = AppUpdater(offers=offers, runner=ranks)
     running = asyncio.create_task(agent.run())
     try:
         async with script.serving():
@@ -150,7 +150,7 @@ async def test_an_agent_goes_over_to_what_its_owner_approves(
 async def test_a_server_that_makes_apps_up_fills_nothing(script: Script, client: Client, offers: Offers) -> None:
     """One a minute at most, and a few of them at all."""
     offering(script, *map(numbered, range(8)))
-    agent = Agent(replace(client, app_sha256=OLD.sha256), FAST, follower=AppUpdater(offers=offers, runner=Ranks()))
+    agent = Agent(replace(client, app_sha256=OLD.sha256), FAST, updater=AppUpdater(offers=offers, runner=Ranks()))
     running = asyncio.create_task(agent.run())
     try:
         async with script.serving():

@@ -90,7 +90,7 @@ class TestExchange:
         assert script.decoded.examples == once.examples
         for name, value in once.state.items():
             np.testing.assert_allclose(script.decoded.state[name], value, atol=1e-5)
-        assert "asked again; the app is not run again" in log.getvalue()
+        assert "a repeated exchange; the app does not run again" in log.getvalue()
 
     @pytest.mark.parametrize(
         "other",

@@ -19,7 +19,7 @@ from fedcore.run.exchange import encoding_of
 
 DATA = {number: Data(records=(0.5 * number,), examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
 LARGE = {**DATA, 1: replace(DATA[1], secret=HUGE)}
-AGAIN = "asked again; the app is not run again"
+AGAIN = "a repeated exchange; the app does not run again"
 
 
 def wider(exponent: int, **more: Any) -> Ask:
