@@ -204,7 +204,7 @@ async def test_a_machine_that_may_not_train_any_more_sends_the_same(
     shift = {"goes_on": UntilUnplugged()}
     failed = await carry_out(make(), work=shift, eligibility=battery, asked=asked)
     assert failed.requests() == success.requests()
-    assert "not eligible: on battery; contributes nothing" in failed.log
+    assert "not eligible: on battery; sending an empty update" in failed.log
 
 
 async def test_a_failure_waits_for_the_keys(carry_out: Carry, make: Callable[..., Task]) -> None:
