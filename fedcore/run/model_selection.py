@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedcore.errors import ConfigurationError
@@ -52,6 +52,53 @@ class BestRule:
             f"reports {names or 'none'}"
         )
 
-    def said(self, value: float) -> str:
+    def describe(self, value: float) -> str:
         """For the model's file."""
         return f"{self.metric} = {value:.6g}, the {'largest' if self.larger else 'smallest'}"
+
+
+@dataclass(slots=True)
+class ModelSelection:
+    """Which evaluation was the best so far.
+
+    rule
+        None selects nothing.
+    best
+        The value of the best evaluation.
+    missing
+        What to warn of if neither the last evaluation nor the strategy's figures have the rule's metric; else empty.
+    """
+
+    rule: BestRule | None
+    best: float | None = field(default=None, init=False)
+    missing: str = field(default="", init=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """By the setting best-model; raises ConfigurationError."""
+        return cls(BestRule.parse(text))
+
+    def judge(self, metrics: Mapping[str, Any]) -> bool:
+        """An evaluation gave these metrics; returns whether its model is the best so far."""
+        value = self._value(metrics)
+        if self.rule is None or not self.rule.beats(value, self.best):
+            return False
+        self.best = value
+        return True
+
+    def note_missing(self, metrics: Mapping[str, Any]) -> None:
+        """An evaluation gave these metrics just now: the strategy's figures are the last chance for the rule's."""
+        self.missing = self.rule.absent(metrics) if self.rule is not None and self._value(metrics) is None else ""
+
+    def judge_figures(self, metrics: Mapping[str, Any]) -> bool:
+        """As `judge`, for what the strategy made of the evaluation of the last model."""
+        if self._value(metrics) is not None:
+            self.missing = ""
+        return self.judge(metrics)
+
+    def describe(self) -> str:
+        """The best evaluation, for the file of its model."""
+        return self.rule.describe(self.best) if self.rule is not None and self.best is not None else ""
+
+    def _value(self, metrics: Mapping[str, Any]) -> float | None:
+        return self.rule.value(metrics) if self.rule is not None else None

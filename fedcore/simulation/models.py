@@ -57,7 +57,9 @@ class BestSoFar:
         self.unjudged = self.rule.absent(metrics) if value is None else ""
         if value is not None and self.rule.beats(value, self.best.value if self.best is not None else None):
             spent = self.account.epsilon_spent
-            self.best = BestModel(state=model, value=value, said=self.rule.said(value), rounds=number, epsilon=spent)
+            self.best = BestModel(
+                state=model, value=value, said=self.rule.describe(value), rounds=number, epsilon=spent
+            )
 
     def warn_unjudged(self) -> None:
         """Say once that the evaluation did not have the metric, nor what the strategy made of it."""

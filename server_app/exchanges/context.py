@@ -1,9 +1,9 @@
-"""What an exchange is made of, what comes out of it, and what it costs."""
+"""What an exchange is made of, and what comes out of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,6 @@ from fedcore.run.exchange import ExchangeReply
 from fedcore.run.plain import PlainReply, mean_metrics
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import MetricValue, Task
-from server_app.http.guard import CountBytes
 from server_app.runs.event_log import EventLog
 from server_app.services import Services
 
@@ -88,26 +87,3 @@ class ExchangeResult:
             examples=sum(reply.examples for reply in answered),
             metrics=mean_metrics(answered) if answered else {},
         )
-
-
-@dataclass(slots=True)
-class ExchangeUsage:
-    """Bytes received from and sent to each client, and seconds by stage."""
-
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    up: dict[int, int] = field(default_factory=dict)
-    down: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """How long the stages took together."""
-        return sum(self.stage_seconds.values())
-
-    def byte_counter(self, client: int) -> CountBytes:
-        """Where the guard enters a request of `client`."""
-
-        def enter(up: int, down: int) -> None:
-            self.up[client] = self.up.get(client, 0) + up
-            self.down[client] = self.down.get(client, 0) + down
-
-        return enter

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedcore.errors import CohortTooSmall
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.groups import check_place
 from fedcore.wire.control import DrawTicket, DrawTicketIn, ManifestIn, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 

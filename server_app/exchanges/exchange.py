@@ -25,6 +25,7 @@ from fedcore.errors import (
     RoundFailed,
     UsageError,
 )
+from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome
 from fedcore.system.concurrency import in_thread
 from fedcore.system.memory import trim
 from fedcore.wire.control import ManifestIn, WithdrawIn
@@ -32,7 +33,7 @@ from fedcore.wire.events import NOT_NEEDED
 from fedcore.wire.forms import our_forms
 from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.outcome import Departure, ExchangeFailure, ExchangeOutcome, StageClosure
+from server_app.exchanges.outcome import Departure, StageClosure, result_of
 from server_app.exchanges.receipts import WITHDRAWAL, retry_until_stored
 from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.stages import Phase, StageEvent, StageReporter
@@ -139,7 +140,7 @@ class Exchange(MessageReceiver):
                 log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
             raise
         await self._clear()
-        return await retry_until_stored(lambda: end.outcome(self.services.objects.fetch), "the result")
+        return await retry_until_stored(lambda: result_of(end, self.services.objects.fetch), "the result")
 
     async def abandon(self, reason: str) -> None:
         """The exchange is to have no result: it fails for `reason`, unless it had ended before. May be repeated."""

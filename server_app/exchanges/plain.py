@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.outcome import ExchangeOutcome, StoredReply
 from fedcore.run.plain import INPUT, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, Question, check_quorum, reply_error
 from fedcore.wire.control import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
 from fedcore.wire.events import ClientDropped
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeOutcome, StoredReply
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.members.presence import AHEAD

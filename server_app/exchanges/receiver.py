@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
+from fedcore.run.engine.outcome import ExchangeUsage
 from fedcore.secagg import Fault
 from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
 from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
-from server_app.exchanges.context import ExchangeContext, ExchangeUsage
+from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, ParticipantState, Stages
 from server_app.exchanges.transfers import Transfers, UpdateLimits, Uploads

@@ -15,6 +15,7 @@ from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.federation.transcript import ExchangeRecord
 from fedcore.run.buffer import staleness_metrics
+from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
@@ -36,7 +37,6 @@ from fedcore.wire.watch import ServerViewOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
-from server_app.exchanges.outcome import ExchangeOutcome, StoredSum
 from server_app.exchanges.receipts import retry_until_stored
 from server_app.exchanges.server_view import fields, first_values
 from server_app.exchanges.sum_file import WORD_BYTES, SumFile
@@ -212,7 +212,7 @@ class SecureExchange(Exchange):
         total = await retry_until_stored(self._total, f"the result of exchange {self.task.exchange}")
         return self.ending(total=total)
 
-    async def _total(self) -> StoredSum:
+    async def _total(self) -> AggregateResult:
         file = await self._sum.take()
         masked = await in_thread(file.beginning)
         has_model = self.encoding.layout is not None and self.context.model is not None
@@ -232,7 +232,7 @@ class SecureExchange(Exchange):
         finally:
             if path is not None:
                 discard(path)
-        return StoredSum.of(decoded, key, sha256)
+        return AggregateResult.of(decoded, key, sha256)
 
     def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
         """Show what the server saw, where there is a model and all of it was here in one life of the process."""

@@ -15,10 +15,13 @@ from typing import Any
 from pydantic import Field
 
 from fedcore.errors import FedcoreError
-from fedcore.wire.control import ClientId, Message, ModelRef, is_training
+from fedcore.run.engine.outcome import ExchangeOutcome
+from fedcore.run.engine.state import RunState
+from fedcore.wire.control import ClientId, KeptTask, Message, ModelRef, is_training
+from server_app.exchanges.secure import UNMASK
 from server_app.runs.app.messages import ExchangeAsked, NodesAsked, PlainAsked
 from server_app.storage.store import Store
-from server_app.storage.tables import StepRow
+from server_app.storage.tables import ExchangeRow, StepRow
 
 
 class RunInterrupted(FedcoreError):
@@ -85,6 +88,17 @@ class Journal:
     async def answer(self, answer: KeptAnswer) -> None:
         """Keep the answer to the last request."""
         await self._store.answer_step(self._run, self.number, answer.model_dump(mode="json", exclude_defaults=True))
+
+
+def fold_rows(state: RunState, rows: Sequence[ExchangeRow]) -> None:
+    """Take the exchanges of earlier steps into the state of their run."""
+    for row in rows:
+        state.count = max(state.count, row.exchange)
+        if row.result is not None:
+            state.take(KeptTask.model_validate(row.task), ExchangeOutcome.from_json(row.result))
+        elif row.stage == UNMASK:
+            state.take_open(KeptTask.model_validate(row.task))
+    state.take_groups()
 
 
 def as_kept(message: NodesAsked | ExchangeAsked | PlainAsked, files: Mapping[str, ModelRef]) -> dict[str, Any]:

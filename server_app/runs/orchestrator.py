@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import NODE_UNAVAILABLE, PlainReply, Question, reply_error
 from fedcore.run.settings import planned_rounds
@@ -18,7 +19,7 @@ from fedcore.system.plain_json import to_plain
 from fedcore.wire.control import ModelRef, is_query, is_training
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from server_app.exchanges.context import ExchangeResult
-from server_app.exchanges.outcome import ExchangeOutcome
+from server_app.exchanges.outcome import check_files, result_of
 from server_app.runs.app.messages import (
     Broken,
     BudgetReached,
@@ -270,11 +271,11 @@ class RunOrchestrator:
         end = ExchangeOutcome.from_json(row.result)
         if exchange not in self._run.led:
             try:
-                await end.check_files(services.objects, exchange)
+                await check_files(end, services.objects, exchange)
             except DamagedAtRest as error:
                 services.metrics.storage_failed(error)
                 raise RunFailed(f"the run cannot go on from where it was: {error}") from error
-        return await end.outcome(services.objects.fetch)
+        return await result_of(end, services.objects.fetch)
 
     async def _reply(self, reply: ExchangeReply) -> ExchangeReply:
         path = reply.state.path if isinstance(reply.state, ModelState) else reply.state

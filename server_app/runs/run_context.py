@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.events import Names, group_ended, names_of, traffic
+from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
+from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.retries import Attempts, Traffic, attempt_ended
 from fedcore.state import ModelFacts
 from fedcore.wire.control import Task
-from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
-from server_app.exchanges.context import ExchangeUsage
+from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection
 from server_app.runs.exchanges.failures import explain
 from server_app.runs.files.run_files import RunFiles
 from server_app.runs.plan import RunPlan
-from server_app.runs.run_state import RunState
 from server_app.services import Services
 from server_app.storage.tables import ExchangeRow
 
@@ -112,12 +111,13 @@ class RunContext:
         self.led.add(exchange.task.exchange)
         return exchange.end
 
-    async def close(self, task: Task, end: ExchangeOutcome) -> None:
-        """An exchange has ended: count it, and ask no more whoever cheated."""
-        self.state.take(task, end)
+    async def close(self, task: Task, end: ExchangeOutcome) -> bool:
+        """An exchange has ended: count it, and exclude clients that cheated; whether it evaluated the best model."""
+        best = self.state.take(task, end)
         self.clients.exclude(end.blamed)
         columns = {"rounds": self.state.rounds, "epsilon": self.state.budget.epsilon_spent}
         await self.services.store.update_run(self.plan.run, **columns)
+        return best
 
     async def checkpoint(self, model: Path, sha256: str) -> None:
         """Keep the model that the app hands over, if a round has made it: what a run leaves that does not finish."""
@@ -130,36 +130,36 @@ class RunContext:
 
         Before the answer is in the journal: a process that ends in between does the same again from the same rows.
         """
-        rule, value = self.state.rule, self.state.judged(task, end)
-        better = rule is not None and rule.beats(value, self.state.best)
-        await self.close(task, end)
-        if rule is None or end.total is None or task.trains or task.queries or model is None:
+        best = await self.close(task, end)
+        if model is None or end.total is None or not evaluates(task, end):
             return
-        self.state.unjudged = rule.absent(end.total.metrics) if value is None else ""
-        if better and value is not None:
-            await self.files.keep_best(model, replace(self.facts("best"), best=rule.said(value)))
+        self.state.selection.note_missing(end.total.metrics)
+        if best:
+            await self._keep_best(model)
 
     async def take_figures(self, figures: FiguresFound, evaluated: tuple[int, Path] | None) -> None:
-        """What the ServerApp made of replies, which may tell that the model evaluated last is the best.
+        """Take what the ServerApp made of replies, by which the model evaluated last may be the best.
 
-        evaluated: its round and its file. The model is kept before the event is, which says that it was: a process that
-        ends in between hears the same figures again.
+        The model is kept before the event is, which says that it was: a process that ends in between gets the same
+        figures again.
+
+        evaluated
+            The round of the last evaluation, and the file of its model.
         """
-        rule = self.state.rule
-        last = evaluated if figures.source == "evaluate" else None
-        if rule is not None and last is not None and figures.server_round == last[0]:
-            value = rule.value(figures.metrics)
-            self.state.unjudged = self.state.unjudged if value is None else ""
-            if value is not None and rule.beats(value, self.state.best):
-                self.state.best = value
-                if not self.event_log.has(figures):
-                    await self.files.keep_best(last[1], replace(self.facts("best"), best=rule.said(value)))
+        if evaluated is not None and figures.source == "evaluate" and figures.server_round == evaluated[0]:
+            best = self.state.selection.judge_figures(figures.metrics)
+            if best and not self.event_log.has(figures):
+                await self._keep_best(evaluated[1])
         self.event_log.add(figures)
+
+    async def _keep_best(self, model: Path) -> None:
+        facts = replace(self.facts("best"), best=self.state.selection.describe())
+        await self.files.keep_best(model, facts)
 
     def warn_unjudged(self) -> None:
         """Say once that an evaluation did not have the metric by which the best model is chosen."""
-        if self.state.unjudged:
-            self.event_log.warn_once(self.state.unjudged)
+        if self.state.selection.missing:
+            self.event_log.warn_once(self.state.selection.missing)
 
     def facts(self, kind: str) -> ModelFacts:
         """What the file of a model of this run says, as things stand."""
@@ -174,7 +174,7 @@ class RunContext:
             epsilon=self.state.budget.epsilon_spent,
             delta=privacy.delta if privacy is not None else None,
             run_config=self.plan.run_config,
-            told=self.state.told,
+            told=self.state.configs,
             time=datetime.fromtimestamp(self.services.wall(), UTC).isoformat(timespec="seconds"),
         )
 
@@ -204,51 +204,18 @@ class RunContext:
 
     def note_group_end(self, task: Task, end: ExchangeOutcome, *, reason: str = "", retry: bool = False) -> None:
         """Say that a group has given its sum, or why an attempt at it has not."""
-        group = task.group
-        assert group is not None  # noqa: S101 - the caller leads groups
-        ended = GroupEnded(
-            exchange=task.exchange,
-            drawn=group.exchange,
-            server_round=task.server_round,
-            group=group.number,
-            groups=group.of,
-            survivors=self.names(end.survivors),
-            seconds=round(end.usage.seconds, 4),
-            reason=reason,
-            retry=retry,
-            **(self.traffic(end.usage) if reason else {}),
-        )
-        self.event_log.add(ended)
+        assert task.group is not None  # noqa: S101 - the caller leads groups
+        self.event_log.add(group_ended(task.group, task, end, self.name, reason=reason, retry=retry))
 
-    def note_done(self, task: Task, end: ExchangeOutcome, **found: Any) -> None:
-        """Say that an exchange was completed; found: the fields of `ExchangeDone` that tell what came of it."""
-        usage = end.usage
-        done = ExchangeDone(
-            exchange=task.exchange,
-            server_round=task.server_round,
-            message_type=task.message_type,
-            aggregation=task.aggregation,
-            survivors=self.names(end.survivors),
-            seconds=round(usage.seconds, 4),
-            stage_seconds=dict(usage.stage_seconds),
-            bytes_up=self.by_name(usage.up),
-            bytes_down=self.by_name(usage.down),
-            **found,
-        )
-        self.event_log.add(done)
+    @property
+    def name(self) -> Names:
+        """The name of a client."""
+        return self.services.names.__getitem__
 
     def names(self, clients: Collection[int]) -> list[str]:
         """Clients by name, in the order of their numbers."""
-        return [self.services.names[client] for client in sorted(clients)]
+        return names_of(clients, self.name)
 
     def traffic(self, *usages: ExchangeUsage) -> Traffic:
         """What travelled in all of these exchanges together."""
-        up, down = Counter[int](), Counter[int]()
-        for usage in usages:
-            up.update(usage.up)
-            down.update(usage.down)
-        return {"bytes_up": self.by_name(up), "bytes_down": self.by_name(down)}
-
-    def by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
-        """Figures of clients, by name."""
-        return {self.services.names[client]: count for client, count in sorted(counts.items())}
+        return traffic(usages, self.name)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, StorageUnavailable
+from fedcore.run.engine.state import RunState
 from fedcore.system.concurrency import end
 from fedcore.wire.control import ModelRef
 from fedcore.wire.events import RunResumed
@@ -25,13 +26,12 @@ from server_app.runs.deaths import Deaths
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection
 from server_app.runs.files.run_files import RunFiles
-from server_app.runs.journal import Journal, RunInterrupted
+from server_app.runs.journal import Journal, RunInterrupted, fold_rows
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
 from server_app.runs.persistence import pauses, persist, reason_of
 from server_app.runs.plan import RunPlan
 from server_app.runs.retention import drop_journal, tidy
 from server_app.runs.run_context import RunContext
-from server_app.runs.run_state import RunState
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 
@@ -268,7 +268,7 @@ class RunWorker:
         rows = await services.store.exchanges_of(plan.run)
         state = RunState(plan.settings, services.min_cohort)
         state.count = max([event_log.last_exchange, *(row.exchange for row in rows)])
-        state.take_rows([row for row in rows if row.step <= journal.answered])
+        fold_rows(state, [row for row in rows if row.step <= journal.answered])
         clients = CohortSelection(services, plan, event_log)
         clients.exclude(state.blamed)
         if journal.known or event_log.said_anything:

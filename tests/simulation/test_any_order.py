@@ -18,9 +18,9 @@ from support.services import federation
 
 from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.wire.control import Message, WithdrawalReason, WithdrawIn
 from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
-from server_app.exchanges.outcome import ExchangeOutcome
 
 __all__ = ["federation"]
 

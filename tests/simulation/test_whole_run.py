@@ -20,9 +20,10 @@ from support.whole_run import Lost, Outcome, WholeRun
 
 from fedcore import codec
 from fedcore.federation import FederationFolder
+from fedcore.run.engine.state import RunState
 from fedcore.wire.control import Message
 from server_app.exchanges.receipts import Receipts
-from server_app.runs.run_state import RunState
+from server_app.runs.journal import fold_rows
 from server_app.storage.tables import ExchangeRow
 
 __all__ = ["federation"]
@@ -79,16 +80,15 @@ async def answers_first(self: Receipts, client: int, step: str, digest: bytes, b
     self._digests[step, client] = digest
 
 
-def counts_twice(self: RunState, rows: Sequence[ExchangeRow]) -> None:
+def counts_twice(state: RunState, rows: Sequence[ExchangeRow]) -> None:
     """A new process counts what it finds, and once more."""
     for _ in range(2):
-        takes_rows(self, rows)
+        fold_rows(state, rows)
 
 
-takes_rows = RunState.take_rows
 FAULTS = {
     "answers first": ("server_app.exchanges.receipts.Receipts.keep", answers_first, "not on the disk"),
-    "counts twice": ("server_app.runs.run_state.RunState.take_rows", counts_twice, "rounds were counted"),
+    "counts twice": ("server_app.runs.worker.fold_rows", counts_twice, "rounds were counted"),
 }
 
 

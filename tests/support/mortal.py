@@ -20,6 +20,7 @@ import numpy as np
 from fedcore.codec import CodecSettings, encode, first_encoding
 from fedcore.errors import RoundFailed
 from fedcore.federation import ClientKit, FederationFolder, ServerKit
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.plain import Question
 from fedcore.run.settings import JobSettings
@@ -39,7 +40,6 @@ from fedcore.wire.control import (
 )
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection

@@ -7,10 +7,10 @@ from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.federation.admission.refusals import refused_by_all, refused_by_some
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Task, WithdrawalReason
-from server_app.exchanges.outcome import ExchangeOutcome
 
 _REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)
 

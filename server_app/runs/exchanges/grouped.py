@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.events import sums_done
+from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.exchange import make_draw
 from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
-from fedcore.run.plain import mean_metrics
 from fedcore.run.requirements import cut_for
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
-from fedcore.wire.events import ExchangeDone, ExchangeFailed
-from server_app.exchanges.context import ExchangeContext, ExchangeUsage
+from fedcore.wire.events import ExchangeFailed
+from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.draw import DrawExchange
-from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest, announce
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
@@ -172,27 +172,9 @@ class GroupedExchanges:
 
     def _note_done(self, draw: Task, end: ExchangeOutcome, sums: Sequence[_Sum]) -> None:
         """Say what came of all groups together: the mean over their clients, as of one cohort."""
-        run, totals = self._run, [one.end.total for one in sums if one.end.total is not None]
-        usages = [end.usage, *(one.end.usage for one in sums)]
-        stages = {name for usage in usages for name in usage.stage_seconds}
-        done = ExchangeDone(
-            exchange=draw.exchange,
-            server_round=draw.server_round,
-            message_type=draw.message_type,
-            aggregation=draw.aggregation,
-            survivors=run.names([client for one in sums for client in one.end.survivors]),
-            examples=sum(total.examples for total in totals),
-            metrics=mean_metrics(totals),
-            seconds=round(end.usage.seconds + max(one.end.usage.seconds for one in sums), 4),
-            clipped=sum(sum(total.statistics.clipped) for total in totals),
-            lost_norm=max(total.lost_norm for total in totals),
-            failures=sum(total.failures for total in totals),
-            metrics_agree=all(total.names is not None for total in totals),
-            stage_seconds={name: max(usage.stage_seconds.get(name, 0.0) for usage in usages) for name in stages},
-            **run.traffic(*usages),
-            groups=len(sums),
-        )
-        run.event_log.add(done)
+        run, spent = self._run, self._run.state.budget.epsilon_spent
+        pairs = [(one.task, one.end) for one in sums]
+        run.event_log.add(sums_done(draw, pairs, run.name, usage=end.usage, epsilon_spent=spent))
 
 
 def _is_draw(row: ExchangeRow) -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.events import exchange_done
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.plain import Question, plain_task
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.outcome import ExchangeOutcome
+from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange
 from server_app.runs.app.messages import PlainAsked
 from server_app.runs.run_context import RunContext
@@ -111,5 +113,14 @@ class PlainExchanges:
         return await run.lead(exchange, row)
 
     async def _note_success(self, task: Task, end: ExchangeOutcome) -> None:
-        result: ExchangeResult = await end.outcome(self._run.services.objects.fetch)
-        self._run.note_done(task, end, examples=result.examples, metrics=dict(result.metrics))
+        result: ExchangeResult = await result_of(end, self._run.services.objects.fetch)
+        done = exchange_done(
+            task,
+            end.survivors,
+            self._run.name,
+            usages=[end.usage],
+            examples=result.examples,
+            metrics=result.metrics,
+            seconds=round(end.usage.seconds, 4),
+        )
+        self._run.event_log.add(done)

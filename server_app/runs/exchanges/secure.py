@@ -10,6 +10,8 @@ from pathlib import Path
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import RoundFailed
 from fedcore.federation import Roster
+from fedcore.run.engine.events import sums_done
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest, make_task
 from fedcore.run.groups import GroupMembership
 from fedcore.run.quorum import failures_for
@@ -17,7 +19,6 @@ from fedcore.run.retries import Attempts
 from fedcore.state import Layout
 from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.outcome import ExchangeOutcome
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import Sent
 from server_app.runs.run_context import RunContext
@@ -243,20 +244,9 @@ class SecureExchanges:
 
     def note_success(self, task: Task, end: ExchangeOutcome) -> None:
         """Say what came of an exchange that gave its sum."""
-        total = end.total
-        assert total is not None  # noqa: S101 - a secure exchange without a failure has a sum
-        self._run.note_done(
-            task,
-            end,
-            examples=total.examples,
-            metrics=dict(total.metrics),
-            clipped=sum(total.statistics.clipped),
-            lost_norm=total.lost_norm,
-            failures=total.failures,
-            metrics_agree=total.names is not None,
-            epsilon_spent=self._run.state.budget.epsilon_spent,
-            staleness=self._run.by_name(task.staleness_of(end.survivors)),
-        )
+        run = self._run
+        spent = run.state.budget.epsilon_spent
+        run.event_log.add(sums_done(task, [(task, end)], run.name, epsilon_spent=spent))
 
 
 def _layout(request: ExchangeRequest) -> Layout | None:

@@ -20,12 +20,12 @@ from fedcore.errors import (
     TooFewContributed,
     UpdateTooLarge,
 )
+from fedcore.run.engine.outcome import AggregateResult, ExchangeFailure, ExchangeOutcome, ExchangeUsage, StoredReply
 from fedcore.run.plain import reply_error
 from fedcore.secagg import Fault
 from fedcore.state import ModelState
 from fedcore.wire.control import WithdrawalReason, WithdrawIn
-from server_app.exchanges.context import ExchangeUsage
-from server_app.exchanges.outcome import ExchangeFailure, ExchangeOutcome, StoredReply, StoredSum
+from server_app.exchanges.outcome import result_of
 
 STATISTICS = MagnitudeStatistics(
     contributors=3,
@@ -66,7 +66,7 @@ async def nowhere(key: str) -> Path:
 async def test_a_failure_is_raised_again_as_it_was(error: RoundFailed) -> None:
     end = again(ExchangeOutcome(failure=ExchangeFailure.of(error), survivors=(1, 4), unmasked=True))
     with pytest.raises(RoundFailed) as raised:
-        await end.outcome(nowhere)
+        await result_of(end, nowhere)
     assert type(raised.value) is type(error)
     assert str(raised.value) == str(error)
     assert vars(raised.value) == vars(error)
@@ -97,7 +97,7 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     usage = ExchangeUsage({"input": 1.5, "result": 0.25}, {1: 3, 2: 4}, {1: 5})
     end = again(
         ExchangeOutcome(
-            total=StoredSum.of(decoded, "runs/a/exchanges/1/mean", "ab" * 32),
+            total=AggregateResult.of(decoded, "runs/a/exchanges/1/mean", "ab" * 32),
             survivors=(1, 2),
             blamed={3: Fault.WRONG_SHARE},
             withdrawals={4: WithdrawIn(reason=WithdrawalReason.POLICY, check="too-long", asked=2.5, allowed=1.5)},
@@ -110,7 +110,7 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
         assert key == "runs/a/exchanges/1/mean"
         return tmp_path / "mean"
 
-    result = await end.outcome(fetch)
+    result = await result_of(end, fetch)
     assert result.decoded is not None
     assert result.decoded.state is not None
     assert dict(result.decoded.state)["weight"].tobytes() == state["weight"].tobytes()
@@ -126,7 +126,9 @@ async def test_plain_replies_come_back_with_numbers_that_json_does_not_know(tmp_
         StoredReply(node=1, content="one", examples=3, metrics={"loss": math.nan, "all": [math.inf, -math.inf]}),
         StoredReply(node=2, error=reply_error(2, "it broke")),
     )
-    result = await again(ExchangeOutcome(replies=replies, survivors=(1,))).outcome(lambda key: in_folder(tmp_path, key))
+    result = await result_of(
+        again(ExchangeOutcome(replies=replies, survivors=(1,))), lambda key: in_folder(tmp_path, key)
+    )
     one, two = result.plain
     assert (one.content, one.examples, one.error) == (tmp_path / "one", 3, None)
     assert math.isnan(one.metrics["loss"])  # type: ignore[arg-type]

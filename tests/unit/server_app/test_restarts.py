@@ -16,10 +16,11 @@ from support.serverside import until
 
 from fedcore.errors import DamagedAtRest, ProtocolViolation, RoundFailed, StorageUnavailable
 from fedcore.federation import FederationFolder
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.secagg import Fault
 from fedcore.wire import secagg_codec as conversions
 from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
-from server_app.exchanges.outcome import ExchangeOutcome
+from server_app.exchanges.outcome import result_of
 from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection
@@ -76,7 +77,7 @@ async def test_plain_replies_survive_as_they_came(
     federation: FederationFolder, tmp_path: Path, writes: int, puts: bool
 ) -> None:
     async with rig(federation, tmp_path, aggregation="plain") as here:
-        result = await (await play(here, writes, puts=puts)).outcome(here.services.objects.fetch)
+        result = await result_of(await play(here, writes, puts=puts), here.services.objects.fetch)
         assert len(here.lives) >= 2
         assert [reply.examples for reply in result.plain] == [1, 4, 16, 64]
         assert [reply.content.read_bytes() for reply in result.plain if reply.content] == [
@@ -233,7 +234,7 @@ async def test_an_exchange_that_is_put_down_is_busy_until_it_is_taken_up(
             await exchange.abandon("cancelled by the operator")
             await exchange.abandon("said again")
             with pytest.raises(RoundFailed, match="cancelled"):
-                await (await here.lead(None)).outcome(here.services.objects.fetch)
+                await result_of(await here.lead(None), here.services.objects.fetch)
             return
         leading = asyncio.create_task(here.lead(None))
         await asyncio.gather(*(steps[number].advertise() for number in (3, 4)))
