@@ -6,34 +6,41 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
-from fedcore.federation.approval import ANY, APPROVED_FILE, LISTED, ApprovedApps
+from fedcore.federation.approval import ApprovedApps
 from fedcore.federation.chain import load_chain
 from fedcore.federation.files import (
     REMEDY,
     broken,
     read_authority,
     read_certificate,
-    read_private_key,
-    read_secret,
-    read_text,
     read_toml,
 )
 from fedcore.federation.kits.identity import open_identity
+from fedcore.federation.kits.kit_values import (
+    NodeValue,
+    accel_location,
+    app_rules,
+    approved_apps,
+    bearer_token,
+    check_federation,
+    check_membership,
+    check_tls,
+    limit_of,
+    listen_address,
+    node_config,
+    proxies,
+    server_urls,
+    token_hash,
+)
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
 from fedcore.secagg import Signer
 from fedcore.system.sandbox.sandbox import Rules
-
-NodeValue = bool | int | float | str
 
 SERVER_FILE: Final = "server.toml"
 CLIENT_FILE: Final = "client.toml"
@@ -54,7 +61,6 @@ TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 _APP_KEYS: Final = ("app-env", "app-read", "app-sandbox", "approve-apps")
 _REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
 _KEEPING_KEYS: Final = ("keep-runs", "keep-days")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +102,15 @@ class ClientKit:
         )
         authority = read_authority(folder / AUTHORITY_FILE)
         roster = Roster.load(folder / ROSTER_FILE, authority)
-        _check_federation(path, roster, values["federation"])
-        _check_membership(path, roster, values["client-id"], values["name"])
+        check_federation(path, roster, values["federation"])
+        check_membership(path, roster, values["client-id"], values["name"])
         return cls(
             folder=folder,
             federation=values["federation"],
             client_id=values["client-id"],
             name=values["name"],
-            servers=_servers(path, values),
-            node_config=_node_config(path, values["node-config"]),
+            servers=server_urls(path, values),
+            node_config=node_config(path, values["node-config"]),
             identity=open_identity(folder, roster.keys[values["client-id"]]),
             authority=authority,
             ca_file=_trusted(folder, values),
@@ -188,9 +194,9 @@ class ServerKit:
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")
         authority = read_authority(folder / values["authority"])
-        _check_tls(folder / values["tls-certificate"], folder / values["tls-key"])
+        check_tls(folder / values["tls-certificate"], folder / values["tls-key"])
         rosters = load_chain(folder / values["rosters"], authority)
-        _check_federation(path, rosters[-1], values["federation"])
+        check_federation(path, rosters[-1], values["federation"])
         least = values.get("min-cohort", Policy.default(len(rosters[-1].members)).min_cohort)
         if least < 2:
             raise broken(path, "min-cohort must be at least 2", "mend the line")
@@ -208,15 +214,15 @@ class ServerKit:
             rosters=rosters,
             rosters_file=folder / values["rosters"],
             min_cohort=least,
-            app_rules=_app_rules(path, values),
-            approved_apps=_approved_apps(path, values),
-            operator_token_sha256=_token_hash(folder / values["operator-token-sha256"]),
-            metrics_listen=_listen(path, values.get("metrics-listen", "")),
+            app_rules=app_rules(path, values),
+            approved_apps=approved_apps(path, values),
+            operator_token_sha256=token_hash(folder / values["operator-token-sha256"]),
+            metrics_listen=listen_address(path, values.get("metrics-listen", "")),
             traces=values.get("traces", ""),
-            trust_proxy=_proxies(path, values.get("trust-proxy", [])),
-            accel_location=_location(path, values),
-            keep_runs=_limit(path, values, "keep-runs"),
-            keep_days=_limit(path, values, "keep-days"),
+            trust_proxy=proxies(path, values.get("trust-proxy", [])),
+            accel_location=accel_location(path, values),
+            keep_runs=limit_of(path, values, "keep-runs"),
+            keep_days=limit_of(path, values, "keep-days"),
         )
 
     @property
@@ -252,10 +258,10 @@ class OperatorKit:
         return cls(
             folder=folder,
             federation=values["federation"],
-            servers=_servers(path, values),
+            servers=server_urls(path, values),
             ca_file=_trusted(folder, values),
             authority=read_authority(folder / AUTHORITY_FILE),
-            token=_token(folder / TOKEN_FILE),
+            token=bearer_token(folder / TOKEN_FILE),
         )
 
 
@@ -272,127 +278,6 @@ def kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     )
 
 
-def _approved_apps(path: Path, values: Mapping[str, Any]) -> ApprovedApps | None:
-    asked = values.get("approve-apps", LISTED)
-    if asked not in (LISTED, ANY):
-        raise broken(path, f'approve-apps must be "{LISTED}" or "{ANY}"', "mend the line")
-    return ApprovedApps(path.parent / APPROVED_FILE) if asked == LISTED else None
-
-
-def _proxies(path: Path, texts: list[Any]) -> tuple[str, ...]:
-    for text in texts:
-        try:
-            ipaddress.ip_network(text, strict=False)
-        except (TypeError, ValueError):
-            raise broken(
-                path,
-                "trust-proxy must list addresses or networks of proxies",
-                'mend the line, for example trust-proxy = ["10.0.0.2"]',
-            ) from None
-    return tuple(texts)
-
-
-def _location(path: Path, values: Mapping[str, Any]) -> str:
-    text: str = values.get("accel-location", "")
-    if text and not re.fullmatch(r"/([A-Za-z0-9_-]+/)+", text):
-        what = 'mend the line, for example accel-location = "/fedcore-files/"'
-        raise broken(path, "accel-location must be a location of nginx that begins and ends with a slash", what)
-    if text and not values.get("trust-proxy"):
-        what = 'name that nginx, for example trust-proxy = ["10.0.0.2"]'
-        raise broken(
-            path,
-            "accel-location needs trust-proxy: the server tells only an nginx that is named there where files are",
-            what,
-        )
-    return text
-
-
-def _limit(path: Path, values: Mapping[str, Any], key: str) -> int:
-    limit: int = values.get(key, 0)
-    if limit < 0:
-        raise broken(path, f"{key} must not be negative; 0 stands for no limit", "mend the line")
-    return limit
-
-
-def _app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
-    env, read = values.get("app-env", []), values.get("app-read", [])
-    if not all(isinstance(text, str) for text in (*env, *read)):
-        raise broken(path, "app-env and app-read must be lists of texts", "mend the line")
-    return Rules(
-        variables=tuple(env),
-        read=tuple(path.parent / text for text in read),
-        confined=values.get("app-sandbox", True),
-    )
-
-
-def _listen(path: Path, address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if address and not (host and port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
-        raise broken(path, "metrics-listen must look like 127.0.0.1:9464", "mend the line")
-    return address
-
-
-def _check_federation(path: Path, roster: Roster, federation: str) -> None:
-    if roster.federation != federation:
-        raise broken(
-            path,
-            f"the roster is for the federation {roster.federation!r}, not {federation!r}",
-            check="other-federation",
-        )
-
-
-def _check_membership(path: Path, roster: Roster, client_id: int, name: str) -> None:
-    if client_id not in roster.names:
-        raise broken(path, f"client {client_id} is not on the roster", check="not-on-roster")
-    if name != roster.names[client_id]:
-        raise broken(path, f"the roster has another name for client {client_id}", check="other-name")
-    if client_id not in roster.keys:
-        raise broken(
-            path,
-            f"roster {roster.version} revokes this client",
-            "ask the authority; a new kit needs a new name",
-            check="revoked",
-        )
-
-
-def _servers(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The addresses of `server-url` and of `servers`, each once."""
-    named = [values["server-url"]] if "server-url" in values else []
-    servers = tuple(dict.fromkeys(_server_url(path, url) for url in (*named, *values.get("servers", ()))))
-    if not servers:
-        raise broken(
-            path,
-            "it names no server",
-            'write server-url = "https://host:port", or servers = [...] for several',
-            check="no-server",
-        )
-    return servers
-
-
-def _server_url(path: Path, url: object) -> str:
-    if not isinstance(url, str):
-        raise broken(path, "servers must be a list of texts", "mend the line")
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme == "https" and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
-    except ValueError:
-        sound = False
-    if not sound:
-        raise broken(
-            path, "server-url must look like https://host:port, and so must what servers lists", "mend the line"
-        )
-    return url.rstrip("/")
-
-
-def _node_config(path: Path, values: Mapping[str, object]) -> Mapping[str, NodeValue]:
-    checked: dict[str, NodeValue] = {}
-    for key, value in values.items():
-        if not isinstance(value, bool | int | float | str):
-            raise broken(path, f"node-config.{key} must be a number, a string, true or false", "mend the line")
-        checked[key] = value
-    return MappingProxyType(checked)
-
-
 def _trusted(folder: Path, values: Mapping[str, Any]) -> Path | None:
     named = values.get("tls-ca", CA_FILE)
     if named == SYSTEM_CAS:
@@ -400,26 +285,3 @@ def _trusted(folder: Path, values: Mapping[str, Any]) -> Path | None:
     read_certificate(folder / named)
     path: Path = folder / named
     return path
-
-
-def _check_tls(certificate: Path, key: Path) -> None:
-    if read_certificate(certificate).public_key() != read_private_key(key).public_key():
-        raise broken(key, f"not the key of the certificate {certificate.name}", check="other-key")
-
-
-def _token_hash(path: Path) -> bytes:
-    text = read_text(path).strip()
-    if not _SHA256.fullmatch(text):
-        raise broken(path, "not a SHA-256 in lower-case hexadecimal digits")
-    return bytes.fromhex(text)
-
-
-def _token(path: Path) -> str:
-    try:
-        token = read_secret(path).decode("ascii").strip()
-    except UnicodeDecodeError:
-        token = ""
-    # Printable and without blanks, so that it can stand in an Authorization header (RFC 6750, 2.1).
-    if not token or not token.isprintable() or " " in token:
-        raise broken(path, "not a bearer token")
-    return token
