@@ -35,11 +35,12 @@ import psutil
 from benchmarks.chaos_checks import may_give_up
 from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from client_app.http.errors import tls_context
-from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, free_port
+from fedcore.comparison.local_federation import FEDCORE, free_port
 from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.operator import RunIn
 
 APP: Final = APPS / "chaos"

@@ -16,10 +16,11 @@ import httpx
 from benchmarks.common import quiet_environment
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_command import make_submission
-from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import RunEvent, ignore
 from fedcore.wire.operator import RunStatus, ServerOut

@@ -29,7 +29,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
 from fedcore.comparison.federation import follow
-from fedcore.comparison.local_federation import FEDCORE, ProcessGroup, run_command
+from fedcore.comparison.local_federation import FEDCORE, run_command
 from fedcore.comparison.measure.clock import TimedExchange, federated_seconds, ring_seconds
 from fedcore.comparison.measure.traffic import TcpBytes
 from fedcore.comparison.workers.schedule import Schedule
@@ -37,6 +37,7 @@ from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import Cost, Network
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.events import ExchangeDone, ignore
 
 CLIENTS = 3

@@ -26,9 +26,10 @@ from benchmarks.common import APPS, quiet_environment
 from benchmarks.live import LiveFederation, wait_for_clients
 from benchmarks.peers_relay import HOST, CountingRelay, Watch
 from client_app.operator.client import OperatorClient
-from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, free_port
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, free_port
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
+from fedcore.system.workers.process_group import ProcessGroup
 
 PLAIN, SECURE = "plain", "secure"
 START_SECONDS = 180.0

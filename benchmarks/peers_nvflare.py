@@ -20,8 +20,9 @@ from pathlib import Path
 from benchmarks.common import quiet_environment, say
 from benchmarks.peers_arms import LAST_LINES, Job, Measured, WorkLog, answers, measured, wait_for
 from benchmarks.peers_relay import CountingRelay, Watch
-from fedcore.comparison.local_federation import ProcessGroup, free_port
+from fedcore.comparison.local_federation import free_port
 from fedcore.errors import EnvironmentFailure
+from fedcore.system.workers.process_group import ProcessGroup
 
 ENVIRONMENT = Path(__file__).resolve().parents[1] / "build" / "peers" / "nvflare"
 # What nvflare 2.9.0 and its extra "he" ask for, beside what this environment has (grpcio, torch and more).

@@ -39,9 +39,10 @@ from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.serving_members import Crowd, head, join, take_part
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_command import make_submission
-from fedcore.comparison.local_federation import FEDCORE, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.events import ExchangeDone
 from fedcore.wire.operator import RunStatus
 from tests.support.members import Member, parts_of

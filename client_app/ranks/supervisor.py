@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +25,11 @@ from client_app.ranks.group import (
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
-from fedcore.system.json_lines import AsyncConnection, start_process
+from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.peers import BLAME_SECONDS, first_cause
 from fedcore.system.sandbox.sandbox import Sandbox
+from fedcore.system.workers.failures import ending
+from fedcore.system.workers.starting import kill_group, start_process
 
 LOOPBACK: Final = "127.0.0.1"
 _LAST_ANSWER_SECONDS: Final = 0.2
@@ -89,7 +89,7 @@ class RankProcess:
         finally:
             await end(answering, ending)
         if answer is None:
-            raise RankFailed(await self.ending(), RANK_KILLED)
+            raise RankFailed(await self.how_it_ended(), RANK_KILLED)
         if isinstance(answer, Failure):
             raise failure_from(answer)
         return answer
@@ -104,21 +104,18 @@ class RankProcess:
             text = f"the connection to rank {self.number} broke ({type(error).__name__})"
             raise RankFailed(text, RANK_KILLED) from error
 
-    async def ending(self) -> str:
+    async def how_it_ended(self) -> str:
         """How the process ended, in words."""
         try:
             async with asyncio.timeout(5):
                 code = await self.process.wait()
         except TimeoutError:
             return f"rank {self.number} closed its connection"
-        if code < 0:
-            return f"rank {self.number} ended by signal {signal.Signals(-code).name}"
-        return f"rank {self.number} ended with exit status {code}"
+        return f"rank {self.number} {ending(code)}"
 
     def kill(self) -> None:
         """End the process and its group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
 
     async def close(self) -> None:
         """Wait for the end of a killed process, and close what leads to it."""
@@ -164,7 +161,7 @@ class _LocalRanks:
             done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(*endings)
-        return await endings[done.pop()].ending()
+        return await endings[done.pop()].how_it_ended()
 
     async def end(self) -> None:
         for rank in self.ranks:

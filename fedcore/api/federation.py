@@ -26,8 +26,8 @@ from fedcore.wire.operator import RunStatus
 if TYPE_CHECKING:
     import pandas
 
-    from fedcore.comparison.local_federation import ProcessGroup
     from fedcore.flower.memory_app import AppLike
+    from fedcore.system.workers.process_group import ProcessGroup
 
 _THREADS: Final = "OMP_NUM_THREADS"
 
@@ -280,7 +280,8 @@ class _Local:
 
     def start(self) -> Path:
         """Start all processes and wait until every client is connected; the operator's kit."""
-        from fedcore.comparison.local_federation import LocalFederation, ProcessGroup
+        from fedcore.comparison.local_federation import LocalFederation
+        from fedcore.system.workers.process_group import ProcessGroup
 
         if self._group is not None:
             raise UsageError("this federation runs already; make another one")

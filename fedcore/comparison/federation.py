@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from fedcore.comparison.local_federation import LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.local_federation import LocalFederation, run_command
 from fedcore.comparison.results import LostWorker
 from fedcore.comparison.run import MODEL_FILE, Kill, PlannedRun, worker_name
 from fedcore.errors import RunFailed
@@ -36,6 +36,7 @@ from fedcore.flower.apps.progress_protocol import (
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.control import Scalar
 from fedcore.wire.events import (
     ClientDropped,

@@ -3,125 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
 import random
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.control import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
 START_SECONDS = 600.0
-STOP_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _UNPRIVILEGED, PORTS, _TRIES = 1024, 8192, 20
 """The first port that anybody may use, and below the kernel's own: how many are drawn from, and how often."""
-# Looked up here: a lock of the loader that another thread held at the fork would stay locked in the child.
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
-@dataclass(slots=True)
-class ProcessGroup:
-    """Child processes that end with this one, whatever happens to it; each writes to a log file of its own.
-
-    Use as a context manager: leaving it ends all of them, politely first.
-    """
-
-    logs: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    _children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-
-    def __enter__(self) -> Self:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def start(self, name: str, command: Sequence[str | Path], *, piped: bool = False) -> subprocess.Popen[str]:
-        """Start a command; its standard output goes to the log as well, unless `piped` hands it to the caller."""
-        with (self.logs / f"{name}.log").open("a", encoding="utf-8") as log:
-            child = subprocess.Popen(  # noqa: S603
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else log,
-                stderr=log,
-                text=True,
-                env={**os.environ, **self.environment},
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others in order
-                preexec_fn=_die_with_parent,  # noqa: PLW1509
-            )
-        self._children[name] = child
-        return child
-
-    @property
-    def living(self) -> list[str]:
-        """The names of the children that have not ended."""
-        return [name for name, child in self._children.items() if child.poll() is None]
-
-    def check(self, *, but: subprocess.Popen[str] | None = None) -> None:
-        """Raise EnvironmentFailure, with the end of its log, for a child other than `but` that ended with an error."""
-        for name, child in self._children.items():
-            if child is not but and child.poll():
-                raise EnvironmentFailure(
-                    f"{name} ended with exit status {child.returncode}; "
-                    f"the end of {self.logs / name}.log:\n{self.tail(name)}",
-                    check="child-ended",
-                )
-
-    def tail(self, name: str, lines: int = 8) -> str:
-        """The last lines of a child's log."""
-        text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
-
-    def kill(self, name: str) -> None:
-        """SIGKILL to one child and its own children; `check` does not miss it."""
-        child = self._children.pop(name)
-        _kill(child)
-        _close(child)
-
-    def stop(self, *names: str) -> None:
-        """End the named children, or all: SIGTERM, then SIGKILL to the groups of those that stay."""
-        ending = [self._children.pop(name) for name in names or tuple(self._children)]
-        living = [child for child in ending if child.poll() is None]
-        for child in living:
-            child.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for child in living:
-            try:
-                child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _kill(child)
-        for child in ending:
-            _close(child)
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """End a child and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _close(child: subprocess.Popen[str]) -> None:
-    if child.stdout is not None:
-        child.stdout.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +114,3 @@ def free_port(host: str = "127.0.0.1", *, reserved: Path = PORT_RANGE, count: in
             found: int = probe.getsockname()[1]
             return found
     raise EnvironmentFailure(f"no port is free on {host}")
-
-
-def _die_with_parent() -> None:
-    """In the child: have the kernel end it when its parent dies, even by SIGKILL (prctl(2), Linux)."""
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -12,14 +12,11 @@ import codecs
 import queue
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
-
-from fedcore.system.sandbox.sandbox import Sandbox
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a message."""
@@ -63,41 +60,6 @@ class AsyncConnection(Generic[Received]):
             await self.writer.wait_closed()
         except OSError:
             return  # the other side closed it first
-
-
-async def start_process(
-    module: str,
-    *arguments: str,
-    expected: TypeAdapter[Received],
-    environment: Mapping[str, str],
-    sandbox: Sandbox,
-    folder: Path | None = None,
-    sockets: Sequence[int] = (),
-    stderr: int = asyncio.subprocess.PIPE,
-) -> tuple[asyncio.subprocess.Process, AsyncConnection[Received]]:
-    """Start `python -m module FD ...` in a sandbox and a process group of its own; FD is the connection's other end.
-
-    folder: where it works. sockets: descriptors that it inherits. What it prints comes over pipes.
-    """
-    ours, theirs = socket.socketpair()
-    # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
-    with theirs:
-        connection = await AsyncConnection.over(ours, expected)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(*sandbox.command(module), str(theirs.fileno()), *arguments),
-                cwd=folder,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                pass_fds=(theirs.fileno(), *sockets),
-                start_new_session=True,
-            )
-        except BaseException:
-            connection.hang_up()
-            raise
-    return process, connection
 
 
 async def printed_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

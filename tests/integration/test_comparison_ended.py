@@ -16,7 +16,8 @@ from support.commands import forked
 from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, wait_until
 from support.tiny import TINY
 
-from fedcore.comparison.local_federation import FEDCORE, ProcessGroup
+from fedcore.comparison.local_federation import FEDCORE
+from fedcore.system.workers.process_group import ProcessGroup
 
 INTERRUPTED = 130
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, run_command
 from fedcore.state import ModelState
+from fedcore.system.workers.process_group import ProcessGroup
 
 from .forked import MARK, ForkedGroup, Made
 from .tiny import TINY

@@ -1,9 +1,9 @@
 """Processes that the fork server makes, as `fedcore`'s own are made: a tenth of a second, not seconds of imports.
 
-`ForkedGroup` and `start_process` stand in for `fedcore.comparison.local_federation.ProcessGroup` and
-`fedcore.system.json_lines.start_process`. What they start is what these start: the same program with the same words,
-in a session of its own, with the same environment and outputs, and user code in the same sandbox. All that it starts
-in turn is forked too, ranks and ServerApps among it. That programs start by themselves is tested with real ones.
+`ForkedGroup` and `start_process` stand in for `fedcore.system.workers.process_group.ProcessGroup` and
+`fedcore.system.workers.starting.start_process`. What they start is what these start: the same program with the same
+words, in a session of its own, with the same environment and outputs, and user code in the same sandbox. All that it
+starts in turn is forked too, ranks and ServerApps among it. That programs start by themselves is tested with real ones.
 
 The kernel tells of a forked process only what it told of the fork server: `Made` says what became of it.
 """
@@ -30,9 +30,9 @@ from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedcore.comparison.local_federation import ProcessGroup
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
+from fedcore.system.workers.process_group import ProcessGroup
 
 from .forking import CONTEXT
 
@@ -273,7 +273,7 @@ async def start_process(
     sockets: Sequence[int] = (),
     stderr: int = asyncio.subprocess.PIPE,
 ) -> tuple[Any, AsyncConnection[Received]]:
-    """In place of `fedcore.system.json_lines.start_process`."""
+    """In place of `fedcore.system.workers.starting.start_process`."""
     words = sandbox.arguments(module)
     made = Made(environment.get(MARK, ""), os.getpid(), f"-m {module}")
     with contextlib.ExitStack() as theirs:

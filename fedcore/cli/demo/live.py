@@ -17,11 +17,12 @@ from rich.console import Console
 
 from fedcore.cli.demo import SITES
 from fedcore.comparison.federation import follow
-from fedcore.comparison.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.comparison.local_federation import FEDCORE, LocalFederation, run_command
 from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import ROUNDS_KEY
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.events import ClientsOnline, RunEvent
 
 ROUNDS: Final = 200

@@ -14,9 +14,11 @@ from typing import Final, Protocol, Self
 from fedcore.errors import WorkerDied
 from fedcore.system.concurrency import end
 from fedcore.system.files import make_private_folder
-from fedcore.system.json_lines import AsyncConnection, printed_lines, start_process
+from fedcore.system.json_lines import AsyncConnection, printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
+from fedcore.system.workers.failures import ending
+from fedcore.system.workers.starting import start_process
 from fedcore.wire.control import Message
 from server_app.runs.app.messages import FROM_APP, FromApp
 from server_app.runs.files.run_files import ANSWERS, APP_FOLDER
@@ -117,7 +119,7 @@ class AppProcess:
         """Wait until the process is gone, and say how."""
         status = await self._process.wait()
         kind = AppKilled if status < 0 else WorkerDied
-        return kind(f"the ServerApp's process ended without an answer ({_describe(status)})")
+        return kind(f"the ServerApp's process {ending(status)}, without an answer")
 
     def hang_up(self) -> None:
         """Close this end of the connection, as the end of this process would."""
@@ -158,7 +160,3 @@ class _Lines:
             if text and self._left >= 0:
                 self._on_line(text if self._left else "the ServerApp prints too much; the rest is left out")
                 self._left -= 1
-
-
-def _describe(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -150,7 +150,7 @@ async def test_ranks_killed_from_outside(
 
     await pair.start()
     os.kill(pair.pids[0], signal.SIGTERM)
-    await said(log, "rank 0 ended by signal SIGTERM between two tasks")
+    await said(log, "rank 0 ended by SIGTERM between two tasks")
     assert (await pair.run(task("ok"), model, out)).metrics["ranks"] == SUM_OF_TWO
 
     log.truncate(log.seek(0))

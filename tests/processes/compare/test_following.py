@@ -8,10 +8,10 @@ from support.events import event
 from support.raising import raises
 
 from fedcore.comparison.federation import ClientKiller, SentModels
-from fedcore.comparison.local_federation import ProcessGroup
 from fedcore.comparison.run import Kill
 from fedcore.errors import EnvironmentFailure
 from fedcore.monitoring.run_record import RunRecord
+from fedcore.system.workers.process_group import ProcessGroup
 from fedcore.wire.events import RunEvent
 
 CLIENTS = ["client-1", "client-2"]

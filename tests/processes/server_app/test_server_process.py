@@ -76,7 +76,7 @@ async def test_a_killed_app_is_noticed_and_its_children_end(tmp_path: Path) -> N
     lines: list[str] = []
     process = await AppProcess.start(tmp_path, lines.append)
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="signal 9"):
+    with pytest.raises(WorkerDied, match="SIGKILL"):
         await process.receive()
     await process.stop()
 

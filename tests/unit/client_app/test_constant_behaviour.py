@@ -46,7 +46,7 @@ STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "P
 NOBODY_IS_TOLD = "sending an empty update; the reason stays on this machine"
 FAILURES: dict[str, dict[str, Any]] = {
     "the app raises": {"error": AppFailed("...\nValueError: patient 4711 has no age")},
-    "rank killed": {"error": RankFailed("rank 1 ended by signal SIGKILL", RANK_KILLED)},
+    "rank killed": {"error": RankFailed("rank 1 ended by SIGKILL", RANK_KILLED)},
     "rank hung": {"error": RankFailed("rank 0 gave no answer within 600 s", RANK_HUNG)},
     "out of memory": {"error": RankFailed("rank 0 is out of memory", OUT_OF_MEMORY)},
     "wrong records": {"error": AppError("a reply needs exactly one MetricRecord")},
