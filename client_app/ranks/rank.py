@@ -104,7 +104,7 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
     """Run one task; the answer to it. Raises what the app raises, AppError, or StorageFull."""
     from fedcore.state import ModelState
 
-    runner.counted = request.counted
+    runner.aggregated_round = request.counted
     if request.task.aggregation == "plain":
         return _answer(runner, rank, request)
     model = ModelState.open(Path(request.model)) if request.model else None

@@ -26,8 +26,8 @@ from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.apps.local_algorithms import STRATEGY
+from fedcore.flower.apps.personalization import PERSONAL
 from fedcore.flower.loading import load_object
-from fedcore.flower.strategies.personal import PERSONAL
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine

@@ -71,9 +71,9 @@ class Answer:
     @classmethod
     def of_values(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
         """Of the values of a reply's MetricRecords those that the record of a run has room for."""
-        counted = next((key for key in (weight_key, EXAMPLES, LEGACY_EXAMPLES) if key in values), weight_key)
-        rest = {name: value for name, value in values.items() if name != counted}
-        return cls(examples=whole_examples(values.get(counted)), metrics=tellable(rest))
+        present_key = next((key for key in (weight_key, EXAMPLES, LEGACY_EXAMPLES) if key in values), weight_key)
+        rest = {name: value for name, value in values.items() if name != present_key}
+        return cls(examples=whole_examples(values.get(present_key)), metrics=tellable(rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class ClientRunner:
 
     engine: how the ranks work together, for an app that leaves it to us.
     local_folder: where the client's own model stays; without one, in the Context.
-    counted: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
+    aggregated_round: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
     began: a record file with the Context's state that the first run begins with, which another runner has left.
     durable: whether the files that it writes outlive a power failure.
     """
@@ -126,7 +126,7 @@ class ClientRunner:
     node_config: Mapping[str, Scalar]
     engine: EngineConfig | None = None
     local_folder: Path | None = None
-    counted: int | None = None
+    aggregated_round: int | None = None
     began: Path | None = None
     durable: bool = True
     _client_app: ClientApp = field(init=False)
@@ -241,7 +241,7 @@ class ClientRunner:
             node=context.node_config,
             message=message,
             client=self.client_id,
-            counted=self.counted,
+            aggregated_round=self.aggregated_round,
         )
 
     def _store(self, task: Task, context: Context) -> OwnModelStore:

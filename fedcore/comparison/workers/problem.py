@@ -16,10 +16,10 @@ from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.engine_app import Data, LocalApp, SupervisedApp
+from fedcore.flower.apps.personalization import with_strategy
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.node_config import share_of_client
-from fedcore.flower.strategies.personal import by_strategy
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
@@ -63,7 +63,7 @@ class Problem:
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
-        personal = by_strategy(found.definition.personal(dict(config)), dict(config))
+        personal = with_strategy(found.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
         return cls(app=found, data=found.data, config=config, sites=sites)

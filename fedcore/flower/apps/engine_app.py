@@ -27,12 +27,11 @@ from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps import progress_protocol
 from fedcore.flower.apps.local_algorithms import AlgorithmWork, weighed
 from fedcore.flower.apps.own_model_store import ContextStore, OwnModelStore
-from fedcore.flower.apps.personalization import Frozen, Personal, Personalization
+from fedcore.flower.apps.personalization import Frozen, Personal, Personalization, with_strategy
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.flower.node_config import number_of_node
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
-from fedcore.flower.strategies.personal import by_strategy
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.algorithms import LocalAlgorithm
 from fedcore.training.engines import (
@@ -133,7 +132,7 @@ class Definition:
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> Warm:
         Frozen.of(config).check(lambda: self.model(config))
-        personal = by_strategy(self.personal(config), config)
+        personal = with_strategy(self.personal(config), config)
         if personal.ditto and self.optimizer_state != "reset":
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
         recipe = Recipe(

@@ -34,12 +34,12 @@ _SLOTS = ("algorithm-a", "algorithm-b")
 class AlternatingStates:
     """What an algorithm keeps on one client, in two places that take turns.
 
-    counted: the round of the client's last training whose update was in its sum; None if that is unknown, and every
-        training counts, as in Flower's own runtime.
+    aggregated_round: the round of the client's last training whose update was in its sum; None if that is unknown, and
+        every training counts, as in Flower's own runtime.
     """
 
     store: OwnModelStore
-    counted: int | None
+    aggregated_round: int | None
 
     def load(self, layout: Layout) -> ModelState | None:
         """The state that the next training begins from; None for zeros."""
@@ -54,7 +54,7 @@ class AlternatingStates:
     def _current(self) -> str | None:
         saved = {slot: self.store.sibling(slot).saved_round() for slot in _SLOTS}
         by_round = sorted((number, slot) for slot, number in saved.items() if number is not None)
-        if by_round and self.counted not in (None, by_round[-1][0]):
+        if by_round and self.aggregated_round not in (None, by_round[-1][0]):
             by_round.pop()  # its update was in no sum
         return by_round[-1][1] if by_round else None
 
@@ -74,7 +74,9 @@ class AlgorithmWork:
         algorithm = make_algorithm(name, work.engine, work.shared, job.message)
         if algorithm is None:
             return None
-        return cls(algorithm=algorithm, work=work, states=AlternatingStates(store=store, counted=job.counted))
+        return cls(
+            algorithm=algorithm, work=work, states=AlternatingStates(store=store, aggregated_round=job.aggregated_round)
+        )
 
     def model_of(self, sent: ModelState | None) -> ModelState | None:
         """The model alone, out of what was sent."""

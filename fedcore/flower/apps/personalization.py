@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Self
 
@@ -21,6 +21,11 @@ from fedcore.training.shared_tensors import adapter_names, personal_names
 from fedcore.wire.control import MetricValue
 
 FREEZE_KEY: Final = "freeze"
+PERSONAL: Final = frozenset({"ditto", "fedbn", "fedper"})
+"""Strategies under which a client keeps a model, or a part of one, that is its own."""
+DITTO_KEY: Final = "ditto-lambda"
+LAYERS_KEY: Final = "personal-layers"
+_DITTO: Final = 0.1
 
 
 def patterns_in(config: UserConfig, key: str) -> tuple[str, ...]:
@@ -126,6 +131,33 @@ class Personal:
     def whole(self) -> bool:
         """Whether the client keeps a whole model in addition to the global one."""
         return self.keep_model or self.ditto > 0
+
+
+def with_strategy(own: Personal, config: UserConfig) -> Personal:
+    """`own` with what the strategy of the run config keeps on the client.
+
+    "ditto": a second model, pulled towards the global one by `ditto-lambda`, 0.1 by default (Li et al. 2021, ICML,
+    "Ditto"). "fedbn": all batch normalisation (Li et al. 2021, ICLR, "FedBN"). "fedper": the tensors that fit
+    `personal-layers`, patterns with * and ? between commas (Arivazhagan et al. 2019). Raises ConfigurationError for
+    "fedper" without patterns, and for a combination that means nothing.
+    """
+    match config.get("strategy"):
+        case "ditto":
+            strength = float(config.get(DITTO_KEY, _DITTO))
+            if not 0 < strength < float("inf"):
+                raise ConfigurationError(f"{DITTO_KEY} = {strength:g} does not fit strategy ditto")
+            return replace(own, ditto=strength)
+        case "fedbn":
+            return replace(own, batch_norm=True)
+        case "fedper":
+            patterns = patterns_in(config, LAYERS_KEY)
+            if not patterns:
+                raise ConfigurationError(
+                    f"strategy fedper keeps layers on the client, and {LAYERS_KEY} names none: set it to patterns such "
+                    'as "head.*", with commas between them'
+                )
+            return replace(own, patterns=(*own.patterns, *patterns))
+    return own
 
 
 @dataclass(slots=True, kw_only=True)

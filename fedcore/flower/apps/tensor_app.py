@@ -112,7 +112,7 @@ class LocalJob:
     message: the values that the strategy sent along.
     client: the node's id.
     rule: what the strategy, or Ditto, changes in the steps of this training; for `train`.
-    counted: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
+    aggregated_round: the round of the client's last training whose update was in its sum, 0 for none; None if unknown.
     """
 
     config: UserConfig
@@ -120,7 +120,7 @@ class LocalJob:
     message: Mapping[str, Any]
     client: int
     rule: LocalRule | None = None
-    counted: int | None = None
+    aggregated_round: int | None = None
 
     @property
     def server_round(self) -> int:

@@ -19,12 +19,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.apps.engine_app import LocalApp, SupervisedApp
-from fedcore.flower.apps.personalization import PREFIX
+from fedcore.flower.apps.personalization import DITTO_KEY, LAYERS_KEY, PREFIX
 from fedcore.flower.apps.server_tests import TestSet, server_test
 from fedcore.flower.strategies import algorithms as ours
 from fedcore.flower.strategies.buffered import FedBuff
 from fedcore.flower.strategies.metrics import finish
-from fedcore.flower.strategies.personal import DITTO_KEY, LAYERS_KEY
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.algorithms import ALPHA
 from fedcore.training.metrics import accuracy

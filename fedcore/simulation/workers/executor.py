@@ -63,7 +63,7 @@ class ClientExecutor(Protocol):
         ...
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """The updates that these clients made in a round are in its sum (`ClientRunner.counted`)."""
+        """The updates that these clients made in a round are in its sum (`ClientRunner.aggregated_round`)."""
         ...
 
     def on_warning(self, warn: Callable[[str], None]) -> None:

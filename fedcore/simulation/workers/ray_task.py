@@ -63,7 +63,7 @@ class Client:
             app=app,
             client_id=self.id,
             node_config=share_of_client(self.id, self.clients),
-            counted=self.counted,
+            aggregated_round=self.counted,
             began=None if state is None else began,
             durable=False,
         )

@@ -50,7 +50,7 @@ class Runners:
         if found is None or (self.shared and seen != version):
             found = self._made(client, file if version else None)
         self._warm[client] = found, version
-        found.counted = self.counted.get(client, 0)
+        found.aggregated_round = self.counted.get(client, 0)
         if len(self._warm) > self.most:
             oldest, (runner, _) = self._warm.popitem(last=False)
             if not self.shared:

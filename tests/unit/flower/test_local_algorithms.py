@@ -16,9 +16,8 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.engine_app import LocalApp, local_app
 from fedcore.flower.apps.local_algorithms import CLIENTS_WEIGH_ONE, STRATEGY
 from fedcore.flower.apps.own_model_store import ContextStore, FolderStore, OwnModelStore
-from fedcore.flower.apps.personalization import Personal
+from fedcore.flower.apps.personalization import Personal, with_strategy
 from fedcore.flower.apps.tensor_app import LocalJob
-from fedcore.flower.strategies.personal import by_strategy
 from fedcore.state import ModelState, OwnModelFolder
 from fedcore.training import OptimizerConfig, make_engine, train
 from fedcore.training.algorithms import make_algorithm
@@ -53,9 +52,10 @@ def sent(control: float = 0.0) -> ModelState:
     )
 
 
-def trained(store: OwnModelStore, server_round: int, counted: int | None, strategy: str = "scaffold") -> ModelState:
-    message = {"server-round": server_round, STRATEGY: strategy, CLIENTS_WEIGH_ONE: True}
-    job = LocalJob(config={}, node={}, message=message, client=1, counted=counted)
+def trained(
+    store: OwnModelStore, server_round: int, aggregated_round: int | None, strategy: str = "scaffold"
+) -> ModelState:
+    job = LocalJob(config={}, node={}, message=message, client=1, aggregated_round=aggregated_round)
     result = app().run(job, sent(), trains=True, store=store)
     assert result.examples == 1  # and not 12
     state = result.state()
@@ -78,34 +78,34 @@ class TestCountedStates:
     """c_i begins at 0, so the first update is that of plain SGD; with another c_i it is another."""
 
     def test_an_update_that_was_in_no_sum_leaves_nothing_behind(self, store: OwnModelStore) -> None:
-        first = trained(store, 1, counted=0)
-        assert same(trained(store, 2, counted=0), first)
-        assert same(trained(store, 3, counted=0), first)
+        first = trained(store, 1, aggregated_round=0)
+        assert same(trained(store, 2, aggregated_round=0), first)
+        assert same(trained(store, 3, aggregated_round=0), first)
 
     def test_an_update_that_was_in_its_sum_moves_the_client_on(self, store: OwnModelStore) -> None:
-        first = trained(store, 1, counted=0)
-        second = trained(store, 2, counted=1)
+        first = trained(store, 1, aggregated_round=0)
+        second = trained(store, 2, aggregated_round=1)
         assert not same(second, first)
         # The second was in no sum: the third begins where the second began.
-        assert same(trained(store, 3, counted=1), second)
-        assert same(trained(store, 4, counted=1), second)
-        third = trained(store, 5, counted=4)
+        assert same(trained(store, 3, aggregated_round=1), second)
+        assert same(trained(store, 4, aggregated_round=1), second)
+        third = trained(store, 5, aggregated_round=4)
         assert not same(third, second)
 
     def test_where_nobody_knows_every_training_counts(self, store: OwnModelStore) -> None:
-        first, second = (trained(store, number, counted=None) for number in (1, 2))
+        first, second = (trained(store, number, aggregated_round=None) for number in (1, 2))
         assert not same(second, first)
 
     def test_another_run_begins_anew(self, tmp_path: Path) -> None:
         folder = OwnModelFolder(tmp_path / "local")
         stores = [FolderStore(store=folder, run=run, app_sha256="0" * 64) for run in ("one", "two")]
-        first = trained(stores[0], 1, counted=0)
-        trained(stores[0], 2, counted=1)
-        assert same(trained(stores[1], 1, counted=0), first)
+        first = trained(stores[0], 1, aggregated_round=0)
+        trained(stores[0], 2, aggregated_round=1)
+        assert same(trained(stores[1], 1, aggregated_round=0), first)
 
     def test_what_is_kept_is_no_model_of_the_client(self, tmp_path: Path) -> None:
         folder = OwnModelFolder(tmp_path / "local")
-        trained(FolderStore(store=folder, run="r", app_sha256="0" * 64), 1, counted=0)
+        trained(FolderStore(store=folder, run="r", app_sha256="0" * 64), 1, aggregated_round=0)
         assert folder.load() is None
 
 
@@ -136,13 +136,13 @@ def test_the_length_is_what_a_constant_gradient_moves_the_model_by(momentum: flo
 
 class TestPersonalStrategies:
     def test_each_keeps_what_its_paper_keeps(self) -> None:
-        assert by_strategy(Personal(), {"strategy": "fedbn"}) == Personal(batch_norm=True)
-        assert by_strategy(Personal(), {"strategy": "ditto", "ditto-lambda": 0.5}) == Personal(ditto=0.5)
-        found = by_strategy(Personal(), {"strategy": "fedper", "personal-layers": "head.*, norm.*"})
+        assert with_strategy(Personal(), {"strategy": "fedbn"}) == Personal(batch_norm=True)
+        assert with_strategy(Personal(), {"strategy": "ditto", "ditto-lambda": 0.5}) == Personal(ditto=0.5)
+        found = with_strategy(Personal(), {"strategy": "fedper", "personal-layers": "head.*, norm.*"})
         assert found == Personal(patterns=("head.*", "norm.*"))
 
     def test_others_leave_the_app_its_own(self) -> None:
-        assert by_strategy(Personal(patterns=("head.*",)), {"strategy": "fedavg"}) == Personal(patterns=("head.*",))
+        assert with_strategy(Personal(patterns=("head.*",)), {"strategy": "fedavg"}) == Personal(patterns=("head.*",))
 
     @pytest.mark.parametrize(
         ("config", "message"),
@@ -153,7 +153,7 @@ class TestPersonalStrategies:
     )
     def test_what_means_nothing_is_refused(self, config: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
-            by_strategy(Personal(), config)
+            with_strategy(Personal(), config)
 
     def test_a_personal_head_has_no_control_variate(self) -> None:
         def body_and_head(config: Any) -> nn.Module:
