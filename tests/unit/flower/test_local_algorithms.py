@@ -55,6 +55,7 @@ def sent(control: float = 0.0) -> ModelState:
 def trained(
     store: OwnModelStore, server_round: int, aggregated_round: int | None, strategy: str = "scaffold"
 ) -> ModelState:
+    message = {"server-round": server_round, STRATEGY: strategy, CLIENTS_WEIGH_ONE: True}
     job = LocalJob(config={}, node={}, message=message, client=1, aggregated_round=aggregated_round)
     result = app().run(job, sent(), trains=True, store=store)
     assert result.examples == 1  # and not 12
@@ -74,7 +75,7 @@ def same(a: ModelState, b: ModelState) -> bool:
     return all(np.array_equal(a[name], b[name]) for name in a)
 
 
-class TestCountedStates:
+class TestAlternatingStates:
     """c_i begins at 0, so the first update is that of plain SGD; with another c_i it is another."""
 
     def test_an_update_that_was_in_no_sum_leaves_nothing_behind(self, store: OwnModelStore) -> None:
