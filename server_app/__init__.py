@@ -6,11 +6,11 @@ asks for results of its clients, that is one exchange (`exchanges/`): a cohort, 
 operators reach all of it over HTTP (`http/`, `routes/`), and what must outlive a crash is in SQLite and in files
 (`storage/`).
 
-Two rules keep it simple. All state lives on the event loop, so between two awaits nothing changes; what takes long
-(hashing, folding, the disk) is sent to threads that are handed all they need. And the server never calls a client:
-clients poll, and a `Bell` wakes the polls that may have an answer now.
+Two rules keep it simple. All state lives on the event loop, so between two awaits nothing changes; slow work
+(hashing, adding vectors, the disk) runs in threads that get all they need as arguments. And the server never calls a
+client: clients poll, and a `Bell` wakes the polls that may have an answer now.
 
-A restart carries nothing on. A run that was open is marked as interrupted, what lies in the spool is removed, and
-clients that come back with a step of an exchange that ended are told so. The database keeps what a person or a client
-may ask for later: runs, their events, who was asked, and the receipts of what was sent.
+After a restart, the server resumes the open run from the database: its journal of requests and the messages of its open
+exchange. The spool is emptied. The database also keeps what a person may ask for later: runs, their events, and the
+cohorts of exchanges.
 """

@@ -1,4 +1,4 @@
-"""How the server logs: lines for people, or one JSON object a line for machines.
+"""Logging of the server: lines for people, or one JSON object a line for programs.
 
 A line of JSON says what it is about: `run`, `exchange`, `client`, `step` (of a request) or `stage` (of an event), and
 the `request`, by an id that the answer has too. `at` and `note` put these into whatever is logged below them, in the

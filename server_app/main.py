@@ -29,7 +29,7 @@ def serve(
 
     Example: fedcore server --federation federation
 
-    Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open goes on with the next start.
+    Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open resumes with the next start.
     SIGHUP takes a new certificate.
     """
     if context.invoked_subcommand is not None:
@@ -104,16 +104,16 @@ def approve(
 def upgrade(
     federation: Federation = None,
     data_dir: Annotated[Path | None, typer.Option(help="The data folder; default from server.toml.")] = None,
-    to: Annotated[int, typer.Option(help="The version to lead it to, up or down; by default the newest.")] = 0,
+    to: Annotated[int, typer.Option(help="The version to migrate to, up or down; by default the newest.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
-    """Lead the server's database to the version that this fedcore reads.
+    """Migrate the server's database to the version that this fedcore reads.
 
     Example: fedcore server upgrade --federation federation
 
-    Stop all of the federation's servers first. A copy of an SQLite database is made beside it; make one of PostgreSQL
-    with pg_dump. All or nothing is done, and nothing where the version is right already. To go back to an earlier
-    fedcore, lead the database down with the newer one first: what the earlier version does not know is lost then.
+    Stop all of the federation's servers first. An SQLite database is copied first, in its folder; copy a
+    PostgreSQL database with pg_dump. The migration is done completely or not at all. To go back to an earlier
+    fedcore, migrate down with the newer one first, which loses what the earlier version does not know.
     """
     from fedcore.federation import ServerKit
     from server_app.http.serving import lock_data_folder

@@ -1,4 +1,4 @@
-"""Waiting for a change on the event loop: the base of long polls and of stages."""
+"""Waiting for a change on the event loop, as long polls and stages do."""
 
 from __future__ import annotations
 

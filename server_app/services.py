@@ -1,4 +1,4 @@
-"""What all parts of one server process share."""
+"""Services that all parts of one server process share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ from server_app.storage.store import Store
 class Services:
     """Made once at the start; clock, wall clock, identifiers and randomness are arguments.
 
-    min_cohort: fewest clients of a secure sum beside those that may collude, as policies ask for. client_bell:
-    rung when a client's poll may have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall:
-    seconds since 1970. threads: for folding and unmasking. certificate: that is served, None without TLS. saw: what
-    is shown of the newest exchange. work: what clients do for a buffered run. health: of database, disk and objects.
+    min_cohort: fewest clients of a secure sum in addition to those that may collude, as policies require.
+    clock: monotonic seconds.
+    wall: seconds since 1970.
+    threads: for adding vectors and unmasking.
+    client_bell: rung when a client's poll may have an answer.
+    run_bell: rung when a run's record grew.
+    certificate: the one in use; None without TLS.
+    saw: view of the newest exchange.
+    work: what clients do for a buffered run.
+    health: of database, disk and object store.
     """
 
     settings: ServerSettings

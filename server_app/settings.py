@@ -16,20 +16,27 @@ DATABASE_FILE: Final = "server.sqlite3"
 class ServerSettings:
     """What holds for the whole process; what holds for a run is in `fedcore.run.settings.JobSettings`.
 
-    data_dir: database, spool and runs. database: URL of a PostgreSQL database, which may hold a password; "" for SQLite
-    in the data folder. objects: where large files go, "" for the data folder, a folder, or `s3://bucket/prefix`. The
-    limits are for tests to change. heartbeat_seconds: how often clients are
-    asked to sign in. stall_seconds: a request body that makes no progress for longer is dropped. header_seconds and
-    header_bytes: limits on a request's head, the former also on the TLS handshake. strangers_a_second: requests of one
-    address that are open to everybody or wrongly signed; after ten times as many they wait. reserve_bytes: disk space
-    that no upload may use up. waiting_runs: longest queue. grace_seconds: how long a client that was asked for, but is
-    not there although enough others are, holds up an exchange; and how long one that cannot succeed waits to hear
-    whether all clients have the same reason. keep_runs, keep_days: of runs that have ended, how many are kept, and how
-    long; 0 for no limit. retry_seconds: how long after an attempt at an exchange that failed at once the next one
-    begins; twice as long after each further one (`fedcore.run.retries`). lease_seconds: how long a server of several
-    leads without renewing that. url: where others find it.
-    accel_location: where an nginx in front hands out files of the data folder; "" for none. app_rules: what a
-    ServerApp may see beside its own files. approved_apps: those that may run; None for all.
+    data_dir: database, spool and runs. The limits are for tests to change.
+    database: URL of a PostgreSQL database, which may hold a password; "" for SQLite in the data folder.
+    objects: where large files go: "" for the data folder, a folder, or `s3://bucket/prefix`.
+    heartbeat_seconds: how often clients send a heartbeat.
+    stall_seconds: a request body that makes no progress for longer is dropped.
+    header_seconds: limit on a request's head and on the TLS handshake.
+    header_bytes: limit on a request's head.
+    strangers_a_second: requests of one address that are open to everybody or wrongly signed; after ten times as many
+        they wait.
+    reserve_bytes: disk space that no upload may use.
+    waiting_runs: longest queue.
+    grace_seconds: how long a missing client delays an exchange that has enough others, and how long an exchange that
+        cannot succeed waits to learn whether all clients have the same reason.
+    retry_seconds: pause before the first retry of an exchange; doubles with each further one (`fedcore.run.retries`).
+    keep_runs: how many ended runs are kept; 0 for all.
+    keep_days: how long ended runs are kept; 0 for ever.
+    lease_seconds: how long one server of several leads without renewing its lease.
+    url: address of this server for others.
+    accel_location: where an nginx in front serves files of the data folder; "" for none.
+    app_rules: what a ServerApp may see in addition to its own files.
+    approved_apps: apps that may run; None for all.
     """
 
     data_dir: Path

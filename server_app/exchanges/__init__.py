@@ -1,17 +1,17 @@
 """Exchanges: one cohort, one sum. Their stages, the updates that come in, and the two kinds, secure and plain.
 
 `Exchange.run` leads an exchange through its stages: begin a stage, wait, close it, go on. It waits until every client
-that is still there has answered, or the time is up, or so few are left that no sum can come of it. A plain exchange has
+that is still connected has answered, the time is up, or too few are left for a sum. A plain exchange has
 one stage, `input`; a secure one has those of the protocol, and drives its state machine, `fedcore.secagg.ServerRound`.
-A stage is closed by compare-and-swap on the disk, with whose answers counted and whom it gave up; only then anybody is
-told what follows, and waiting clients are woken. So a server that was killed comes back to the very sets of clients
-that it has named: `restore` makes the exchange again from its messages and closings, and `run` goes on (`exchange.py`).
+A stage is closed by compare-and-swap in the database, with the clients that answered and those that were dropped; only
+then does any client learn what follows. So a server that was killed comes back to the very sets of clients that it has
+named: `restore` rebuilds the exchange from its messages and closures, and `run` resumes it (`exchange.py`).
 
-Each client has one of six standings (`stages.py`), and `Participants` is their only owner. What makes them necessary is
+Each client has one of six states (`stages.py`), and `Participants` is their only owner. They are necessary because of
 the moment in which an update is taken: that lasts as long as a disk and a large addition do, and the client may vanish
-meanwhile. From its admission on, an update counts whatever becomes of its client, since nobody can take half a vector
-out of a sum again; so the stage does not end over an admitted client, and one that leaves while its vector is added is
-a survivor that will not answer any more. The protocol hears of losses in one place, just before its stage closes.
+meanwhile. From its admission on, an update counts whatever happens to its client, since half a vector cannot be
+subtracted from a sum; so the stage waits for an admitted client, and one that leaves while its vector is added is a
+survivor that will not answer any more. The protocol hears of losses in one place, just before its stage closes.
 
 An update becomes an object, its receipt is committed, and then it is added to the sum. A client that gets no answer
 sends the same again, and the server tells a repetition by the receipt. Were the vector added first and its receipt then

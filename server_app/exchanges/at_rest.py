@@ -1,4 +1,4 @@
-"""Checks of what an earlier process kept: a disk may give back other bytes than it was given."""
+"""Integrity checks of files and messages that an earlier process stored: a disk may return other bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange is made of, and what comes out of it."""
+"""Context and result of an exchange."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeContext:
-    """What an exchange is made of.
+    """What an exchange is made from.
 
-    settings: the run's. model: the file that clients fetch. enough: with how many updates more are not waited for; 0 to
-    wait for everybody. step: of the run's journal, which asked for the exchange. extra: what else the caller needs to
-    make the exchange again. difference: the model for clients that have the one before. base: what the mean of their
-    changes is added to; None for the model itself.
+    settings: of the run.
+    model: file that clients download.
+    enough: number of updates after which the exchange waits for no more; 0 to wait for every client.
+    step: of the run's journal, which requested the exchange.
+    extra: what else the caller needs to rebuild the exchange.
+    difference: the model for clients that have the one before.
+    base: model to which the mean of the changes is added; None for `model` itself.
     """
 
     services: Services
@@ -53,10 +56,10 @@ class ExchangeContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeResult:
-    """What came out: the replies, whose contribution is in them, and figures to show.
+    """The result: replies, the clients that contributed, and figures to show.
 
-    decoded: what a sum says, for the encoding of the next exchange; None in plain mode. plain: the replies of a plain
-    exchange.
+    decoded: the decoded sum, for the encoding of the next exchange; None in plain mode.
+    plain: replies of a plain exchange.
     """
 
     replies: tuple[ExchangeReply, ...] = ()

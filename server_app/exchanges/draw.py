@@ -59,7 +59,7 @@ class DrawExchange(Exchange):
         answered = sorted(self.clients.done - self.clients.reasons.keys())
         if len(answered) < self.task.quorum:
             raise CohortTooSmall(DRAW, len(answered), self.task.quorum)
-        return self.ending(places=tuple(self._places[client] for client in answered))
+        return self.make_outcome(places=tuple(self._places[client] for client in answered))
 
     def check_manifest(self, manifest: ManifestIn) -> None:
         """A draw takes no updates; raises Rejection."""

@@ -1,8 +1,8 @@
-"""One exchange as the server leads it: who was asked, who is left, what each has done; and again after a restart.
+"""One exchange as the server leads it, stage by stage, and its recovery after a restart.
 
-`Exchange` holds what secure and plain exchanges share: stages that end when everybody has answered, left, fallen silent
-or run out of time; their closings, which are committed before anybody is told what follows from them; and the making of
-all this anew from what was committed.
+`Exchange` holds what secure and plain exchanges share: stages that end once every client has answered, left, fallen
+silent or run out of time; their closures, which are committed before any client learns what follows from them; and
+recovery from what was committed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.stages import Phase, StageEvent, StageReporter
 from server_app.exchanges.transfers import UpdateLimits
 from server_app.storage.database import Change
-from server_app.storage.store import ExchangeHistory
+from server_app.storage.store import ExchangeJournal
 from server_app.storage.tables import ReceiptRow
 
 log = logging.getLogger("fedcore.server")
@@ -51,16 +51,16 @@ _FORMS: Final = "forms"
 
 
 class Exchange(MessageReceiver):
-    """One exchange; `run` leads it to its result, what `MessageReceiver` has is called by the routes.
+    """One exchange; `run` leads it to its result, and routes call the methods of `MessageReceiver`.
 
-    end: how it ended, once that is kept.
+    end: the outcome, once it is stored.
     """
 
     def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
         super().__init__(context, limits)
         self.late: frozenset[int] = frozenset()
         self.end: ExchangeOutcome | None = None
-        self._gone_before: frozenset[int] = frozenset()
+        self._departed_before: frozenset[int] = frozenset()
 
     @property
     def survivors(self) -> frozenset[int]:
@@ -78,60 +78,65 @@ class Exchange(MessageReceiver):
         """Prepare a stage."""
 
     def has_enough(self, stage: str) -> bool:
-        """Whether a stage need not wait for whoever is missing."""
+        """Whether a stage need not wait for the missing clients."""
         return False
 
-    async def settle(self, stage: str) -> None:
-        """Make durable what a stage has brought, before it is closed."""
+    async def persist_stage(self, stage: str) -> None:
+        """Make the results of a stage durable, before it is closed."""
 
-    def conclude(self, stage: str) -> Sequence[Change]:
-        """End a stage over which no client is missing; what to write in the transaction that closes it.
+    def finish_stage(self, stage: str) -> Sequence[Change]:
+        """End a stage for which no client is missing; returns the changes to write in the transaction that closes it.
 
-        Raises RoundFailed. Nobody has seen anything of it before that transaction.
+        Raises RoundFailed. No client has seen a result of the stage before that transaction.
         """
         return ()
 
-    async def tidy(self, stage: str) -> None:
-        """Remove what nobody needs any more, once the stage is closed on the disk."""
+    async def cleanup_stage(self, stage: str) -> None:
+        """Remove what is no longer needed, once the stage is closed in the database."""
 
-    async def take_up(
+    async def restore_updates(
         self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
     ) -> None:
-        """Find the updates again. Raises RoundFailed where they are not what was kept, DamagedAtRest what was written.
+        """Restore the updates after a restart.
 
-        folded: as kept.
-        waiting: whose updates came in the stage that is still open.
-        manifests: what each client signed of its update, in whichever stage that was.
+        Args:
+            folded: description of the last partial sum.
+            waiting: clients whose updates were received in the stage that is still open.
+            manifests: the manifest that each client signed.
+
+        Raises:
+            RoundFailed: the stored messages contradict each other.
+            DamagedAtRest: a file is not what was written.
         """
 
     @abstractmethod
     def replay(self, client: int, step: str, body: bytes) -> None:
-        """Take over a message that was accepted before a restart."""
+        """Apply a message that was accepted before a restart."""
 
     @abstractmethod
     async def finish(self) -> ExchangeOutcome:
-        """After the last stage: what came of it. Raises RoundFailed. May be done again after a restart."""
+        """The outcome after the last stage. Raises RoundFailed. May run again after a restart."""
 
-    def release(self) -> None:
-        """Nobody leads the exchange any more: let go of what takes memory."""
+    def free_memory(self) -> None:
+        """Free memory, since this exchange is no longer led."""
 
-    async def clear(self) -> None:
-        """The exchange has ended: remove what only it needed."""
+    async def delete_files(self) -> None:
+        """Delete the files that only this exchange needed, once it has ended."""
 
     # --- leading --------------------------------------------------------------------------------
 
     async def run(self) -> ExchangeResult:
-        """Lead the exchange to its end. Raises RoundFailed where too few clients were left, or the like.
+        """Lead the exchange to its end. Raises RoundFailed if too few clients are left, or the like.
 
-        Cancelled, or where this server may lead no more (EnvironmentFailure), it is put down: its clients are told to
-        ask again, on the disk it stays open, and another object takes it up by `restore`.
+        On cancellation or loss of leadership (EnvironmentFailure) the exchange is suspended: clients must retry, its
+        row stays open, and another object resumes it with `restore`.
         """
         try:
             await self._open()
             end = await self._lead()
-            await retry_until_stored(lambda: self._keep_end(end), f"the end of exchange {self.task.exchange}")
+            await retry_until_stored(lambda: self._store_outcome(end), f"the end of exchange {self.task.exchange}")
         except (EnvironmentFailure, asyncio.CancelledError):
-            await asyncio.shield(self._put_down())
+            await asyncio.shield(self._suspend())
             raise
         except Exception:
             try:
@@ -139,24 +144,24 @@ class Exchange(MessageReceiver):
             except FedcoreError as error:  # the first error is the one to report
                 log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
             raise
-        await self._clear()
+        await self._delete_files()
         return await retry_until_stored(lambda: result_of(end, self.services.objects.fetch), "the result")
 
     async def abandon(self, reason: str) -> None:
-        """The exchange is to have no result: it fails for `reason`, unless it had ended before. May be repeated."""
+        """End the exchange without a result, for `reason`, unless it has ended already. May be repeated."""
         if self.stages.over:
             return
-        row = await self.services.store.exchange(self.task.run, self.task.exchange) if self._kept_stage else None
-        if row is not None:  # what was being written when the exchange was put down may be there
-            self._kept_stage = row.stage
+        row = await self.services.store.exchange(self.task.run, self.task.exchange) if self._stored_stage else None
+        if row is not None:  # a write that was under way at the suspension may have succeeded
+            self._stored_stage = row.stage
         if row is not None and row.result is not None:
-            self._has_ended(ExchangeOutcome.from_json(row.result))
+            self._set_outcome(ExchangeOutcome.from_json(row.result))
         else:
-            await self._keep_end(self.ending(failure=ExchangeFailure.of(RoundFailed(reason))))
-        await self._clear()
+            await self._store_outcome(self.make_outcome(failure=ExchangeFailure.of(RoundFailed(reason))))
+        await self._delete_files()
 
     async def _open(self) -> None:
-        if self._kept_stage:  # restored; whoever asked before it was may not have heard of it yet
+        if self._stored_stage:  # restored; whoever asked before it was may not have heard of it yet
             self.services.client_bell.ring()
             return
         task, first = self.task, self.stages.current
@@ -175,7 +180,7 @@ class Exchange(MessageReceiver):
             ),
             f"exchange {task.exchange}",
         )
-        self._opened, self._kept_stage = self.services.clock(), first
+        self._opened, self._stored_stage = self.services.clock(), first
         self.begin(first)
         self.services.client_bell.ring()
 
@@ -190,7 +195,7 @@ class Exchange(MessageReceiver):
         except (RoundFailed, PeerError) as error:
             self._has_failed = True
             self.services.client_bell.ring()
-            return self.ending(failure=ExchangeFailure.of(error, self._explain(error)))
+            return self.make_outcome(failure=ExchangeFailure.of(error, self._explain(error)))
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         start = self.services.clock()
@@ -200,17 +205,17 @@ class Exchange(MessageReceiver):
             self.usage.stage_seconds[name] = round(self.services.clock() - start, 4)
 
     async def _wait(self, stage: str) -> None:
-        """Until nobody is missing, or the time is up, or too few are left to go on."""
+        """Wait until no client is missing, the time is up, or too few are left to go on."""
         clock = self.services.clock
         began = clock()
         progress = StageReporter(self.context, stage, self._opened)
-        while clock() < (deadline := self._deadline(stage, began)) and self._spoilt is None:
+        while clock() < (deadline := self._deadline(stage, began)) and self._failure is None:
             self.drop_silent()
             progress.show(self.clients.done, self.clients.missing)
             if (
                 not self.clients.missing
                 or self.has_enough(stage)
-                or (self._is_lost() and not self._worth_hearing(progress))
+                or (self._is_lost() and not self._awaits_reasons(progress))
             ):
                 break
             await self.clients.changed.wait(min(_TICK_SECONDS, deadline - clock()))
@@ -218,8 +223,8 @@ class Exchange(MessageReceiver):
         self.stages.move(StageEvent.CLOSE)
         while self.clients.being_taken or self._writing:
             await self.clients.changed.wait(_TICK_SECONDS)
-        if self._spoilt is not None:
-            raise self._spoilt
+        if self._failure is not None:
+            raise self._failure
         if late:
             self.late = self.clients.missing
             for client in self.late:
@@ -232,7 +237,7 @@ class Exchange(MessageReceiver):
             raise CohortTooSmall(stage, self._present(), self.task.quorum)
 
     def _deadline(self, stage: str, began: float) -> float:
-        """When a stage ends. The first goes on while models are on their way to clients, as long as local work may."""
+        """When a stage ends. The first lasts longer while clients download the model, up to the time for local work."""
         end, step = began + self.seconds_for(stage), self.context.settings.step_seconds
         newest = self.transfers.newest(self.clients.missing) if self.stages.is_first else None
         if newest is None:
@@ -251,13 +256,13 @@ class Exchange(MessageReceiver):
     def _is_lost(self) -> bool:
         return self._present() < self.task.quorum
 
-    def _worth_hearing(self, progress: StageReporter) -> bool:
-        """Whether a lost exchange waits a little: all clients may have the same trouble."""
+    def _awaits_reasons(self, progress: StageReporter) -> bool:
+        """Whether a lost exchange waits a little longer, because all clients may report the same reason."""
         alike = self.clients.lasting_reason() is not None and not self.clients.done
         return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
     def drop_silent(self) -> None:
-        """Give up the clients that the stage waits for and that have not been heard of for too long."""
+        """Drop the clients that the stage waits for and that have been silent for too long."""
         settings, task = self.context.settings, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
             pause = settings.pause_seconds if self.transfers.under_way(client) else None
@@ -265,29 +270,29 @@ class Exchange(MessageReceiver):
                 self.give_up(client, reason)
 
     async def _close(self, stage: str) -> None:
-        """Close a stage on the disk, and only then let anybody see what follows."""
-        await retry_until_stored(lambda: self.settle(stage), f"stage {stage}")
-        closing, following = self._closing(), self.stages.following
-        also = self.conclude(stage)
+        """Close a stage in the database, and only then let clients see what follows."""
+        await retry_until_stored(lambda: self.persist_stage(stage), f"stage {stage}")
+        closing, following = self._closure(), self.stages.following
+        also = self.finish_stage(stage)
         task, told = self.task, closing.to_json()
         await retry_until_stored(
             lambda: self.services.store.close_stage(task.run, task.exchange, stage, following, told, also=also),
             f"the end of stage {stage}",
         )
-        self._kept_stage = following
-        self._gone_before |= closing.gone.keys()
-        await retry_until_stored(lambda: self.tidy(stage), f"stage {stage}")
+        self._stored_stage = following
+        self._departed_before |= closing.gone.keys()
+        await retry_until_stored(lambda: self.cleanup_stage(stage), f"stage {stage}")
         self._begin_next()
         self.services.client_bell.ring()
 
-    def _closing(self) -> StageClosure:
+    def _closure(self) -> StageClosure:
         said = self.clients.withdrawals
         return StageClosure(
             answered=tuple(sorted(self.clients.done)),
             gone={
                 client: Departure(reason=reason, withdrawal=said.get(client))
                 for client, reason in self.clients.reasons.items()
-                if client not in self._gone_before
+                if client not in self._departed_before
             },
             blamed=dict(self.blamed),
             usage=self.usage,
@@ -299,8 +304,8 @@ class Exchange(MessageReceiver):
 
     # --- the end --------------------------------------------------------------------------------
 
-    def ending(self, **found: Any) -> ExchangeOutcome:
-        """How the exchange ends; `found`: fields of `ExchangeOutcome`."""
+    def make_outcome(self, **fields: Any) -> ExchangeOutcome:
+        """An outcome of this exchange. fields: fields of `ExchangeOutcome`."""
         end = ExchangeOutcome(
             survivors=tuple(sorted(self.survivors)),
             blamed=dict(self.blamed),
@@ -308,33 +313,33 @@ class Exchange(MessageReceiver):
             common=self.clients.common_reason(),
             usage=self.usage,
         )
-        return replace(end, **found)
+        return replace(end, **fields)
 
-    async def _keep_end(self, end: ExchangeOutcome) -> None:
-        if self._kept_stage:
+    async def _store_outcome(self, end: ExchangeOutcome) -> None:
+        if self._stored_stage:
             task, after = self.task, (Phase.DONE if end.failure is None else Phase.FAILED).value
-            await self.services.store.end_exchange(task.run, task.exchange, self._kept_stage, after, end.to_json())
-        self._has_ended(end)
+            await self.services.store.end_exchange(task.run, task.exchange, self._stored_stage, after, end.to_json())
+        self._set_outcome(end)
 
-    def _has_ended(self, end: ExchangeOutcome) -> None:
+    def _set_outcome(self, end: ExchangeOutcome) -> None:
         self.end = end
         self.stages.move(StageEvent.FINISH if end.failure is None else StageEvent.FAIL)
-        self.release()
+        self.free_memory()
         self.uploads.close()
         self.services.client_bell.ring()
 
-    async def _clear(self) -> None:
+    async def _delete_files(self) -> None:
         await in_thread(trim)  # what uploads held lies between smaller objects
         try:
-            await self.clear()
+            await self.delete_files()
         except FedcoreError as error:  # a folder more, until the run's files go
             log.warning("what exchange %d leaves is not removed: %s", self.task.exchange, error)
 
-    async def _put_down(self) -> None:
-        """Take nothing more, and finish what is being written: whoever takes the exchange up reads all of it."""
+    async def _suspend(self) -> None:
+        """Accept nothing more and finish pending writes, since the server that resumes the exchange reads them all."""
         if self.stages.over:
             return
-        self._is_down = True
+        self._is_suspended = True
         self.services.client_bell.ring()
         while self._writing:
             await self.clients.changed.wait(_TICK_SECONDS)
@@ -342,32 +347,32 @@ class Exchange(MessageReceiver):
         for task in taking:
             task.cancel()
         await asyncio.gather(*taking, return_exceptions=True)
-        self.release()
+        self.free_memory()
         self.uploads.close()
 
     def _explain(self, error: FedcoreError) -> str:
         names = self.services.names
-        if self.blamed:  # whoever left because of them did nothing wrong, and the error may say whose secret is lost
+        if self.blamed:  # clients that left because of them did nothing wrong, and the error may name them
             what = f"{error}" if isinstance(error, CohortTooSmall) else "the sum is lost"
             cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self.blamed.items()))
-            return f"{what}; who cheated: {', '.join(cheats)}"
+            return f"{what}; excluded for protocol violations: {', '.join(cheats)}"
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}; {', '.join(lost)}" if lost else str(error)
 
     # --- after a restart ------------------------------------------------------------------------
 
-    async def restore(self, history: ExchangeHistory) -> None:
-        """Be where the exchange was that was put down: closed as it was closed, and then `run` goes on.
+    async def restore(self, history: ExchangeJournal) -> None:
+        """Restore a suspended exchange from the database, so that `run` resumes it.
 
-        In the open stage every message that was kept counts, all of its time begins anew, and everybody was heard of
-        just now. Where what was kept does not fit together, `run` raises RoundFailed. Raises UsageError for an exchange
+        In the open stage every stored message counts, its time starts over, and every client counts as heard from just
+        now. If the stored messages contradict each other, `run` raises RoundFailed. Raises UsageError for an exchange
         that is not open.
         """
         row = await self.services.store.exchange(self.task.run, self.task.exchange)
         if row is None or row.result is not None:
-            raise UsageError(f"exchange {self.task.exchange} is not open, so there is nothing to take up")
-        self._opened, self._kept_stage = self.services.clock(), row.stage
+            raise UsageError(f"exchange {self.task.exchange} is not open, so it cannot be resumed")
+        self._opened, self._stored_stage = self.services.clock(), row.stage
         self.receipts.restore(history.receipts)
         self._is_silent = True
         damage = damaged_message(history.receipts, self.services.names)
@@ -376,52 +381,52 @@ class Exchange(MessageReceiver):
             if (row.extra or {}).get(_FORMS) != our_forms():
                 raise OtherForms
             for closing in history.closings:
-                self._close_again(StageClosure.from_json(closing.gone), history.receipts)
+                self._replay_closure(StageClosure.from_json(closing.gone), history.receipts)
             if self.stages.current != row.stage:
-                raise RoundFailed(f"the exchange is in stage {row.stage}, and its closings end in another one")
-            sent, manifests = self._sent(history.receipts), _manifests(history.receipts)
+                raise RoundFailed(f"the exchange is in stage {row.stage}, but its closures end in another")
+            sent, manifests = self._messages_of_stage(history.receipts), _manifests(history.receipts)
             waiting = frozenset(receipt.client for receipt in sent if receipt.step == "manifest")
-            await self.take_up(row.folded, waiting, manifests)
+            await self.restore_updates(row.folded, waiting, manifests)
             for receipt in sent:
-                self._count(receipt)
-            self._let_go_again(history.receipts)
-        except OtherForms as error:  # what was kept is not even looked at
-            self.spoil(error)
+                self._replay_receipt(receipt)
+            self._replay_withdrawals(history.receipts)
+        except OtherForms as error:  # the stored messages are not read
+            self.fail(error)
             damage = None
         except DamagedAtRest as error:
             damage = error
         except (RoundFailed, PeerError, UsageError, ConfigurationError, ValueError) as error:
-            self.spoil(RoundFailed(f"what was kept of the exchange does not fit together: {error}"))
+            self.fail(RoundFailed(f"the stored messages of the exchange contradict each other: {error}"))
         finally:
             self._is_silent = False
-        if damage is not None:  # whatever else does not fit together then
+        if damage is not None:  # it explains any other contradiction
             log.error("exchange %d: %s", self.task.exchange, damage)
             self.services.metrics.storage_failed(damage)
-            self.spoil(damage)
+            self.fail(damage)
         self.services.presence.expect(self.task.cohort)
 
-    def _close_again(self, closing: StageClosure, receipts: Sequence[ReceiptRow]) -> None:
+    def _replay_closure(self, closing: StageClosure, receipts: Sequence[ReceiptRow]) -> None:
         stage, answered = self.stages.current, frozenset(closing.answered)
-        for receipt in self._sent(receipts):
+        for receipt in self._messages_of_stage(receipts):
             if receipt.client in answered:
-                self._count(receipt)
+                self._replay_receipt(receipt)
         if self.clients.done != answered:
-            raise RoundFailed(f"not all answers of stage {stage} were kept")
+            raise RoundFailed(f"the database lacks answers of stage {stage}")
         for client, parting in closing.gone.items():
             self.clients.drop(client, parting.reason, parting.withdrawal)
-        self._gone_before |= closing.gone.keys()
+        self._departed_before |= closing.gone.keys()
         self.blamed.update(closing.blamed)
         self.usage = closing.usage
         self.stages.move(StageEvent.CLOSE)
-        self.conclude(stage)
+        self.finish_stage(stage)
         self._begin_next()
 
-    def _sent(self, receipts: Sequence[ReceiptRow]) -> list[ReceiptRow]:
-        """What the present stage was sent by those that had not been given up before it."""
+    def _messages_of_stage(self, receipts: Sequence[ReceiptRow]) -> list[ReceiptRow]:
+        """Messages of the present stage from clients that had not been dropped before it."""
         stage, gone = self.stages.current, self.clients.reasons
         return [one for one in receipts if self.steps.get(one.step) == stage and one.client not in gone]
 
-    def _count(self, receipt: ReceiptRow) -> None:
+    def _replay_receipt(self, receipt: ReceiptRow) -> None:
         self.replay(receipt.client, receipt.step, receipt.body)
         if receipt.step == "manifest":
             self.clients.admit(receipt.client)
@@ -429,13 +434,13 @@ class Exchange(MessageReceiver):
         else:
             self.clients.answer(receipt.client)
 
-    def _let_go_again(self, receipts: Sequence[ReceiptRow]) -> None:
+    def _replay_withdrawals(self, receipts: Sequence[ReceiptRow]) -> None:
         for receipt in receipts:
             if receipt.step == WITHDRAWAL and receipt.client not in self.clients.reasons:
                 said = WithdrawIn.model_validate_json(receipt.body)
                 if said.complaint is not None:
-                    self.hear(receipt.client, said.complaint)
-                self.let_go(receipt.client, said)
+                    self.judge_complaint(receipt.client, said.complaint)
+                self.drop_withdrawn(receipt.client, said)
 
 
 def _manifests(receipts: Sequence[ReceiptRow]) -> dict[int, ManifestIn]:

@@ -1,7 +1,7 @@
-"""The sum of an exchange's masked vectors: as it grows, in the spool, and as it was when it was last written down.
+"""The sum of an exchange's masked vectors: growing in the spool, and saved from time to time.
 
-A vector is an object of its own until a sum that contains it is on the disk, with the clients whose vectors are in it.
-So a restart adds what is missing to the last kept sum: no vector twice, and none is lost.
+A vector is an object of its own until a saved sum contains it; the saved sum lists the clients whose vectors it has. So
+a restart adds the missing vectors to the last saved sum: none twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class MaskedSum:
         self._key = key
         self._length = words
         self._most_waiting = max(LEAST_BYTES, LEAST_VECTORS * words * WORD_BYTES)
-        self._kept: frozenset[int] = frozenset()
-        self._kept_key = ""
-        self._kept_sha256 = ""
-        self._is_taken = False
+        self._saved_clients: frozenset[int] = frozenset()
+        self._saved_key = ""
+        self._saved_sha256 = ""
+        self._was_unmasked = False
         self.first: tuple[int, NDArray[np.uint64]] | None = None
         """Whose vector was added first by this process, and its beginning, to be looked at."""
         self._lock = asyncio.Lock()
 
     def open(self) -> None:
         """Begin with nothing."""
-        self.release()
+        self.free()
         self._is_open = True
 
-    def release(self) -> None:
-        """Let go of the room on the disk; nothing is added any more."""
+    def free(self) -> None:
+        """Delete the file in the spool; nothing is added any more."""
         self._is_open = False
         if self._file is not None:
             self._file.discard()
@@ -94,25 +94,25 @@ class MaskedSum:
         return f"{self._key}/{UPDATES}/{client}"
 
     async def add(self, client: int) -> None:
-        """Add a vector whose receipt is kept. Where adding fails half way, RoundFailed: the sum is spoilt."""
+        """Add a vector whose receipt is kept. Raises RoundFailed if adding fails half way, which ruins the sum."""
         async with self._lock:
             path = await retry_until_stored(lambda: self._services.objects.fetch(self.vector(client)), "a vector")
             if self.first is None:
                 self.first = (client, await in_thread(first_words, path))
             span = self._services.traces.span("fold", self._run, self._exchange)
             with span, self._services.metrics.fold_seconds.time():
-                await self._fold(path)
+                await self._accumulate(path)
             self.clients.add(client)
-            if (len(self.clients) - len(self._kept)) * self._length * WORD_BYTES >= self._most_waiting:
-                await self._keep_if_possible()
+            if (len(self.clients) - len(self._saved_clients)) * self._length * WORD_BYTES >= self._most_waiting:
+                await self._try_save()
 
-    async def keep(self) -> None:
-        """Write the sum down as it is, before anything may depend on it. Raises StorageFull, StorageUnavailable."""
+    async def save(self) -> None:
+        """Save the sum as it is, before anything may depend on it. Raises StorageFull, StorageUnavailable."""
         async with self._lock:
-            await self._keep()
+            await self._save()
 
-    async def _keep(self) -> None:
-        if self._kept == self.clients and self._kept_key:
+    async def _save(self) -> None:
+        if self._saved_clients == self.clients and self._saved_key:
             return
         # A name of its own each time: a server that does not know yet that another one leads must not write over it.
         clients, key = frozenset(self.clients), f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}"
@@ -123,8 +123,8 @@ class MaskedSum:
         finally:
             discard(path)
         folded = {"key": key, "clients": sorted(clients), "sha256": sha256}
-        await self._services.store.keep_folded(self._run, self._exchange, folded)
-        self._kept, self._kept_key, self._kept_sha256, before = clients, key, sha256, self._kept_key
+        await self._services.store.save_partial_sum(self._run, self._exchange, folded)
+        self._saved_clients, self._saved_key, self._saved_sha256, before = clients, key, sha256, self._saved_key
         if before:
             await self._services.objects.remove(before)
 
@@ -136,49 +136,51 @@ class MaskedSum:
         """
         self.open()
         self.clients = set(folded["clients"]) if folded else set()
-        self._kept, self._kept_key = frozenset(self.clients), folded["key"] if folded else ""
-        self._kept_sha256 = folded.get("sha256", "") if folded else ""  # not of a fedcore before this was kept
+        self._saved_clients, self._saved_key = frozenset(self.clients), folded["key"] if folded else ""
+        self._saved_sha256 = folded.get("sha256", "") if folded else ""  # not of a fedcore before this was kept
         if not self.clients <= taken.keys():
             raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
         if folded:
-            await self._fold_kept()
+            await self._add_saved()
         for client in sorted(taken.keys() - self.clients):
             what = f"the update of {self._services.names[client]} in exchange {self._exchange}"
             await intact(self._services.objects, self.vector(client), what, taken[client], update_digest_of)
             await self.add(client)
 
-    async def take(self) -> SumFile:
+    async def for_unmasking(self) -> SumFile:
         """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
-        if self._is_taken:
+        if self._was_unmasked:
             self.open()
-            await self._fold_kept()
-        self._is_taken = True
+            await self._add_saved()
+        self._was_unmasked = True
         return await self._growing()
 
-    async def clear(self) -> None:
+    async def delete_vectors(self) -> None:
         """Remove all vectors: the stage in which clients send them has ended, also on the disk."""
         await self._services.objects.remove(f"{self._key}/{UPDATES}")
 
-    async def remove(self) -> None:
+    async def delete(self) -> None:
         """Remove what is left of the sum, once the exchange has ended."""
-        await self.clear()
+        await self.delete_vectors()
         await self._services.objects.remove(f"{self._key}/{_SUMS}")
 
-    async def _keep_if_possible(self) -> None:
-        before = self._kept
+    async def _try_save(self) -> None:
+        before = self._saved_clients
         try:
-            await self._keep()
-            for client in sorted(self._kept - before):
+            await self._save()
+            for client in sorted(self._saved_clients - before):
                 await self._services.objects.remove(self.vector(client))
         except (StorageFull, StorageUnavailable) as error:  # the vectors are there still; the next one tries again
             log.warning("the sum could not be written down: %s", error)
 
-    async def _fold_kept(self) -> None:
+    async def _add_saved(self) -> None:
         """Add the sum that was kept last; raises DamagedAtRest where it is not the one that was written."""
         what = f"the sum of exchange {self._exchange}"
-        await self._fold(await intact(self._services.objects, self._kept_key, what, self._kept_sha256, sha256_file))
+        await self._accumulate(
+            await intact(self._services.objects, self._saved_key, what, self._saved_sha256, sha256_file)
+        )
 
-    async def _fold(self, path: Path) -> None:
+    async def _accumulate(self, path: Path) -> None:
         try:
             file = await self._growing()
             await in_thread(file.add, path, threads=self._services.threads)

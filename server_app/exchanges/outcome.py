@@ -1,6 +1,6 @@
-"""The files of an exchange that ended, and how its stages were closed.
+"""Files of an exchange that has ended, and closures of its stages.
 
-What an exchange came to is an `ExchangeOutcome`; what is large of it lies in the object store under its key.
+The outcome of an exchange is an `ExchangeOutcome`; its large files are in the object store under their keys.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def _reply(reply: StoredReply, fetch: Fetch) -> PlainReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """Why a client was given up, and what it said where it left by itself."""
+    """Why a client was dropped, and its message if it withdrew."""
 
     reason: str
     withdrawal: WithdrawIn | None = None
@@ -86,10 +86,15 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageClosure:
-    """Whose answers count, whom the exchange has given up since the closing before, and who had cheated by then.
+    """The closure of a stage.
 
-    Answers are named, and not to be taken from the receipts: one may have come to the disk although its writing was
-    reported as failed, and then nobody has counted it.
+    Answers are listed here and not taken from the receipts: a receipt may have been stored although its write was
+    reported as failed, and then its answer was not counted.
+
+    answered: clients whose answers count.
+    gone: clients dropped since the closure before.
+    blamed: clients excluded for a protocol violation so far.
+    usage: bytes and seconds so far.
     """
 
     answered: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The plain exchange: every client gets a message of its own, and its reply goes to the ServerApp as it is.
 
-Messages and replies are record files, which the server passes on unread. A client that has none to send, whatever the
-reason, gives an error in the place of a reply; the exchange succeeds with whoever answered, unless a quorum is set.
+Messages and replies are record files, which the server passes on unread. A client that has none to send gives an
+error instead; the exchange succeeds with the clients that answered, unless a quorum is set.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlainExchange(Exchange):
         """There is nothing to prepare."""
 
     async def finish(self) -> ExchangeOutcome:
-        """The replies as they are, and errors in the place of those that did not come."""
+        """The replies as they are, and errors in place of those that are missing."""
         self._check_refusals()
         for client in self.task.cohort:
             if client not in self._replies and not (client in self.late and self._wanted_in_time):
@@ -70,7 +70,7 @@ class PlainExchange(Exchange):
         replies = tuple(reply for _, reply in sorted(self._replies.items()))
         answered = tuple(reply.node for reply in replies if reply.error is None)
         check_quorum(len(answered), self.context.settings.quorum)
-        return self.ending(replies=replies, survivors=answered)
+        return self.make_outcome(replies=replies, survivors=answered)
 
     def _absence(self, client: int) -> ReplyError:
         code = MESSAGE_UNAVAILABLE if client in self.late else NODE_UNAVAILABLE
@@ -119,7 +119,7 @@ class PlainExchange(Exchange):
             )
             self.context.event_log.add(event)
 
-    async def take_up(
+    async def restore_updates(
         self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
     ) -> None:
         """See that the replies are what their clients signed."""

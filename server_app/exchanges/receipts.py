@@ -1,4 +1,4 @@
-"""What clients have sent in one exchange. A message counts once its receipt is on the disk, and it is kept with it."""
+"""Receipts of the messages of one exchange. A message counts once its receipt, which contains it, is stored."""
 
 from __future__ import annotations
 

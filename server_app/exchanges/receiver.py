@@ -1,6 +1,6 @@
-"""What clients ask of an exchange and send to it: its steps, uploads and withdrawals, each kept before it counts.
+"""Messages of clients to an exchange: steps, uploads and withdrawals, each stored before it counts.
 
-All of it lives on the event loop; what takes long is sent to threads.
+All of it runs on the event loop; slow work runs in threads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from server_app.storage.blobs import Body
 class MessageReceiver(ABC):
     """One exchange as its clients see it.
 
-    Every method for a client raises Rejection: not-in-cohort, busy while nobody leads the exchange, round-failed after
-    the end, stale-step once the client was given up or the step is over, not-needed where others were faster.
+    Every method for a client raises Rejection: not-in-cohort, busy while the exchange is suspended, round-failed after
+    the end, stale-step once the client was dropped or the step is over, not-needed if others were faster.
     """
 
     steps: Mapping[str, str]
@@ -49,12 +49,12 @@ class MessageReceiver(ABC):
         self.transfers = Transfers(services.clock)
         self.receipts = Receipts(services.store, task.run, task.exchange)
         self.uploads = Uploads(services.spool, services.objects, f"{context.key}/{self.updates_folder}", limits)
-        self._kept_stage = ""
+        self._stored_stage = ""
         """The stage that the database has; empty as long as it does not know the exchange."""
         self._has_failed = False
-        self._is_down = False
+        self._is_suspended = False
         self._is_silent = False
-        self._spoilt: FedcoreError | None = None
+        self._failure: FedcoreError | None = None
         self._storage_was_full = False
         self._writing = 0
         self._taking: set[asyncio.Task[None]] = set()
@@ -64,7 +64,7 @@ class MessageReceiver(ABC):
     @property
     def is_led(self) -> bool:
         """Whether messages can be taken: the database knows of the exchange, and it was not put down."""
-        return bool(self._kept_stage) and not self._is_down
+        return bool(self._stored_stage) and not self._is_suspended
 
     # --- what the kinds do ----------------------------------------------------------------------
 
@@ -76,14 +76,14 @@ class MessageReceiver(ABC):
     async def add_update(self, client: int, manifest: ManifestIn) -> None:
         """Make an update, whose object and receipt are kept, part of the result."""
 
-    def hear(self, client: int, complaint: ComplaintIn) -> None:
-        """Blame the one of the two who is at fault; raises Rejection where there is nothing to complain of."""
+    def judge_complaint(self, client: int, complaint: ComplaintIn) -> None:
+        """Judge a complaint and blame the client at fault; raises Rejection if it has no grounds."""
         raise Rejection(ProblemKind.MALFORMED, f"an exchange in {self.task.aggregation} mode knows no complaints")
 
     # --- what clients may do --------------------------------------------------------------------
 
     def task_for(self, client: int) -> Task | None:
-        """The task, where the client may still begin it."""
+        """The task, if the client may still begin it."""
         begins = self.is_led and self.stages.is_first and self.stages.takes_messages
         if not begins or client not in self.clients or client in self.clients.reasons:
             return None
@@ -91,7 +91,7 @@ class MessageReceiver(ABC):
         return self.task.model_copy(update={"seconds": max(left, 1.0)})
 
     def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
-        """The file that a client fetches and what it was told of it, if there is one."""
+        """The file that a client downloads and its reference in the task, if there is one."""
         path, reference = self.context.model, self.task.model
         return (path, reference) if path is not None and reference is not None else None
 
@@ -119,7 +119,7 @@ class MessageReceiver(ABC):
         if client not in self.clients:
             raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
         if not self.is_led and not self.stages.over:
-            raise Rejection(ProblemKind.BUSY, f"exchange {self.task.exchange} is about to be taken up; ask again")
+            raise Rejection(ProblemKind.BUSY, f"exchange {self.task.exchange} is about to resume; ask again")
 
     def require_step(self, client: int, step: str) -> None:
         """Raise Rejection unless the client may do `step` now."""
@@ -145,7 +145,7 @@ class MessageReceiver(ABC):
         self.require_step(client, step)
         self.transfers.went_on(client)
         apply()
-        with self._writing_down():
+        with self._persisting():
             await self.receipts.keep(client, step, digest, body)
             if client not in self.clients.reasons:  # it may have been given up meanwhile
                 self.clients.answer(client)
@@ -194,8 +194,8 @@ class MessageReceiver(ABC):
             self.uploads.check_whole(client, manifest)
             if manifest.size:
                 await self.uploads.publish(client, manifest.size)
-            # The client may have been given up while it sent. From the admission on its update counts, whatever
-            # becomes of the client, and the stage does not end before that.
+            # The client may have been dropped during its upload. From the admission on its update counts, whatever
+            # happens to the client, and the stage does not end before that.
             self.require_step(client, "manifest")
             self.clients.admit(client)
             self.transfers.sent(client)
@@ -203,16 +203,16 @@ class MessageReceiver(ABC):
             self._taking.add(taking)
             taking.add_done_callback(self._taking.discard)
             try:
-                # Whoever hangs up now does not break it off: on the disk it may count already.
+                # A client that hangs up now does not cancel it: in the database it may count already.
                 await asyncio.shield(taking)
             except asyncio.CancelledError:
-                self.require_member(client)  # the exchange may have been put down
+                self.require_member(client)  # the exchange may have been suspended
                 raise
 
     async def use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
         """The receipt first, and only then into the result."""
         try:
-            with self._writing_down():
+            with self._persisting():
                 await self.receipts.keep(client, "manifest", digest, manifest)
         except BaseException:
             self.clients.refuse(client)
@@ -223,14 +223,14 @@ class MessageReceiver(ABC):
             await self.add_update(client, manifest)
         except Exception as error:  # on the disk it counts, so there is no result without it
             lasting = isinstance(error, RoundFailed | EnvironmentFailure)
-            self.spoil(error if lasting else RoundFailed(f"an update could not be used: {error}"))  # type: ignore[arg-type]
+            self.fail(error if lasting else RoundFailed(f"an update could not be used: {error}"))  # type: ignore[arg-type]
             self.clients.refuse(client)
             raise
         self.clients.take(client)
 
-    def spoil(self, error: FedcoreError) -> None:
+    def fail(self, error: FedcoreError) -> None:
         """The exchange cannot go on: `run` raises `error`."""
-        self._spoilt = error
+        self._failure = error
 
     async def withdraw(self, client: int, body: WithdrawIn, digest: bytes) -> None:
         """The client leaves; saying it again changes nothing."""
@@ -238,18 +238,18 @@ class MessageReceiver(ABC):
             return
         self.require(client)
         if body.complaint is not None:
-            self.hear(client, body.complaint)
-        with self._writing_down():
+            self.judge_complaint(client, body.complaint)
+        with self._persisting():
             await self.receipts.keep(client, WITHDRAWAL, digest, body)
-            self.let_go(client, body)
+            self.drop_withdrawn(client, body)
 
-    def let_go(self, client: int, said: WithdrawIn) -> None:
-        """Give up a client that leaves by itself."""
+    def drop_withdrawn(self, client: int, said: WithdrawIn) -> None:
+        """Drop a client that withdrew."""
         self.give_up(client, f"withdrew: {said.reason.value}" + (f", {said.why}" if said.why else ""), said)
 
     @contextlib.contextmanager
-    def _writing_down(self) -> Iterator[None]:
-        """A stage does not end, and the exchange is not put down, while a message is on its way to the disk."""
+    def _persisting(self) -> Iterator[None]:
+        """A stage does not end, and the exchange is not suspended, while a message is being stored."""
         self._writing += 1
         try:
             yield
@@ -260,13 +260,13 @@ class MessageReceiver(ABC):
     # --- giving up ------------------------------------------------------------------------------
 
     def blame(self, client: int, fault: Fault) -> None:
-        """Name a client that was found to cheat, and go on without it."""
+        """Blame a client for a protocol violation, and go on without it."""
         if client in self.blamed:
             return
         self.blamed[client] = fault
         name, number, stage = self.services.names[client], self.task.exchange, self.stages.current
-        self._tell(ClientBlamed(exchange=number, client=name, stage=stage, reason=fault.value))
-        self.give_up(client, f"cheated: {fault}")
+        self._add_event(ClientBlamed(exchange=number, client=name, stage=stage, reason=fault.value))
+        self.give_up(client, f"protocol violation: {fault}")
 
     def give_up(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
         """Declare a client dropped; its later messages are refused."""
@@ -276,11 +276,11 @@ class MessageReceiver(ABC):
         if self.clients.state(client) is ParticipantState.DROPPED:
             self._forget_update(client)
         name, number, stage = self.services.names[client], self.task.exchange, self.stages.current
-        self._tell(ClientDropped(exchange=number, client=name, stage=stage, reason=reason))
+        self._add_event(ClientDropped(exchange=number, client=name, stage=stage, reason=reason))
         self.services.client_bell.ring()
 
-    def _tell(self, event: RunEvent) -> None:
-        """Add an event, unless it is about what happened before a restart and was told then."""
+    def _add_event(self, event: RunEvent) -> None:
+        """Add an event, unless it was added before a restart."""
         if not self._is_silent:
             self.context.event_log.add(event)
 

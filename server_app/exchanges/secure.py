@@ -142,13 +142,13 @@ class SecureExchange(Exchange):
         enough = self.context.enough
         return stage == INPUT and enough > 0 and len(self.clients.done) >= max(enough, self.task.quorum)
 
-    async def settle(self, stage: str) -> None:
+    async def persist_stage(self, stage: str) -> None:
         """Write down the sum before its survivors are named."""
         if stage == INPUT:
-            await self._sum.keep()
+            await self._sum.save()
 
-    def conclude(self, stage: str) -> Sequence[Change]:
-        """Tell the protocol who has left, which is all that it ever hears of that, and end its stage.
+    def finish_stage(self, stage: str) -> Sequence[Change]:
+        """Tell the protocol which clients have left, and end its stage.
 
         Clients may sign the survivors as soon as they are named, and release shares once they are shown signatures. So
         the transcript's record is opened, and completed, in the transactions before that.
@@ -166,24 +166,24 @@ class SecureExchange(Exchange):
         return ()
 
     def _drop_all(self) -> None:
-        """Whoever was given up, and whose message was taken over but could not be kept."""
+        """Drop clients that the exchange has dropped, and those whose message was applied but could not be stored."""
         for client in self.clients.reasons.keys() | (self._round.answered - self.clients.done):
             self._round.drop(client)
 
-    async def tidy(self, stage: str) -> None:
+    async def cleanup_stage(self, stage: str) -> None:
         """No vector of a single client is left when the first share comes."""
         if stage == INPUT:
-            await self._sum.clear()
+            await self._sum.delete_vectors()
 
-    def release(self) -> None:
-        """Let go of the sum."""
-        self._sum.release()
+    def free_memory(self) -> None:
+        """Free the sum's room in the spool."""
+        self._sum.free()
 
-    async def clear(self) -> None:
-        """Remove what is left of the sum."""
-        await self._sum.remove()
+    async def delete_files(self) -> None:
+        """Delete the files of the sum."""
+        await self._sum.delete()
 
-    async def take_up(
+    async def restore_updates(
         self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
     ) -> None:
         """The sum as it was kept, and the vectors that are not in it."""
@@ -191,16 +191,16 @@ class SecureExchange(Exchange):
         if self.stages.current == INPUT or self.stages.is_past(INPUT):
             await self._sum.restore(folded, {client: manifests[client].digest for client in taken})
         if self.stages.is_past(INPUT):
-            await self._sum.clear()
+            await self._sum.delete_vectors()
 
     def replay(self, client: int, step: str, body: bytes) -> None:
         """Tell the protocol what was accepted before a restart."""
         self._receive(client, _MESSAGES[step].model_validate_json(body))
 
-    def ending(self, **found: Any) -> ExchangeOutcome:
+    def make_outcome(self, **fields: Any) -> ExchangeOutcome:
         """Once the last stage has begun, shares were asked for; also where what was kept does not lead there again."""
-        unmasked = self.stages.is_past(CONSISTENCY) or self._kept_stage == UNMASK
-        return super().ending(**{"unmasked": unmasked, **found})
+        unmasked = self.stages.is_past(CONSISTENCY) or self._stored_stage == UNMASK
+        return super().make_outcome(**{"unmasked": unmasked, **fields})
 
     async def finish(self) -> ExchangeOutcome:
         """Rebuild the secrets, take the masks off the sum, and decode it."""
@@ -210,10 +210,10 @@ class SecureExchange(Exchange):
         finally:
             self._blame_who_was_found()
         total = await retry_until_stored(self._total, f"the result of exchange {self.task.exchange}")
-        return self.ending(total=total)
+        return self.make_outcome(total=total)
 
     async def _total(self) -> AggregateResult:
-        file = await self._sum.take()
+        file = await self._sum.for_unmasking()
         masked = await in_thread(file.beginning)
         has_model = self.encoding.layout is not None and self.context.model is not None
         path = self.services.spool.create() if has_model else None
@@ -235,7 +235,7 @@ class SecureExchange(Exchange):
         return AggregateResult.of(decoded, key, sha256)
 
     def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
-        """Show what the server saw, where there is a model and all of it was here in one life of the process."""
+        """Record what the server can see, if there is a model and this process received the updates."""
         if self._sum.first is None or decoded.state is None:
             return
         client, update = self._sum.first
@@ -261,13 +261,13 @@ class SecureExchange(Exchange):
             out_path=path,
             threads=self.services.threads,
             sums=self.task.queries,
-            release=mapped.release,
+            release=mapped.free_memory,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------
 
     async def take_step(self, client: int, step: str, body: Message, digest: bytes) -> None:
-        """R0, R1, R3 or R4; who sends what no honest client sends is blamed."""
+        """R0, R1, R3 or R4; a client that sends what no honest client sends is blamed."""
         try:
             await self.take(client, step, digest, body, lambda: self._receive(client, body))
         except ProtocolViolation as violation:
@@ -310,7 +310,7 @@ class SecureExchange(Exchange):
         self._blame_who_was_found()
         return conversions.dealing_to_wire(dealing)
 
-    def hear(self, client: int, complaint: ComplaintIn) -> None:
+    def judge_complaint(self, client: int, complaint: ComplaintIn) -> None:
         """Judge a complaint. Of a client that is blamed already nothing more is heard, so few are ever judged."""
         if not self.stages.is_past(SHARE):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
@@ -341,7 +341,7 @@ class SecureExchange(Exchange):
     # --- uploads --------------------------------------------------------------------------------
 
     def check_manifest(self, manifest: ManifestIn) -> None:
-        """Raise Rejection where the manifest tells what must stay hidden."""
+        """Raise Rejection if the manifest reveals what must stay hidden."""
         if manifest.examples is not None or manifest.values or manifest.error is not None:
             raise Rejection(
                 ProblemKind.MALFORMED, "in secure mode examples, metrics and their names travel in the sum only"

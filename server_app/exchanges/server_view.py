@@ -1,7 +1,7 @@
-"""What the server saw of its newest exchange, for people to look at: the beginnings of three vectors, in memory.
+"""View of what the server saw of its newest exchange: the first numbers of three vectors, in memory.
 
-A masked update and the masked sum are random numbers to whoever lacks the masks; the mean is what the sum was made for.
-Nothing of it is kept on the disk, and nothing of an exchange that gave no sum is shown.
+Without the masks, a masked update and the masked sum are random numbers; the mean is the purpose of the sum. Nothing of
+this is written to disk, and there is no view of an exchange that gave no sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BITS: Final = 32
 
 @dataclass(slots=True)
 class ServerView:
-    """Holds it for one exchange at a time."""
+    """The view of one exchange at a time."""
 
     _run: str = ""
     _saw: ServerViewOut | None = None
@@ -36,7 +36,7 @@ class ServerView:
         self._run, self._saw = run, saw
 
     def of(self, run: str) -> ServerViewOut | None:
-        """What was seen of the newest exchange; None where that was not one of `run`."""
+        """What was seen of the newest exchange; None if that exchange is of another run."""
         return self._saw if run == self._run else None
 
 

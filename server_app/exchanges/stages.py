@@ -186,22 +186,22 @@ class Participants:
 
     @property
     def taken(self) -> frozenset[int]:
-        """Whose update is part of the result, whatever becomes of the client later."""
+        """Clients whose update is part of the result, even if they leave later."""
         return self._in(_TAKEN)
 
     @property
     def being_taken(self) -> frozenset[int]:
-        """Whose update is admitted and not part of the result yet. A stage does not end over them."""
+        """Clients whose update is admitted and not yet part of the result. The stage waits for them."""
         return self._in(_BEING_TAKEN)
 
     @property
     def done(self) -> frozenset[int]:
-        """Whose answer of the present stage is here; an update counts even where its client has left since."""
+        """Clients that have answered the present stage; an update counts even if its client has left since."""
         return frozenset(self._answered | self._taken_now)
 
     @property
     def missing(self) -> frozenset[int]:
-        """Whom the present stage still waits for."""
+        """Clients that the present stage still waits for."""
         there = self._states.keys() - self._in(_GONE) | self.being_taken
         return frozenset(there - self.done)
 

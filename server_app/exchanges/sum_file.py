@@ -1,4 +1,4 @@
-"""A vector as large as a model in a file of the spool, and no more than a few MiB of it in memory at a time.
+"""A vector as large as a model in a file of the spool, with only a few MiB in memory at a time.
 
 The system keeps such a file in memory as long as there is room, so it costs copies between the two and no waiting; but
 what the process itself takes does not grow with the model. It is written to by plain writes and not by a writable map,
@@ -154,8 +154,8 @@ class MappedWords:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.words: NDArray[np.uint64] = np.frombuffer(self._map, "<u8")
 
-    def release(self) -> None:
-        """Give back the memory of what was read so far; it is read again where it is needed again."""
+    def free_memory(self) -> None:
+        """Free the memory of the words read so far; they are read from the file again if needed."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 

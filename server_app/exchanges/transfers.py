@@ -1,4 +1,4 @@
-"""Who of an exchange is in the middle of its download or its upload, which lines make long and interrupt.
+"""Downloads and uploads of the clients of an exchange, which slow lines prolong and interrupt.
 
 A client says how much of its model it has by its heartbeats: bytes that a server has handed on may lie in a buffer, or
 come from a proxy. An upload is under way from its first part to its manifest, unless the client hung up: a line that
@@ -165,7 +165,7 @@ class _IncomingUpdate:
 class Uploads:
     """The updates of one exchange's clients, all of it on the event loop.
 
-    folder: the key below which whole updates go, each by its client's number. Whoever made this removes them.
+    folder: the key below which whole updates go, each by its client's number. The exchange removes them.
     """
 
     def __init__(self, spool: Spool, objects: Objects, folder: str, limits: UpdateLimits) -> None:

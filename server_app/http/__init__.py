@@ -1,1 +1,1 @@
-"""HTTP: the ASGI application, what stands before its routes (who asks, how much, how fast), and the process."""
+"""HTTP: the ASGI application, authentication and limits in front of its routes, and the server process."""

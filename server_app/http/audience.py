@@ -1,4 +1,4 @@
-"""Who may call a route: declared where the route is, by the route class of its router.
+"""Audiences of routes: who may call one, declared by the route class of its router.
 
 The guard reads the declaration before it reads a byte of the body. What is declared nowhere is closed: a router of
 undeclared routes stops the making of the application, and an address that no declared route has is not found, even
@@ -21,7 +21,7 @@ from server_app.http.problems import Rejection
 
 
 class Audience(StrEnum):
-    """Who may call a route. `VIEWERS`: operators, and who came by a read-only link."""
+    """Who may call a route. `VIEWERS`: operators, and people with a read-only link."""
 
     CLIENTS = "clients"
     OPERATORS = "operators"
@@ -54,7 +54,7 @@ class ForClients(APIRoute):
 
 
 class ForOperators(APIRoute):
-    """A route for whoever has the operator's token; for viewers too, where `VIEWERS_MAY` has it."""
+    """A route for holders of the operator's token; for viewers too, if `VIEWERS_MAY` lists it."""
 
     audience: ClassVar[Audience] = Audience.OPERATORS
 
@@ -68,7 +68,7 @@ class ForEverybody(APIRoute):
 class Audiences:
     """The audiences of an application's routes.
 
-    open_paths: addresses that are open without a route of ours, such as the schema. Raises UsageError for a route that
+    open_paths: addresses that are open without a declared route, such as the schema. Raises UsageError for a route that
     declares no audience.
     """
 

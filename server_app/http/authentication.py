@@ -1,7 +1,7 @@
-"""Who sends a request: a client by its signature, an operator by a bearer token, a person by a session, or nobody.
+"""Authentication of requests: clients by signature, operators by bearer token, people by session.
 
-All are checked on the request's head alone, before a byte of the body is read. The reasons are
-short and say nothing about which part of a secret was right.
+All are checked on the request's head alone, before a byte of the body is read. Errors are short and do not say which
+part of a secret was right.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class ClientCaller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who sends a request. who: a name of ours, empty for nobody in particular. client: the member that signed it.
+    """The sender of a request.
 
-    known_as: as whom the door knows its connection; empty for strangers, and for viewers, who are to
-    take no member's place. session: of a person who is signed in.
+    who: the name that this server gives it, empty for a stranger.
+    client: the member that signed the request.
+    known_as: the name under which its connection is counted; empty for strangers and for viewers, who must not take a
+        member's place.
+    session: of a person who is signed in.
     """
 
     who: str

@@ -1,4 +1,4 @@
-"""Who may hold a connection: a stranger for seconds and not many of them, members for as long as they like.
+"""Limits on connections: strangers may hold a few for seconds, members as many as they need.
 
 A connection is a stranger's until a request on it has shown a member's signature or an operator's token. Strangers have
 half of the places at most, and can take none from those who are known; where that half is full the oldest stranger of
@@ -39,7 +39,7 @@ _PAUSE: Final = 0.05
 
 
 class ConnectionState(Protocol):
-    """A connection, as the application sees it. `who` is a name of ours, never of the peer."""
+    """A connection, as the application sees it. `who` is a name that this server gives, never the peer's own."""
 
     def mark_authenticated(self, who: str) -> None:
         """A request on it has shown who sends it."""

@@ -1,4 +1,4 @@
-"""Answers that come before the request's body was read: by a server that stands by, to a stranger, of a route's head.
+"""Answers sent before the request's body was read: on standby, to a stranger, or because of the request's head.
 
 What is left of a body is the next thing on its connection. Nobody reads it any more, so the next request there would
 never be heard, by a server that keeps the connection, and an end without a word would reset it, upon which peers lose

@@ -1,4 +1,4 @@
-"""Server-sent events: answers that go on, who has how many of them open, and how they end."""
+"""Server-sent events: streaming answers and the limits on how many are open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StreamSlots:
 
     @contextlib.contextmanager
     def reserve(self, role: Role, address: str) -> Iterator[None]:
-        """A place for one stream; Rejection (busy, too-many-streams) where there is none."""
+        """A slot for one stream; Rejection (busy, too-many-streams) if none is free."""
         if self._of_role[role] >= self.most[role]:
             raise Rejection(ProblemKind.BUSY, f"{self.most[role]} live streams of {role.value}s are open; ask again")
         if self._of_address[address] >= self.each:

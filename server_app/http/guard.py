@@ -1,4 +1,4 @@
-"""The outermost layer of the application: identity, number, size, progress and bytes of requests.
+"""The outermost layer of the application: authentication, limits and byte counts of requests.
 
 An ASGI middleware, so that it sees each message as it passes: the caller is known before the body is
 read, a body that is too long, too slow or stalls is cut off, and the bytes of an exchange are counted. What
@@ -67,10 +67,14 @@ CountBytes = Callable[[int, int], None]
 class GuardedRequest:
     """What the guard knows about one request; routes find it in the scope.
 
-    caller: the client that sends it; None for others. address: where it comes from. session: of the person who sends
-    it, if there is one. refused: awaited where a secret in the body was wrong. up, down: bytes of heads and bodies,
-    without TLS and TCP framing. count_bytes: where the two are entered once the answer is out, if anybody asked. id: in
-    the log and in the answer's head. status: of the answer, 0 before it.
+    caller: client that sends it; None for others.
+    address: of the sender.
+    id: in the log and in the answer's head.
+    status: of the answer, 0 before it.
+    up, down: bytes of heads and bodies, without TLS and TCP framing.
+    session: of the person who sends it, if any.
+    refused: awaited if a secret in the body was wrong.
+    count_bytes: called with `up` and `down` once the answer is out.
     """
 
     caller: ClientCaller | None

@@ -24,13 +24,13 @@ from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
 MOST_FIELDS: Final = 100
 """Fields of a head; clients send a dozen, a proxy adds a few."""
 MOST_PIPELINED: Final = 8
-"""Requests that may follow before the first is answered; clients of ours send none."""
+"""Requests that may follow before the first is answered; our clients send none."""
 MOST_FAILED_REQUESTS: Final = 5
 """Requests with a wrong signature or token after which a stranger's connection is closed."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections that ask for too much or too slowly, and tells the door who is known.
+    """Closes connections that ask for too much or too slowly, and tells the limiter who is authenticated.
 
     unread_seconds: how long an answer may make no progress; long, since the kernel reports it in large steps.
     """
@@ -173,7 +173,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.set_protocol(LongBody(self, size, take, self.loop.time))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request of ours, where no other answer is under way, and close."""
+        """Refuse what is not an HTTP request, unless another answer is under way, and close."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
             return

@@ -1,4 +1,4 @@
-"""Long bodies past the parser: what TLS has decrypted goes straight into the blocks that are written to the disk.
+"""Long bodies, which bypass the HTTP parser: decrypted bytes go straight into the blocks that are written to disk.
 
 httptools has nothing to say about a body of known length, but on its way through it each record of 16 KiB was allocated
 by uvloop with 256 KiB, joined with others and copied twice. So while a long body arrives another protocol holds the

@@ -1,4 +1,4 @@
-"""Requests that a proxy brings: which they are, and from where they come by its word."""
+"""Requests through trusted proxies, and the client addresses that the proxies report."""
 
 from __future__ import annotations
 

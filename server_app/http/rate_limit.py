@@ -1,7 +1,7 @@
-"""What strangers may ask for, paced by address: connections, open requests, and those whose signature is wrong.
+"""Rate limit for strangers, by address: connections, open requests, and requests with a wrong signature.
 
-Nothing is refused for its number: it waits. A member shares its address with whoever is behind the same NAT or proxy;
-a request that shows who it is does not wait there, and its connection is not counted.
+Requests over the limit wait; none is refused. A member shares its address with others behind the same NAT or proxy; an
+authenticated request does not wait, and its connection is not counted.
 """
 
 from __future__ import annotations

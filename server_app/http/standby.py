@@ -1,4 +1,4 @@
-"""What a server that stands by answers: that another one leads, but for its health, its documentation, and its page."""
+"""Answers of a standby server: another one leads, except for health, documentation and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedcore server approve`: what the owner of the server lets run on it."""
+"""Approved apps of a server: the command `fedcore server approve`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def change(federation: Path, app: str, *, remove: bool) -> list[str]:
         name = approved.remove(sha256)
         lines = [f"removed {name}", f"  sha-256  {sha256}", "  a run that is open goes on; no other starts"]
     elif _SHA256.fullmatch(app):
-        raise ConfigurationError("name the app's folder, not its hash: whoever approves an app has its code at hand")
+        raise ConfigurationError("name the app's folder, not its hash: to approve an app you need its code")
     else:
         name, sha256 = FlowerApp.load(Path(app)).name, AppBundle.from_folder(Path(app)).sha256
         approved.approve(sha256, name)
-        lines = [f"approved {name}: whoever has the operator's token may run it on this server", f"  sha-256  {sha256}"]
+        lines = [f"approved {name}: holders of the operator's token may run it on this server", f"  sha-256  {sha256}"]
     return lines + _any(kit)
 
 

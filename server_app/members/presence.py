@@ -1,4 +1,4 @@
-"""Who is there: whose long polls are open, when each client last signed a request, which app its owner installed.
+"""Presence of clients: open long polls, last signed requests, installed apps.
 
 An idle client sends nothing: its open poll for a task is its sign of life, and the end of its connection its absence.
 While it works on an exchange it sends heartbeats. What it asks for tells where it stands: a client of a cohort that
@@ -86,7 +86,7 @@ class Presence:
     reporting: set[int] = field(default_factory=set)
     _seen: dict[int, float] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)
-    """When clients were heard of that are not online, as far as that is known or assumed."""
+    """When clients that are not online were last heard from, known or assumed."""
     _polling: Counter[int] = field(default_factory=Counter)
     _last_tasks: dict[int, ExchangeId] = field(default_factory=dict)
     _deliveries: dict[int, _TaskDelivery] = field(default_factory=dict)
@@ -135,14 +135,14 @@ class Presence:
             self._expected[client] = self._seen.pop(client)
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Whoever takes up an exchange of these clients has only just begun to listen to them.
+        """An exchange of these clients resumes, and has only just begun to listen to them.
 
-        They count as heard of now where it is asked how long they are silent, and not as online.
+        They count as heard from now in `silent_for`, but not as online.
         """
         self._expected.update(dict.fromkeys(clients, self.clock()))
 
     def expect_unheard(self, clients: Iterable[int]) -> None:
-        """Those of whom nothing was heard since this process began have just now to come back; not whoever has left."""
+        """Clients not heard from since this process began get time to come back; those that have left do not."""
         known = self._seen.keys() | self._expected.keys() | self._polling.keys() | self._stopped
         self.expect(client for client in clients if client not in known)
 

@@ -1,4 +1,4 @@
-"""The rosters that this server holds: the one in use, those before it, and what was published during an exchange."""
+"""Rosters of the federation: the one in use, earlier ones, and those published during an exchange."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Rosters:
         """Take rosters that follow the newest, durably; those that lead up to it change nothing.
 
         Raises ProtocolViolation, under a fixed name, for what is no successor: what counts is the authority's
-        signature and the chain, whoever hands it in. Raises StorageFull or EnvironmentFailure where they cannot be
+        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure where they cannot be
         kept; then none of them is taken.
         """
         async with self._publishing:

@@ -1,7 +1,7 @@
-"""People who sign in at the page: with the operator's token, or by a read-only link that an operator made.
+"""Sessions of people who sign in at the page with the operator's token or a read-only link.
 
 A session is a random cookie, and a row with its SHA-256; likewise a link. So both outlive a restart and a change of the
-server that leads, and whoever reads the database cannot sign in with it.
+server that leads, and somebody who reads the database cannot sign in with it.
 """
 
 from __future__ import annotations

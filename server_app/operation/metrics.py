@@ -1,7 +1,7 @@
 """What Prometheus reads of a server: counters of its runs' events, and a few gauges.
 
 Every label has a handful of values, known beforehand; clients, runs and apps are none of them. Nothing here tells what
-an update holds: all figures are such as the events have, which whoever operates the server sees anyway.
+an update holds: all figures are such as the events have, which the server's operator sees anyway.
 """
 
 from __future__ import annotations

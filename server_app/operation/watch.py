@@ -9,7 +9,7 @@ from server_app.services import Services
 
 WATCH_SECONDS: Final = 10.0
 CONNECTED_SECONDS: Final = 30.0
-"""A client that waits for a task asks anew after 25 s at the latest."""
+"""A client that waits for a task asks again after 25 s at the latest."""
 
 
 async def watch(services: Services) -> NoReturn:

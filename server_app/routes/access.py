@@ -1,4 +1,4 @@
-"""What every route needs: the services, the caller, and the exchange that the address names.
+"""Dependencies of routes: the services, the caller, and the exchange that the address names.
 
 All dependencies are coroutines, although most of them wait for nothing: FastAPI sends others through a pool of threads,
 which costs more than they do.

@@ -1,4 +1,4 @@
-"""For clients: join, take tasks, and do the steps of an exchange. Every request is signed."""
+"""Routes for clients: join, take tasks, and do the steps of an exchange. Every request is signed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed.
 
-    One of a version that would not understand what it is asked is told so, and is not there.
+    A client of an incompatible version is refused with the reason, and does not count as online.
     """
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
     if not understands(body.version):
@@ -353,7 +353,7 @@ async def parts(
 
 @router.put(f"{EXCHANGE}/manifest", status_code=204, responses=_PUT)
 async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
-    """Ends the upload; in plain mode an error in the place of a file is the whole reply."""
+    """Ends the upload; in plain mode an error instead of a file is the whole reply."""
     await exchange.take_manifest(client.client_id, body, client.content_sha256)
 
 
@@ -384,7 +384,7 @@ async def put_unmask(body: UnmaskIn, exchange: Secure, client: Client) -> None:
 
 @router.post(f"{EXCHANGE}/withdrawal", status_code=204, responses=_GET)
 async def withdraw(body: WithdrawIn, exchange: AnyExchange, services: AnyServices, client: Client) -> None:
-    """The client leaves the exchange; with a complaint, whoever it shows to have cheated leaves as well."""
+    """The client leaves the exchange; with a complaint, the client at fault is excluded as well."""
     if body.reason is WithdrawalReason.NOT_ELIGIBLE:
         # Its next heartbeat says so too, but the next attempt may come before that.
         services.presence.note_eligible(client.client_id, False)

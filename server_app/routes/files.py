@@ -1,4 +1,4 @@
-"""Models as bodies: a file that is sent 256 KiB at a time, with its length and its digest, and one that comes."""
+"""Files as bodies of requests and answers, 256 KiB at a time, with length and digest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_THE_BODY: Final = frozenset({"content-length", "accept-ranges"})
 class OctetsResponse(FileResponse):
     """A file, 256 KiB at a time: Starlette's 64 KiB were measured to be 4.5 times slower than 1 MiB.
 
-    What TLS has encrypted waits in memory for whoever reads slowly, and each connection keeps a buffer of that size.
+    What TLS has encrypted waits in memory for slow readers, and each connection keeps a buffer of that size.
     With eight clients, pieces of 1 MiB took 15 MiB more at the server than these, and no less time.
 
     Where nginx stands in front and shares the data folder (`accel-location`), an answer without a body names the file,
@@ -64,7 +64,7 @@ class ModelResponse(OctetsResponse):
 
 
 def _accelerated(path: Path, settings: ServerSettings) -> str | None:
-    """What nginx is told of a file, if it can have it."""
+    """The path of a file for nginx, if nginx can send it."""
     folder = settings.data_dir
     if not settings.accel_location or not path.is_relative_to(folder):
         return None

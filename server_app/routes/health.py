@@ -1,4 +1,4 @@
-"""Open to everybody: is the process alive, and can it work?"""
+"""Open routes for health: is the process alive, and can it work?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live streams for people who look on: the events of one run, and the whole federation once a second."""
+"""Live streams for operators and viewers: the events of one run, and the federation once a second."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def cancel(run: RunId, queue: AnyQueue) -> RunOut:
     ),
 )
 async def again(run: RunId, queue: AnyQueue) -> RunOut:
-    """Submit the same app anew, with the run's config, settings and initial model."""
+    """Submit the same app again, with the run's config, settings and initial model."""
     return await queue.again(run)
 
 

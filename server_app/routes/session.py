@@ -1,4 +1,4 @@
-"""People who sign in at the page, and the read-only links that operators give away."""
+"""Routes for signing in at the page, and for read-only links."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def sign_out(request: Request, response: Response, sessions: AnySessions) 
 
 @router.post("/links", status_code=201, responses=problem_responses(ProblemKind.BUSY))
 async def make_link(body: LinkIn, request: Request, sessions: AnySessions) -> LinkOut:
-    """A read-only link to the page, for whoever is to look on. Its token is told this once."""
+    """Create a read-only link to the page. Its token appears only in this answer."""
     token, row = await sessions.make_link(body)
     # Behind `#`, where it is sent to no server and stands in no log.
     url = f"https://{request.url.netloc}/#view={token}"

@@ -1,4 +1,4 @@
-"""For people who look on, operators and viewers: rounds, marks, and what the server saw."""
+"""Routes for operators and viewers: rounds, participation marks, and what the server can see."""
 
 from __future__ import annotations
 

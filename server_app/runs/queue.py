@@ -26,7 +26,7 @@ from server_app.runs.worker import CANCELLED, RunWorker, StartApp
 from server_app.services import Services
 from server_app.storage.blobs import Body
 from server_app.storage.tables import RunRow
-from server_app.views.client_status import standings
+from server_app.views.client_status import client_statuses
 from server_app.views.listing import columns, list_runs, waiting_runs
 from server_app.views.participation_timeline import current_marks
 from server_app.views.run_views import RunView, RunViews
@@ -177,7 +177,7 @@ class RunQueue:
         row = await self._row(run)
         if RunStatus(row.status).final:
             return RunClientsOut(run=run, exchange=0, server_round=0, stage="", clients=[])
-        return standings(self._services, run, row.app_sha256, self.shown.of(run))
+        return client_statuses(self._services, run, row.app_sha256, self.shown.of(run))
 
     async def info(self, run: str) -> RunRow:
         """A run without its events; Rejection where there is none."""

@@ -1,4 +1,4 @@
-"""Bodies on their way to the disk: spooled, checked, made durable, and only then given a name.
+"""Uploaded bodies: spooled, checked, made durable, and only then given a name.
 
 Until the rename nothing refers to a spooled file, so a broken upload, a full disk or a killed server
 leaves at most a nameless file in the spool, which the next start removes.

@@ -21,7 +21,7 @@ from server_app.storage.tables import ClosingRow, ExchangeRow, ReceiptRow
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeHistory:
+class ExchangeJournal:
     """What an exchange is rebuilt from: its closings by number, and the receipts in the order of acceptance."""
 
     closings: Sequence[ClosingRow]
@@ -97,7 +97,7 @@ class ExchangeTables:
         if not await self.database.write(work):
             raise IllegalTransition(before, after)
 
-    async def keep_folded(self, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
+    async def save_partial_sum(self, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
         """Keep where the sum's last checkpoint is, and whose updates are in it."""
         mine = (ExchangeRow.run == run, ExchangeRow.exchange == exchange)
         await self.database.execute(update(ExchangeRow).where(*mine).values(folded=dict(folded)))
@@ -178,15 +178,15 @@ class ExchangeTables:
         )
         return statement.returning(ReceiptRow.digest)
 
-    async def history(self, run: str, exchange: int) -> ExchangeHistory:
+    async def history(self, run: str, exchange: int) -> ExchangeJournal:
         """All that an exchange is rebuilt from."""
         closings = select(*ClosingRow.__table__.columns).order_by(ClosingRow.number)
         closings = closings.where(ClosingRow.run == run, ClosingRow.exchange == exchange)
         receipts = select(*ReceiptRow.__table__.columns).order_by(ReceiptRow.seq)
         receipts = receipts.where(ReceiptRow.run == run, ReceiptRow.exchange == exchange)
 
-        async def work(connection: AsyncConnection) -> ExchangeHistory:
-            return ExchangeHistory(
+        async def work(connection: AsyncConnection) -> ExchangeJournal:
+            return ExchangeJournal(
                 [ClosingRow(**row) for row in (await connection.execute(closings)).mappings()],
                 [ReceiptRow(**row) for row in (await connection.execute(receipts)).mappings()],
             )

@@ -1,4 +1,4 @@
-"""Leases: which server of a federation leads it, for how long, and proof that it still does."""
+"""Leases: which server of a federation leads, until when, and proof that it still does."""
 
 from __future__ import annotations
 

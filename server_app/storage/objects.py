@@ -26,7 +26,7 @@ class Objects(Protocol):
     """
 
     async def put(self, path: Path, key: str) -> None:
-        """Take a file over as the object `key`, in the place of one that is there; durable on return."""
+        """Take a file over as the object `key`, replacing one that is there; durable on return."""
 
     async def fetch(self, key: str) -> Path:
         """A local file with the object's content, to read only; KeyError where there is none."""

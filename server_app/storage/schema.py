@@ -1,4 +1,4 @@
-"""Which version of the tables a database has."""
+"""Schema versions of the database, and migrations."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _known_version(connection: Connection) -> int:
 
 
 def _copied(path: Path, version: int) -> Path:
-    """A copy beside the database, whole and durable. Only its owner can read it."""
+    """A complete and durable copy in the database's folder. Only its owner can read it."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     target = path.with_name(f"{path.stem}-version{version}-{moment}{path.suffix}")
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -1,4 +1,4 @@
-"""Who is signed in at the page, and the read-only links that were given away. Of secrets only hashes are kept."""
+"""Tables of login sessions and read-only links. Of secrets only hashes are stored."""
 
 from __future__ import annotations
 

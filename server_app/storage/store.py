@@ -1,6 +1,6 @@
-"""What the server remembers: clients, runs, exchanges, receipts, events, journals, the transcript, leases, sessions.
+"""The store: clients, runs, exchanges, receipts, events, journals, the transcript, leases and sessions.
 
-In SQLite, or in PostgreSQL that several servers share. This is the one front door; the rooms behind it hold a few
+In SQLite, or in PostgreSQL that several servers share. `Store` is the one entry point; its base classes hold a few
 tables each.
 """
 
@@ -14,7 +14,7 @@ from sqlalchemy import select
 from fedcore.errors import StorageUnavailable
 from server_app.storage.database import Database, Lease
 from server_app.storage.engines import make_engine
-from server_app.storage.exchange_tables import ExchangeHistory, ExchangeTables
+from server_app.storage.exchange_tables import ExchangeJournal, ExchangeTables
 from server_app.storage.leases import LeaseTables
 from server_app.storage.run_tables import JournalTables, RunTables
 from server_app.storage.schema import make_tables
@@ -22,7 +22,7 @@ from server_app.storage.session_tables import SessionTables
 from server_app.storage.tables import SCHEMA_VERSION, ClientRow, RosterRow
 from server_app.storage.transcript_tables import TranscriptTables
 
-__all__ = ["SCHEMA_VERSION", "ExchangeHistory", "Lease", "Store"]
+__all__ = ["SCHEMA_VERSION", "ExchangeJournal", "Lease", "Store"]
 
 
 class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTables, SessionTables):

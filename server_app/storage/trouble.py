@@ -1,4 +1,4 @@
-"""What an error of the database means to whoever asked: full, away for now, or damaged."""
+"""Errors of the database and the disk, translated: full, unavailable for now, or damaged."""
 
 from __future__ import annotations
 

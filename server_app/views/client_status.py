@@ -1,4 +1,4 @@
-"""Where each client of a run stands, as far as the server can see; nothing in it is learned for this alone."""
+"""Status of each client in a run, derived from state that the server already has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server_app.services import Services
 ONLINE_SECONDS: Final = 15.0
 
 
-def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exchange]) -> RunClientsOut:
+def client_statuses(services: Services, run: str, app_sha256: str, shown: Sequence[Exchange]) -> RunClientsOut:
     """All members, and what they do for a run that waits or is led. shown: those of the run that are open or ended
     last, the newest last.
 
@@ -31,14 +31,12 @@ def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exc
         clients=[
             RunClientOut(id=member.id, name=member.name, state=state, why=why)
             for member in services.roster.members
-            for state, why in [_standing(services, member.id, app_sha256, own.get(member.id, last))]
+            for state, why in [_status(services, member.id, app_sha256, own.get(member.id, last))]
         ],
     )
 
 
-def _standing(
-    services: Services, client: int, app_sha256: str, exchange: Exchange | None
-) -> tuple[ClientRunState, str]:
+def _status(services: Services, client: int, app_sha256: str, exchange: Exchange | None) -> tuple[ClientRunState, str]:
     if client in services.work.busy:
         return ClientRunState.TRAINING, "for a later sum"
     if exchange is None or client not in exchange.clients:

@@ -1,4 +1,4 @@
-"""A run as its operator sees it in a list, out of its row."""
+"""The list of runs, made from their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream about the whole federation shows, made once for all streams and at most once a second."""
+"""Content of the streams about the whole federation, made once for all and at most once a second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS: Final = 50
 
 
 class OverviewFeed:
-    """The first page of runs and the members, as they were at the last look."""
+    """The first page of runs and the members, as of the last poll."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -1,4 +1,4 @@
-"""A line of marks for each client: where it stood in the last exchanges of a run (Bonawitz et al. 2019, figure 6)."""
+"""Participation of each client in the last exchanges of a run, one mark each (Bonawitz et al. 2019, figure 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says in the log who comes and who goes, many at once in one line."""
+"""Log lines about clients that connect and disconnect, several in one line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from server_app.members.presence import Presence
 log = logging.getLogger("fedcore.server")
 
 PAUSE_SECONDS: Final = 5.0
-"""Between two looks; who goes and is back by the next one has not been away."""
+"""Between two polls; a client that is back by the next one counts as never gone."""
 ABSENT_SECONDS: Final = 15.0
 """How long a member is silent that is said to have gone, where its connection does not say so sooner."""
 
 
 class PresenceLog:
-    """Compares who is there with who was there at the last look.
+    """Compares the clients that are online with those at the last poll.
 
     names: client id -> name. tell: gets the lines.
     """
@@ -33,7 +33,7 @@ class PresenceLog:
         self._there: frozenset[int] = frozenset()
 
     def poll(self) -> None:
-        """Say what has changed."""
+        """Log what has changed."""
         there, before = self._presence.online(ABSENT_SECONDS), self._there
         self._there = there
         for what, clients in (("connected", there - before), ("gone", before - there)):
@@ -43,7 +43,7 @@ class PresenceLog:
                 self._tell(f"{what}: {len(clients)} ({named}); {len(there)} members are there")
 
     async def watch(self) -> NoReturn:
-        """Look again and again."""
+        """Poll for ever."""
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             self.poll()

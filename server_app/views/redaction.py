@@ -1,7 +1,7 @@
-"""What people who may only look on are told of a run: nothing that an app has put into words.
+"""Redaction of runs and events for viewers: no text that an app has written.
 
-The text of an app's exception may quote the data of a site, where that site's owner lets failures be told to the
-server's operator. A link is good for less: of a run that failed it says that it did.
+The text of an app's exception may quote the data of a site, if that site's owner lets the operator see failures. A
+read-only link shows less: that a run failed, and not why.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SHOWN: Final = frozenset(
     }
 )  # fmt: skip
 """Kinds of events that are for viewers, too. What an app prints or asks may be about the data of a site."""
-NOT_TOLD: Final = "the operator is told why"
+NOT_TOLD: Final = "ask the operator for the reason"
 _OWN_WORDS: Final = frozenset({RunStatus.FINISHED, RunStatus.CANCELLED})
 """How a run may end so that its reason is the server's own; any other one may be what its app raised."""
 
 
 def event_for_viewers(item: Recorded) -> Recorded | None:
-    """An event as viewers are told it; None where it is not for them."""
+    """An event as viewers see it; None if it is not for them."""
     event = item.event
     if event.kind not in SHOWN:
         return None
@@ -38,12 +38,12 @@ def event_for_viewers(item: Recorded) -> Recorded | None:
 
 
 def runs_for_viewers(runs: RunsOut) -> RunsOut:
-    """A list of runs as viewers are told it."""
+    """A list of runs as viewers see it."""
     return runs.model_copy(update={"runs": [_info(run) for run in runs.runs]})
 
 
 def run_for_viewers(run: RunOut) -> RunOut:
-    """A run with its events as viewers are told it."""
+    """A run with its events as viewers see it."""
     told = [item for item in map(event_for_viewers, run.events) if item is not None]
     return run.model_copy(update={"events": told, "reason": _reason(run.status, run.reason)})
 

@@ -1,4 +1,4 @@
-"""The rounds of a run as figures to draw, kept up from its events: some hundred bytes each, whatever the cohort."""
+"""Figures of the rounds of a run for charts, updated from its events: some hundred bytes a round."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What people see of a run: figures of its rounds, marks of its clients, and its events as they come.
+"""Views of a run: figures of its rounds, marks of its clients, and its events as they happen.
 
-All of it is read from the run's record, once for all who look on, and only when somebody does: each event is read one
+All of it is read from the run's record, once for all streams, and only when one is open: each event is read one
 time, however many streams are open. The bell that rings with every batch of events says whether there is anything new.
 """
 

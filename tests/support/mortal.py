@@ -55,7 +55,7 @@ from .services import Clock, lenient, open_services
 
 T = TypeVar("T")
 RUN = "run"
-COMMITS = ("add_exchange", "close_stage", "add_receipt", "keep_folded", "end_exchange")
+COMMITS = ("add_exchange", "close_stage", "add_receipt", "save_partial_sum", "end_exchange")
 WRITES = (*COMMITS, "put", "remove")
 
 

@@ -112,7 +112,7 @@ async def test_a_stage_is_closed_once_with_whom_it_gave_up(store: Store) -> None
 
 
 async def test_an_exchange_ends_once_with_its_result(store: Store) -> None:
-    await store.keep_folded("run", 1, {"key": "runs/run/exchanges/1/sum-1", "clients": [1]})
+    await store.save_partial_sum("run", 1, {"key": "runs/run/exchanges/1/sum-1", "clients": [1]})
     end = ("run", 1, "advertise", "done", {"loss": math.inf})
     await store.end_exchange(*end)
     await store.end_exchange(*end)

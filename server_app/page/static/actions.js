@@ -1,4 +1,4 @@
-// What an operator does to a run. Each asks first, and says what will happen.
+// Actions of an operator on a run. Each asks for confirmation and says what will happen.
 
 import { ask, of, Problem } from "./api.js";
 import { confirm, tell } from "./dialog.js";
@@ -6,16 +6,16 @@ import { el } from "./dom.js";
 import { isOver } from "./words.js";
 
 const STOP = [
-  "The run ends now, and the exchange that is open is given up: nothing of it is unmasked.",
-  "What was learned up to the last complete round is kept as its checkpoint, and the run can go on later.",
+  "The run ends now and the open exchange is abandoned: nothing of it is unmasked.",
+  "The model of the last complete round is kept as a checkpoint, and the run can be resumed later.",
 ];
 const RESUME = [
-  "The run goes on after the last exchange that it has had, with the same app and the same settings.",
-  "It waits in the queue while another run is under way.",
+  "The run continues after its last exchange, with the same app and the same settings.",
+  "It waits in the queue while another run is in progress.",
 ];
 const AGAIN = [
-  "A new run begins with the same app, the same settings and the same first model. This one stays as it is.",
-  "Every site's owner still decides by the rules of that site whether it takes part.",
+  "A new run starts with the same app, the same settings and the same initial model. This one is not changed.",
+  "Each site's owner still decides, by that site's rules, whether it takes part.",
 ];
 
 async function act(run, what, title, text, yes, then) {
@@ -25,7 +25,7 @@ async function act(run, what, title, text, yes, then) {
     then(answer);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    await tell("That was not possible", error.message);
+    await tell("The action failed", error.message);
   }
 }
 
@@ -39,8 +39,8 @@ export class Actions {
   constructor(changed) {
     const button = (text, click) => el("button", { type: "button", hidden: true, click }, text);
     this.stop = button("Stop …", () => act(this.run, "cancel", "Stop this run?", STOP, "Stop the run", changed));
-    this.resume = button("Let it go on …", () => act(this.run, "resume", "Let this run go on?", RESUME, "Let it go on", changed));
-    this.again = button("Run again …", () => act(this.run, "again", "Submit this run again?", AGAIN, "Submit it again", (made) => open(made.run)));
+    this.resume = button("Resume …", () => act(this.run, "resume", "Resume this run?", RESUME, "Resume", changed));
+    this.again = button("Run again …", () => act(this.run, "again", "Submit this run again?", AGAIN, "Submit again", (made) => open(made.run)));
     this.model = el("a", { class: "button", download: "", hidden: true }, "Download the model");
     this.best = el("a", { class: "button", download: "", hidden: true }, "Download the best model");
     this.element = el("div", { class: "buttons" }, this.stop, this.resume, this.again, this.model, this.best);

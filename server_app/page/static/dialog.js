@@ -1,8 +1,8 @@
-// Questions before something is done that others notice.
+// Dialogs: confirm an action that others notice, or report one that failed.
 
 import { el } from "./dom.js";
 
-/** Ask whether to go on; resolves to true or false. text: what will happen, one paragraph each. */
+/** Ask for confirmation; resolves to true or false. text: what will happen, one paragraph each. */
 export function confirm(title, text, yes) {
   return new Promise((resolve) => {
     const answer = (value) => {
@@ -18,7 +18,7 @@ export function confirm(title, text, yes) {
       el(
         "div",
         { class: "buttons" },
-        el("button", { type: "button", class: "quiet", click: () => answer(false) }, "Leave it as it is"),
+        el("button", { type: "button", class: "quiet", click: () => answer(false) }, "Cancel"),
         el("button", { type: "button", class: "main", click: () => answer(true) }, yes),
       ),
     );
@@ -27,7 +27,7 @@ export function confirm(title, text, yes) {
   });
 }
 
-/** Tell what could not be done. */
+/** Report what could not be done. */
 export function tell(title, text) {
   return new Promise((resolve) => {
     const shut = () => {

@@ -1,4 +1,4 @@
-// The runs that there were, the newest first.
+// All runs, the newest first.
 
 import { load } from "./api.js";
 import { el, keyed, say, section, table } from "./dom.js";
@@ -10,8 +10,8 @@ export class History {
   #older = [];
 
   constructor() {
-    this.none = el("p", { class: "note" }, "There was no run yet. An operator starts one with ", el("code", {}, "fedcore run"), ".");
-    const made = table("Runs, the newest first", ["Run", "State", "App", "Rounds", "Begun", "Took", "Epsilon"]);
+    this.none = el("p", { class: "note" }, "No runs yet. An operator starts one with ", el("code", {}, "fedcore run"), ".");
+    const made = table("Runs, the newest first", ["Run", "State", "App", "Rounds", "Started", "Duration", "Epsilon"]);
     this.body = made.body;
     this.whole = made.whole;
     this.more = el("button", { type: "button", class: "quiet", hidden: true, click: () => this.#fetchOlder() }, "Older runs");

@@ -1,11 +1,11 @@
-// Read-only links: for people who may look and not touch. An operator makes and revokes them.
+// Read-only links, which an operator creates and revokes.
 
 import { ask, load, Problem } from "./api.js";
 import { confirm, tell } from "./dialog.js";
 import { announce, el, keyed, say, section, table } from "./dom.js";
 import { when } from "./words.js";
 
-const REVOKE = ["Whoever has this link is signed out at once, and cannot sign in with it again."];
+const REVOKE = ["Everybody who signed in with this link is signed out at once and cannot use it again."];
 
 /** The page of links. */
 export class Links {
@@ -16,19 +16,19 @@ export class Links {
       "form",
       { class: "card", submit: (event) => this.#make(event) },
       el("div", { class: "field" }, el("label", { for: "link-label" }, "Who is it for?"), this.label),
-      el("div", { class: "field" }, el("label", { for: "link-days" }, "Days until it ends"), this.days),
-      el("button", { type: "submit", class: "main" }, "Make a link"),
+      el("div", { class: "field" }, el("label", { for: "link-days" }, "Days until it expires"), this.days),
+      el("button", { type: "submit", class: "main" }, "Create a link"),
     );
     this.made = el("div", { class: "card made", hidden: true });
-    const list = table("Links that can be used now", ["For", "Ends", ""]);
+    const list = table("Links that can be used now", ["For", "Expires", ""]);
     this.body = list.body;
     this.whole = list.whole;
-    this.none = el("p", { class: "note" }, "There is no read-only link.");
+    this.none = el("p", { class: "note" }, "There are no read-only links.");
     this.element = el(
       "div",
       {},
       el("h1", {}, "Read-only links"),
-      el("p", { class: "lede" }, "Whoever has such a link sees this page: members, runs, curves and what the server saw. They cannot start or stop anything, nor fetch a model."),
+      el("p", { class: "lede" }, "Anybody with such a link sees this page: members, runs, curves and what the server can see. They cannot start or stop anything, or download a model."),
       this.form,
       this.made,
       section("Links", {}, this.none, this.whole),
@@ -64,7 +64,7 @@ export class Links {
       const address = el("input", { readonly: true, id: "link-url", value: link.url, class: "wide" });
       const copy = el("button", { type: "button", click: () => this.#copy(address) }, "Copy");
       this.made.replaceChildren(
-        el("label", { for: "link-url" }, `The link for ${link.label}. It is shown only now; keep it like a password.`),
+        el("label", { for: "link-url" }, `The link for ${link.label}. It is shown only once; treat it like a password.`),
         el("div", { class: "filters" }, address, copy),
       );
       this.made.hidden = false;
@@ -73,7 +73,7 @@ export class Links {
       await this.#fetch();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      await tell("The link was not made", error.message);
+      await tell("The link was not created", error.message);
     }
   }
 

@@ -1,4 +1,4 @@
-// What the server tells by itself: server-sent events, kept up while somebody looks.
+// Server-sent events, with reconnection, while the page is visible.
 
 import { painted } from "./frames.js";
 
@@ -12,8 +12,8 @@ function note(stream, isLost) {
 }
 
 /**
- * A stream of events. kinds: the names of events. hear(kind, data): told each. back(): the stream is there (again), and
- * what happened meanwhile may have been missed. A page that nobody looks at has none: a browser has six connections.
+ * A stream of events. kinds: the names of events. hear(kind, data): called with each. back(): the stream is connected
+ * (again), and events may have been missed. A hidden page has none: a browser has six connections.
  */
 export class Stream {
   #source = null;

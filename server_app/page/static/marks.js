@@ -3,7 +3,7 @@
 
 import { el, keyed, say, section, table } from "./dom.js";
 import { drawMark, MARKS, palette, penOf, spritesOf } from "./shapes.js";
-import { count } from "./words.js";
+import { capital, count } from "./words.js";
 
 export const MOST_COLUMNS = 60;
 const HEAD = 34;
@@ -11,8 +11,8 @@ const LISTED = 100;
 const WANTED = {
   all: ["Every site", () => true],
   now: ["Working now", (row) => "jtu".includes(row.marks.at(-1) ?? ".")],
-  dropped: ["Dropped out lately", (row) => /[x!]/.test(row.marks)],
-  idle: ["Not asked now", (row) => (row.marks.at(-1) ?? ".") === "."],
+  dropped: ["Dropped out recently", (row) => /[x!]/.test(row.marks)],
+  idle: ["Not selected now", (row) => (row.marks.at(-1) ?? ".") === "."],
 };
 
 /** The panel of marks. `show` takes the server's answer, `redraw` follows a change of the theme. */
@@ -36,10 +36,10 @@ export class Marks {
     this.view.addEventListener("scroll", () => this.redraw(), { passive: true });
     this.view.addEventListener("pointermove", (event) => this.#point(event));
     this.pointed = el("p", { class: "note pointed", "aria-hidden": "true" });
-    const list = table("Every site and its latest marks", ["Site", "Newest exchange", "In the sum", "Dropped out"]);
+    const list = table("Every site and its latest marks", ["Site", "Newest exchange", "Aggregated", "Dropped out"]);
     this.body = list.body;
     this.more = el("p", { class: "note" });
-    this.list = el("details", { toggle: () => this.#fillList() }, el("summary", {}, "The same as a table"), list.whole, this.more);
+    this.list = el("details", { toggle: () => this.#fillList() }, el("summary", {}, "As a table"), list.whole, this.more);
     this.element = section("Sites, exchange by exchange", { class: "marks" }, this.said, this.#controls(), this.view, this.pointed, this.list);
     this.observer = new ResizeObserver(() => this.redraw());
     this.observer.observe(this.view);
@@ -48,7 +48,7 @@ export class Marks {
   #controls() {
     const legend = el("ul", { class: "legend" });
     for (const [letter, words] of Object.entries(MARKS)) {
-      legend.append(el("li", {}, el("canvas", { "aria-hidden": "true", "data-letter": letter }), words));
+      legend.append(el("li", {}, el("canvas", { "aria-hidden": "true", "data-letter": letter }), capital(words)));
     }
     this.legend = legend;
     return el(
@@ -95,14 +95,14 @@ export class Marks {
 
   #summary() {
     const { exchanges, clients } = this.#data;
-    if (!exchanges.length) return "Nothing was asked of a site yet. Each square here will be one site's part in one exchange.";
+    if (!exchanges.length) return "No exchange yet. Each mark will be one site's part in one exchange.";
     const now = { d: 0, u: 0, t: 0, j: 0, x: 0, "!": 0, ".": 0 };
     for (const row of clients) now[row.marks.at(-1) ?? "."] += 1;
     const parts = Object.entries(MARKS)
       .filter(([letter]) => now[letter] && letter !== ".")
-      .map(([letter, words]) => `${now[letter].toLocaleString("en")} ${words.replace("its update is", now[letter] > 1 ? "updates are" : "update is")}`);
+      .map(([letter, words]) => `${now[letter].toLocaleString("en")} ${words}`);
     const shown = this.#rows.length === clients.length ? "" : ` ${count(this.#rows.length, "site is", "sites are")} shown.`;
-    return `Exchange ${exchanges.at(-1)}, of ${count(clients.length, "site")}: ${parts.join(", ") || "nobody was asked"}.${shown}`;
+    return `Exchange ${exchanges.at(-1)}, of ${count(clients.length, "site")}: ${parts.join(", ") || "no site was selected"}.${shown}`;
   }
 
   #layout() {
@@ -147,13 +147,13 @@ export class Marks {
     }
   }
 
-  // How many of those who were asked are in each sum, above the column of its marks.
+  // The share of the selected sites that are in each sum, above the column of its marks.
   #drawHead(pen, at, colours) {
     pen.fillStyle = colours.surface;
     pen.fillRect(0, 0, at.width, HEAD - 4);
     pen.fillStyle = colours.muted;
     pen.font = "11px system-ui, sans-serif";
-    pen.fillText("in the sum", 10, 14);
+    pen.fillText("aggregated", 10, 14);
     for (let column = 0; column < at.columns; column += 1) {
       const share = this.#share(at.first + column);
       const x = at.names + column * at.cell;
@@ -199,11 +199,11 @@ export class Marks {
     const make = () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"));
     keyed(this.body, rows, (row) => row.name, make, (made, row) => {
       const marks = [...row.marks];
-      const cells = [row.name, MARKS[marks.at(-1) ?? "."], marks.filter((m) => m === "d").length, marks.filter((m) => "x!".includes(m)).length];
+      const cells = [row.name, capital(MARKS[marks.at(-1) ?? "."]), marks.filter((m) => m === "d").length, marks.filter((m) => "x!".includes(m)).length];
       cells.forEach((text, i) => say(made.children[i], String(text)));
     });
     const left = this.#rows.length - rows.length;
-    say(this.more, left > 0 ? `${count(left, "more site")}; find them by a part of their name.` : "");
+    say(this.more, left > 0 ? `${count(left, "more site")}; filter by name to see them.` : "");
   }
 }
 

@@ -1,4 +1,4 @@
-// The members of the federation: who is here, and what each does for the run that is shown.
+// Members of the federation: which are connected, and what each does for the run on the page.
 
 import { el, keyed, say, section, table } from "./dom.js";
 import { CLIENT, count, duration } from "./words.js";
@@ -17,7 +17,7 @@ export class Members {
     this.said = el("p", { class: "note" });
     this.find = el("input", { type: "search", id: "members-filter", placeholder: "Part of a name", input: () => this.#draw() });
     this.label = el("label", { for: "members-filter" }, "Find a site");
-    const made = table("Members of the federation", ["Site", "Here", "Now", "Why"], { class: "members" });
+    const made = table("Members of the federation", ["Site", "Connected", "Now", "Why"], { class: "members" });
     this.body = made.body;
     this.whole = made.whole;
     this.more = el("button", { type: "button", class: "quiet", click: () => this.#showAll() });
@@ -30,7 +30,7 @@ export class Members {
     if (clients) this.#members = clients;
     const here = online ?? this.#members.filter((member) => member.online).length;
     const all = members ?? this.#members.length;
-    say(this.said, all ? `${here.toLocaleString("en")} of ${count(all, "site is", "sites are")} connected.` : "No site is a member yet.");
+    say(this.said, all ? `${here.toLocaleString("en")} of ${count(all, "site is", "sites are")} connected.` : "There are no members yet.");
     this.#draw();
   }
 
@@ -70,10 +70,10 @@ function update(made, member, standing) {
   const state = standing?.state ?? (member.online ? "waiting" : "away");
   const seen = member.last_seen_seconds;
   say(name, member.name);
-  say(here, member.online ? "yes" : seen === null ? "not yet" : `no, for ${duration(seen)}`);
+  say(here, member.online ? "yes" : seen === null ? "not yet" : `no, last seen ${duration(seen)} ago`);
   say(now.firstChild, SIGNS[state]);
   say(now.lastChild, standing || !member.online ? CLIENT[state] : "no run");
-  const ruled = member.online && !member.eligible ? "may not train now, by its owner's rules" : "";
+  const ruled = member.online && !member.eligible ? "outside its owner's training rules" : "";
   say(why, standing?.why || ruled);
   made.dataset.state = state;
 }

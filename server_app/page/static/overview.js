@@ -1,4 +1,4 @@
-// The first page: the federation in a sentence, the run that is open or was last, the members, and all runs.
+// The overview page: the federation in a sentence, the current or last run, the members, and all runs.
 
 import { load } from "./api.js";
 import { el, say } from "./dom.js";
@@ -9,7 +9,7 @@ import { Run } from "./run.js";
 
 const TOGETHER = "The sites below train one model together. Their data never leaves them: each sends what its training changed";
 const LEDES = {
-  secure: `${TOGETHER}, hidden under secret numbers, and this server learns only the sum over many sites.`,
+  secure: `${TOGETHER}, masked with secret numbers, and this server learns only the sum over many sites.`,
   plain: `${TOGETHER}. The run below is not protected by secure aggregation: this server can read the update of every single site.`,
 };
 
@@ -57,7 +57,7 @@ export class Overview {
       this.held.replaceChildren(el("p", { class: "over-title" }), this.#shown.element);
     }
     if (wanted) say(this.lede, LEDES[wanted.aggregation] ?? `${TOGETHER}.`);
-    if (wanted) say(this.held.firstChild, { running: "Under way now", waiting: "Next" }[wanted.status] ?? "The last run");
+    if (wanted) say(this.held.firstChild, { running: "In progress", waiting: "Next" }[wanted.status] ?? "Last run");
     if (wanted && wanted.status !== this.status) this.#shown.refresh();
     this.status = wanted?.status;
   }

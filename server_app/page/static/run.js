@@ -1,16 +1,16 @@
-// One run: how far it is, its curves, its sites, what the server saw, and what happened.
+// One run: its progress, curves, sites, events, and what the server can see.
 
 import { Actions } from "./actions.js";
 import { load, of } from "./api.js";
 import { Curves } from "./curves.js";
 import { announce, el, say, section } from "./dom.js";
 import { paced } from "./frames.js";
-import { Happened } from "./happened.js";
+import { Events } from "./events.js";
 import { badge, showBadge } from "./history.js";
 import { Stream } from "./live.js";
 import { Marks, MOST_COLUMNS } from "./marks.js";
-import { Saw } from "./saw.js";
-import { Standing } from "./standing.js";
+import { ServerView } from "./server_view.js";
+import { Progress } from "./progress.js";
 import { isOver } from "./words.js";
 
 const KINDS = [
@@ -22,7 +22,7 @@ const PAUSE = 1000;
 const MOST_FETCHED = 4000;
 /** Rounds times sites: every event names all sites of a round, so those of a large run are not fetched. */
 
-/** The panels of one run, kept up while the run goes on; `members` shows what the sites do for it. */
+/** The panels of one run, updated while it runs; `members` shows what the sites do for it. */
 export class Run {
   #stream = null;
   #over = false;
@@ -36,15 +36,15 @@ export class Run {
     this.title = el(isAlone ? "h1" : "h2", {}, "…");
     this.reason = el("p", { class: "reason", hidden: true });
     this.actions = isOperator ? new Actions(() => this.refresh()) : null;
-    this.standing = new Standing();
+    this.progress = new Progress();
     this.curves = new Curves();
     this.marks = new Marks();
-    this.saw = new Saw();
-    this.happened = new Happened();
+    this.serverView = new ServerView();
+    this.events = new Events();
     const head = el("header", { class: "run-head" }, el("div", {}, this.title, this.state), this.actions?.element);
-    this.card = el("section", { class: "card", "aria-label": "How far the run is" }, head, this.reason, this.standing.element);
+    this.card = el("section", { class: "card", "aria-label": "Progress of the run" }, head, this.reason, this.progress.element);
     this.settings = isAlone ? settings() : null;
-    const panels = [this.card, this.curves.element, this.marks.element, this.saw.element, this.happened.element];
+    const panels = [this.card, this.curves.element, this.marks.element, this.serverView.element, this.events.element];
     this.element = el("div", { class: "run" }, ...panels, this.settings?.element);
     this.#pace();
     this.refresh();
@@ -61,7 +61,7 @@ export class Run {
     };
   }
 
-  /** Fetch all that is shown anew. */
+  /** Fetch everything again. */
   refresh() {
     for (const refresher of Object.values(this.refreshers)) refresher();
   }
@@ -78,7 +78,7 @@ export class Run {
     this.#stream?.end();
     this.curves.end();
     this.marks.end();
-    this.standing.end();
+    this.progress.end();
   }
 
   async #fetchSaw() {
@@ -88,7 +88,7 @@ export class Run {
 
   #showSaw(seen) {
     this.seen = seen;
-    this.saw.show(seen, this.#info?.aggregation, this.survivors);
+    this.serverView.show(seen, this.#info?.aggregation, this.survivors);
   }
 
   #showInfo(info) {
@@ -99,8 +99,8 @@ export class Run {
     say(this.reason, info.reason);
     this.actions?.show(info);
     this.settings?.show(info);
-    this.standing.info(info);
-    this.saw.show(this.seen ?? null, info.aggregation, this.survivors);
+    this.progress.info(info);
+    this.serverView.show(this.seen ?? null, info.aggregation, this.survivors);
     const wasOver = this.#over;
     this.#over = isOver(info.status);
     if (this.#over) this.#leave();
@@ -109,14 +109,14 @@ export class Run {
 
   #showRounds(rounds) {
     this.survivors = rounds.rounds.at(-1)?.survivors;
-    this.standing.rounds(rounds);
+    this.progress.rounds(rounds);
     this.actions?.rounds(rounds);
     this.curves.show(rounds);
     this.#follow(rounds);
   }
 
   #showClients(standing) {
-    this.standing.stage(standing);
+    this.progress.stage(standing);
     this.members?.standings(standing.clients);
   }
 
@@ -126,13 +126,13 @@ export class Run {
     this.#followed = true;
     const sites = rounds.at(-1)?.cohort ?? 0;
     const isSmall = rounds.length * sites <= MOST_FETCHED;
-    if (isSmall) await this.happened.fetch(this.id);
+    if (isSmall) await this.events.fetch(this.id);
     if (this.#over || this.#ended) {
       this.#followed = false;
       return;
     }
     this.#stream?.end();
-    const path = `${of(this.id, "live")}?after=${isSmall ? this.happened.last : seq}`;
+    const path = `${of(this.id, "live")}?after=${isSmall ? this.events.last : seq}`;
     this.#stream = new Stream(path, KINDS, (kind, recorded) => this.#hear(kind, recorded), () => this.refresh());
   }
 
@@ -140,14 +140,14 @@ export class Run {
     this.#stream?.end();
     this.#followed = false; // it may be resumed
     this.#stream = null;
-    this.standing.over();
+    this.progress.over();
     this.members?.standings([]);
   }
 
   #hear(kind, recorded) {
     const { event } = recorded;
-    this.happened.add(recorded);
-    this.standing.hear(event);
+    this.events.add(recorded);
+    this.progress.hear(event);
     const { info, rounds, marks, clients, saw } = this.refreshers;
     if (kind === "dropped") announce(`${event.client} dropped out: ${event.reason}`, true);
     if (["exchange", "stage", "dropped", "blamed"].includes(kind)) [marks, clients].forEach((go) => go());
@@ -156,7 +156,7 @@ export class Run {
     if (kind === "figures") rounds();
     if (["exchange-done", "exchange-failed", "exchange-repeated"].includes(kind)) {
       [info, rounds, marks, clients, saw].forEach((go) => go());
-      if (kind === "exchange-done") announce(`Round ${event.server_round}: ${this.standing.said()}`);
+      if (kind === "exchange-done") announce(`Round ${event.server_round}: ${this.progress.said()}`);
     }
     if (["started", "resumed", "ended"].includes(kind)) this.refresh();
     if (kind === "ended") announce(`The run has ended: ${event.status}`, true);
@@ -165,7 +165,7 @@ export class Run {
 
 function settings() {
   const list = el("dl", { class: "facts" });
-  const element = section("How it was submitted", {}, list);
+  const element = section("Settings", {}, list);
   const show = (info) => {
     const facts = { Run: info.run, App: info.app, "App's fingerprint (SHA-256)": info.app_sha256 };
     for (const [key, value] of Object.entries({ ...info.run_config, ...info.settings })) facts[key] = JSON.stringify(value);

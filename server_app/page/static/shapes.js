@@ -1,14 +1,14 @@
-// One mark for each thing that a site can do in an exchange: they differ in shape, and only then in colour.
+// One mark for each state of a site in an exchange: they differ in shape first, and then in colour.
 
 /** Letter of the server's answer: what it means. */
 export const MARKS = {
-  d: "its update is in the sum",
-  u: "its update is here",
+  d: "aggregated",
+  u: "received",
   t: "training",
-  j: "asked, nothing here yet",
+  j: "waiting",
   x: "dropped out",
-  "!": "cheated, and is asked no more",
-  ".": "not asked",
+  "!": "excluded: protocol violation",
+  ".": "not selected",
 };
 
 /** The colours of the theme that is shown. */

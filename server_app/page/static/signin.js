@@ -5,7 +5,7 @@ import { el, say } from "./dom.js";
 
 const FAILED = {
   0: "The server does not answer. Is it running, and is this its address?",
-  401: "That is not a token of this federation, or its link was revoked or has ended.",
+  401: "This is not a token of this federation, or its link has expired or was revoked.",
 };
 
 /** Exchange a token for a session; the words for a person where that fails, "" where it succeeds. */
@@ -39,7 +39,7 @@ export class SignIn {
       el("div", { class: "field" }, el("label", { for: "token" }, "Operator's token"), this.input),
       this.failed,
       el("button", { type: "submit", class: "main" }, "Sign in"),
-      el("p", { class: "note" }, "The token is in the operator's kit. If you were sent a link, open that link: it signs you in by itself, to look only."),
+      el("p", { class: "note" }, "The token is in the operator's kit. If somebody sent you a read-only link, open it: it signs you in."),
     );
     this.element = form;
   }

@@ -1,4 +1,4 @@
-// Numbers and states in plain English.
+// Formats numbers and names states in plain English.
 
 const UNITS = ["bytes", "KB", "MB", "GB", "TB"];
 
@@ -59,18 +59,18 @@ export function isOver(status) {
 const STAGES = {
   advertise: "Sites are joining this round",
   share: "Sites agree on secret keys with each other",
-  input: "Sites work on their own data and send what they learned",
+  input: "Sites work on their own data and send their updates",
   consistency: "Sites confirm whose updates are in the sum",
-  unmask: "The masks are taken off the sum",
+  unmask: "The server removes the masks from the sum",
 };
 
 /** What happens in a stage of an exchange. */
 export function stageText(stage, kind) {
   if (stage === "input" && kind === "evaluate") return "Sites test the model on their own data";
-  return STAGES[stage] ?? (stage ? `Stage ${stage}` : "Between two rounds");
+  return STAGES[stage] ?? (stage ? `Stage ${stage}` : "Between rounds");
 }
 
-/** Where a client stands. */
+/** States of a client. */
 export const CLIENT = {
   away: "not connected",
   waiting: "waiting",
@@ -80,14 +80,19 @@ export const CLIENT = {
   dropped: "dropped out",
 };
 
+/** Text with a capital first letter. */
+export function capital(text) {
+  return text.replace(/^./, (first) => first.toUpperCase());
+}
+
 /** A metric's name for people: the app's own, without the prefix that says where it was measured. */
 export function metricName(name) {
   const bare = name.replace(/^(evaluation|evaluate|eval|training|train|test|validation|val)[-_/]/i, "");
   const known = { acc: "Accuracy", accuracy: "Accuracy", loss: "Loss", auc: "AUC" };
-  return known[bare.toLowerCase()] ?? bare.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
+  return known[bare.toLowerCase()] ?? capital(bare.replaceAll("_", " "));
 }
 
-/** Seconds that a run has left, by how long its last rounds took; null where that is not known. */
+/** Seconds that a run has left, by how long its last rounds took; null if unknown. */
 export function timeLeft(rounds, planned) {
   if (!planned || !rounds.length || rounds.length >= planned) return null;
   const last = rounds.slice(-5).map((round) => round.seconds);

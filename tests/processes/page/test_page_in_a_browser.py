@@ -116,18 +116,18 @@ def test_a_stopped_run_goes_on_and_a_link_is_revoked(browser: Browser, world: Wo
     world.status = "cancelled"
     watched = signed_in(browser, url, done="23 rounds of 40")
     page = watched.page
-    page.get_by_role("button", name="Let it go on …").click()
-    expect(page.get_by_role("dialog")).to_contain_text("after the last exchange that it has had")
-    page.get_by_role("button", name="Let it go on", exact=True).click()
+    page.get_by_role("button", name="Resume …").click()
+    expect(page.get_by_role("dialog")).to_contain_text("continues after its last exchange")
+    page.get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator(".run-head .badge")).to_contain_text("running")
-    expect(page.locator(".happened")).to_contain_text("The run goes on: the operator resumed it")
+    expect(page.locator(".happened")).to_contain_text("The run resumed: the operator resumed it")
     page.goto(f"{url}#links")
     for label in ("Ethics board", "The press"):
         page.locator("#link-label").fill(label)
         page.keyboard.press("Enter")
         expect(page.get_by_role("row", name=label)).to_be_visible()
     page.get_by_role("button", name="Revoke the link for The press").click()
-    expect(page.get_by_role("dialog")).to_contain_text("is signed out at once")
+    expect(page.get_by_role("dialog")).to_contain_text("signed out at once")
     page.get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("row", name="The press")).to_have_count(0)
     assert [link["label"] for link in world.links] == ["Ethics board"]
@@ -138,7 +138,7 @@ def test_a_lost_connection_is_said_and_mended(browser: Browser, world: World) ->
     with reserved_port() as port:
         with made_up_page(world, port) as url:
             watched = signed_in(browser, url)
-        lost = watched.page.get_by_text("Connection lost, trying again")
+        lost = watched.page.get_by_text("Connection lost, retrying")
         expect(lost).to_be_visible()
         world.end_round()
         world.open_exchange("train")
@@ -178,8 +178,8 @@ def test_updates_that_the_server_can_read_are_not_called_hidden(browser: Browser
     with reserved_port() as port, made_up_page(World(aggregation="plain"), port) as url:
         watched = signed_in(browser, url)
         expect(watched.page.locator(".saw")).to_contain_text("not protected by secure aggregation")
-        assert watched.page.get_by_text("no update of a single site is here").is_hidden()
+        assert watched.page.get_by_text("cannot read the update of a single site").is_hidden()
         lede = watched.page.locator("h1 + .lede")
         expect(lede).to_contain_text("this server can read the update of every single site")
-        expect(lede).not_to_contain_text("hidden under secret numbers")
+        expect(lede).not_to_contain_text("masked with secret numbers")
         watched.context.close()

@@ -53,7 +53,7 @@ def test_a_run_is_followed_a_dead_client_is_named_and_the_run_is_stopped(tmp_pat
         expect(page.locator(".round")).to_have_text(re.compile(r"Round [3-9]|Round \d\d"))
         expect(page.locator("tr", has_text="client-2").locator("td").nth(1)).to_contain_text("not connected")
         expect(page.locator(".plots .uplot").first).to_be_visible()
-        expect(page.locator(".saw")).to_contain_text(re.compile("What came from client-[134]"))
+        expect(page.locator(".saw")).to_contain_text(re.compile("Received from client-[134]"))
         assert watched.findings() == []
 
         page.get_by_role("button", name="Stop …").click()
@@ -67,7 +67,7 @@ def test_a_run_is_followed_a_dead_client_is_named_and_the_run_is_stopped(tmp_pat
         assert (facts := read_facts(download.value.path())) is not None
         assert facts.best.startswith("eval_loss = ")
         page.get_by_role("button", name="Run again …").click()
-        page.get_by_role("button", name="Submit it again").click()
+        page.get_by_role("button", name="Submit again").click()
         expect(page.locator(".facts")).to_contain_text("num-server-rounds")
         assert run not in page.url
         page.get_by_role("button", name="Stop …").click()

@@ -310,5 +310,5 @@ async def test_whoever_cheated_is_named_after_a_restart_too(
         await asyncio.gather(working, return_exceptions=True)
         assert end.blamed == {2: Fault.SEALED_GARBAGE}
         assert end.failure is not None
-        assert "who cheated: client-2: sealed-garbage" in end.failure.reason
+        assert "excluded for protocol violations: client-2: sealed-garbage" in end.failure.reason
         assert here.witness.equivocations == []

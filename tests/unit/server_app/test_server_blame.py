@@ -34,7 +34,7 @@ def _flipped(raw: bytes, place: int) -> bytes:
     return raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
 
 
-def _spoilt(field: str, place: int, receivers: set[int]) -> Callable[[KeyShares], KeyShares]:
+def _failure(field: str, place: int, receivers: set[int]) -> Callable[[KeyShares], KeyShares]:
     """What is dealt, with one byte of what each of some receivers gets altered."""
 
     def change(honest: KeyShares) -> KeyShares:
@@ -85,10 +85,10 @@ async def _finished(here: Site, run: str, app: ScriptedApp, reason: str) -> RunO
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        pytest.param(_spoilt("shares", -1, {1, 3, 4}), "sealed-garbage", id="garbage for everybody"),
-        pytest.param(_spoilt("shares", -1, {3}), "sealed-garbage", id="garbage for one"),
-        pytest.param(_spoilt("pair_secrets", -1, {1, 3, 4}), "sealed-garbage", id="garbage for pair secrets"),
-        pytest.param(_spoilt("shares", 0, {1, 3, 4}), "inconsistent-dealing", id="others than it committed to"),
+        pytest.param(_failure("shares", -1, {1, 3, 4}), "sealed-garbage", id="garbage for everybody"),
+        pytest.param(_failure("shares", -1, {3}), "sealed-garbage", id="garbage for one"),
+        pytest.param(_failure("pair_secrets", -1, {1, 3, 4}), "sealed-garbage", id="garbage for pair secrets"),
+        pytest.param(_failure("shares", 0, {1, 3, 4}), "inconsistent-dealing", id="others than it committed to"),
         pytest.param(
             lambda honest: dataclasses.replace(honest, commitment=bytes(32)), "inconsistent-dealing", id="another b"
         ),
@@ -113,7 +113,7 @@ async def test_a_signature_that_is_none_is_its_dealers_fault(here: Site, model: 
     """Those who could not open their shares have nothing to accuse it with, and need not."""
 
     def change(honest: KeyShares) -> KeyShares:
-        return _spoilt("shares", -1, {1, 3, 4})(honest)
+        return _failure("shares", -1, {1, 3, 4})(honest)
 
     run, app = await here.begin({"max-attempts": 1})
     asked = asyncio.create_task(app.exchange(model, ALL))
@@ -246,7 +246,7 @@ async def test_a_run_that_is_too_small_without_the_cheat_ends_at_once_and_names_
     _, app = await here.begin({"quorum": 4})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-    change = _spoilt("shares", -1, {3})
+    change = _failure("shares", -1, {3})
     await asyncio.gather(*(_dealing(member, change) if member.id == CHEAT else _honestly(member) for member in members))
     answer = await asked
     assert isinstance(answer, ExchangeRefused)

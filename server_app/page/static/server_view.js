@@ -1,10 +1,10 @@
-// What the server saw: one masked update as it came, beside the mean that the sites agreed to tell.
+// What the server can see: one masked update as it was received, and the mean that the sites agreed to reveal.
 
 import { el, keyed, say, section } from "./dom.js";
 import { count, number } from "./words.js";
 
 /** The panel. `show` takes the server's answer, or null where there is none. */
-export class Saw {
+export class ServerView {
   constructor() {
     this.one = strip();
     this.all = strip();
@@ -21,21 +21,21 @@ export class Saw {
         {},
         this.oneTitle,
         this.one,
-        el("p", { class: "note" }, "Numbers that look like chance, and to this server they are: no update of a single site is here."),
+        el("p", { class: "note" }, "To this server these numbers are random: it cannot read the update of a single site."),
       ),
-      el("div", {}, el("h3", {}, "All updates added up, still masked"), this.all, el("p", { class: "note" }, "The masks cancel only here, in the sum over all sites.")),
-      el("div", {}, this.meanTitle, this.mean, el("p", { class: "note" }, "Of the model, this is all that the server learns.")),
+      el("div", {}, el("h3", {}, "Sum of all updates, still masked"), this.all, el("p", { class: "note" }, "The masks cancel only in the sum over all sites.")),
+      el("div", {}, this.meanTitle, this.mean, el("p", { class: "note" }, "This is all that the server learns about the model.")),
     );
     this.why = el(
       "p",
       { class: "lede" },
-      "Before an update leaves a site, the site adds secret numbers to it that it has agreed on with other sites. They cancel out when all updates are added up, so the server can read the sum, and no single update.",
+      "Before an update leaves a site, the site adds secret numbers (masks) that it has agreed on with other sites. They cancel out when all updates are added up, so the server can read the sum but no single update.",
     );
     this.list = el("details", {}, el("summary", {}, "The numbers"), this.numbers);
-    this.element = section("What the server saw", { class: "saw" }, this.why, this.shown, this.list, this.none);
+    this.element = section("What the server can see", { class: "saw" }, this.why, this.shown, this.list, this.none);
   }
 
-  /** aggregation: "plain" where updates are not protected, of which the page must not keep silent. */
+  /** aggregation: "plain" if updates are not protected, which the page must say. */
   show(seen, aggregation, sites) {
     const isPlain = aggregation === "plain";
     this.element.classList.toggle("plain", isPlain);
@@ -43,16 +43,16 @@ export class Saw {
     this.shown.hidden = this.list.hidden = !seen || isPlain;
     this.none.hidden = Boolean(seen) && !isPlain;
     if (isPlain) {
-      say(this.none, "This run is not protected by secure aggregation: the server can read the update of every single site. The owners of the sites have allowed that for this run.");
+      say(this.none, "This run is not protected by secure aggregation: the server can read the update of every single site. The owners of the sites have allowed this.");
     } else if (!seen) {
-      say(this.none, "Here will be a piece of one masked update, once one has come. It is kept only while its exchange is the newest, so an ended run may show none.");
+      say(this.none, "Part of one masked update appears here once the server has received one. It is kept only for the newest exchange, so a run that has ended may show none.");
     } else {
       this.#fill(seen, sites);
     }
   }
 
   #fill(seen, sites) {
-    say(this.oneTitle, `What came from ${seen.client}`);
+    say(this.oneTitle, `Received from ${seen.client}`);
     say(this.meanTitle, sites ? `The mean of ${count(sites, "site")}` : "The mean of all sites");
     const top = 2 ** seen.bits;
     bars(this.one, seen.words.map((word) => word / top), `${seen.words.length} masked numbers without a pattern`);

@@ -1,4 +1,4 @@
-// What happened in a run, in sentences: who dropped out and why, what was tried again, warnings, what the app printed.
+// Events of a run in sentences: who dropped out and why, retries, warnings, and output of the app.
 
 import { load, of } from "./api.js";
 import { el, section } from "./dom.js";
@@ -7,26 +7,26 @@ import { duration, STATUS } from "./words.js";
 const KEPT = 200;
 const WORDS = {
   started: (event) => `The run began${event.rounds ? `, with ${event.rounds} rounds planned` : ""}.`,
-  resumed: (event) => `The run goes on: ${event.why}`,
+  resumed: (event) => `The run resumed: ${event.why}`,
   dropped: (event) => `${event.client} dropped out during ${event.stage}: ${event.reason}`,
-  blamed: (event) => `${event.client} cheated during ${event.stage} (${event.reason}) and is asked no more in this run.`,
-  "exchange-failed": (event) => `Round ${event.server_round} failed: ${event.reason}; ${event.retry ? "it is tried again" : "given up"}.`,
+  blamed: (event) => `${event.client} violated the protocol during ${event.stage} (${event.reason}) and is excluded from this run.`,
+  "exchange-failed": (event) => `Round ${event.server_round} failed: ${event.reason}; ${event.retry ? "retrying" : "not retried"}.`,
   "exchange-repeated": (event) => `Round ${event.server_round} is repeated: ${repeated(event)}.`,
   warning: (event) => event.line,
   log: (event) => `The app says: ${event.line}`,
   ended: (event) => `The run ended: ${STATUS[event.status]?.[1] ?? event.status}${event.reason ? `, ${event.reason}` : ""}.`,
 };
 const repeated = ({ coarse, large, survivors }) =>
-  coarse ? `too much of the update of ${coarse} would be rounding` : `the updates of ${large} of ${survivors} sites were larger than expected`;
+  coarse ? `too much of the update of ${coarse} would be rounding error` : `the updates of ${large} of ${survivors} sites were larger than expected`;
 const SIGNS = { dropped: "✕", blamed: "◆", "exchange-failed": "✕", warning: "!", ended: "■" };
 
-/** The panel of what happened. last: the number of the newest event that it knows. */
-export class Happened {
+/** The panel of events. last: number of the newest event that it has. */
+export class Events {
   #seen = new Set();
   last = 0;
 
   constructor() {
-    this.none = el("p", { class: "note" }, "Nothing out of the ordinary.");
+    this.none = el("p", { class: "note" }, "No events worth noting.");
     this.list = el("ol", { class: "happened", tabindex: "0", "aria-label": "What happened, the newest first" });
     this.element = section("What happened", {}, this.none, this.list);
   }
@@ -36,7 +36,7 @@ export class Happened {
     await load(`${of(run)}?after=${this.last}`, ({ events }) => events.forEach((recorded) => this.add(recorded)));
   }
 
-  /** Take one event; those without a sentence of their own are passed over. */
+  /** Take one event; those without a sentence are ignored. */
   add(recorded) {
     const { seq, seconds, event } = recorded;
     this.last = Math.max(this.last, seq);

@@ -1,17 +1,17 @@
-// How far a run is, in large letters: the round, the step, the time that is left, bytes, and privacy spent.
+// Progress of a run in large letters: round, step, time left, bytes and privacy spent.
 
 import { el, say } from "./dom.js";
 import { bytes, count, duration, isOver, number, stageText, timeLeft } from "./words.js";
 
 /** The upper part of a run's panel. */
-export class Standing {
+export class Progress {
   #rounds = { rounds: [], planned: null, privacy: null };
   #open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0, groups: 1 };
   #info = null;
 
   constructor() {
     this.round = el("p", { class: "round" });
-    this.bar = el("progress", { "aria-label": "Rounds that are done", max: 1, value: 0 });
+    this.bar = el("progress", { "aria-label": "Completed rounds", max: 1, value: 0 });
     this.step = el("p", { class: "step" });
     this.left = el("p", { class: "note" });
     this.facts = new Map();
@@ -83,18 +83,18 @@ export class Standing {
     const waits = this.#info?.status === "waiting";
     const of = planned ? ` of ${planned}` : "";
     const groups = this.#open.groups > 1 ? `, in ${this.#open.groups} groups` : "";
-    say(this.round, waits ? "Not begun yet" : ended ? count(last, "round") + of : `Round ${now}${of}${groups}`);
+    say(this.round, waits ? "Not started" : ended ? count(last, "round") + of : `Round ${now}${of}${groups}`);
     this.bar.max = planned || Math.max(last, 1);
     this.bar.value = Math.min(last, this.bar.max);
     this.bar.hidden = !planned;
     say(this.step, ended ? "" : this.#stepText());
     const left = ended ? null : timeLeft(rounds, planned);
-    say(this.left, left === null ? "" : `About ${duration(left)} left, if rounds go on taking as long as the last ones.`);
+    say(this.left, left === null ? "" : `About ${duration(left)} left, if rounds take as long as the last ones did.`);
     this.#drawFacts(rounds, privacy);
   }
 
   #stepText() {
-    if (this.#info?.status === "waiting") return "The run waits for its turn, or for enough sites.";
+    if (this.#info?.status === "waiting") return "Waiting in the queue, or for enough sites.";
     const { stage, kind, done, expected } = this.#open;
     if (!this.#open.exchange) return stageText("", "");
     const counted = expected ? ` (${done} of ${expected})` : "";
@@ -108,7 +108,7 @@ export class Standing {
     say(this.facts.get("Sent to the sites"), bytes(sum("down")));
     const spent = rounds.findLast((round) => typeof round.epsilon === "number")?.epsilon ?? this.#info?.epsilon ?? 0;
     const budget = privacy?.epsilon_budget;
-    say(this.facts.get("Privacy spent"), privacy ? `epsilon ${number(spent)}${budget ? ` of ${number(budget)}` : ", no budget"}` : "no noise was asked for");
+    say(this.facts.get("Privacy spent"), privacy ? `epsilon ${number(spent)}${budget ? ` of ${number(budget)}` : ", no budget"}` : "none: no noise was added");
     this.meter.hidden = !budget;
     if (budget) [this.meter.max, this.meter.value, this.meter.high] = [budget, Math.min(spent, budget), 0.9 * budget];
   }
