@@ -119,7 +119,7 @@ def test_a_sum_in_a_file_is_masked_as_one_in_memory(tmp_path: Path, monkeypatch:
     apply_masks(expected, terms)
     words = here.mapped()
     np.testing.assert_array_equal(words.words, expected)
-    words.release()
+    words.free_memory()
     np.testing.assert_array_equal(words.words, expected)
     np.testing.assert_array_equal(here.beginning(), expected[:32])
     here.discard()
@@ -157,11 +157,11 @@ async def test_a_sum_that_nobody_waits_for_leaves_no_file(
     services: Any = SimpleNamespace(spool=spool(tmp_path), randomness=bytes)
     total = MaskedSum(services, "r1", 1, key="k", words=8)
     total.open()
-    keeping = asyncio.create_task(total.keep())
+    keeping = asyncio.create_task(total.save())
     await asyncio.to_thread(begun.wait)
     if how == "cancelled":
         keeping.cancel()
-    total.release()
+    total.free()
     go_on.set()
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else RoundFailed):
         await keeping
