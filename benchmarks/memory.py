@@ -150,7 +150,7 @@ def _peak(engine: str, width: int, path: Path) -> int:
 def _train(kind: str, width: int, path: Path, out: Path) -> None:
     """One federated round on this rank: file, steps, file."""
     recipe = Recipe(build=lambda: Layers(width), optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-4))
-    engine = make_engine(recipe, EngineConfig(engine=kind))  # type: ignore[arg-type]
+    engine = make_engine(recipe, EngineConfig(engine=kind))
     engine.load(ModelState.open(path))
     x = np.random.default_rng(0).normal(size=(EXAMPLES, width)).astype(np.float32)
     for batch in engine.batches(Split(x=x, y=np.arange(EXAMPLES) % width), batch_size=8, seed=0, steps=STEPS):

@@ -9,6 +9,7 @@ import click
 import typer
 
 from fedcore.cli import completion
+from fedcore.run.engine_config import ENGINES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,7 +42,8 @@ def client(
     engine: Annotated[
         str,
         typer.Option(
-            help="Training engine of this site's ranks.  \\[default: the app's]", autocompletion=completion.engines
+            help=f"Training engine of this site's ranks: {', '.join(ENGINES)}.  \\[default: the app's]",
+            autocompletion=completion.engines,
         ),
     ] = "",
     engine_set: Annotated[

@@ -14,6 +14,7 @@ is first used, so that `import fedcore` loads neither flwr nor torch.
     Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale; fedcore.training.losses and .metrics
     Their parts     FlowerApp, JobSettings, Simulation, RunRecord, ModelState, Policy, provision, CompareJob,
                     parse_modes, carry_out
+    Plugins         register
     Errors          FedcoreError, the base of all that fedcore raises on purpose
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fedcore.api.comparing import ComparisonResult, compare
     from fedcore.api.federation import Federation
     from fedcore.api.findings import CheckReport
+    from fedcore.api.plugins import register
     from fedcore.api.result import Run
     from fedcore.api.simulating import simulate
     from fedcore.comparison.carry_out import carry_out
@@ -96,6 +98,7 @@ __all__ = [
     "mean_only",
     "parse_modes",
     "provision",
+    "register",
     "simulate",
     "sum_only",
     "supervised_app",
@@ -109,6 +112,7 @@ _HOMES = {
     "fedcore.api.simulating": ("simulate",),
     "fedcore.api.checks": ("check",),
     "fedcore.api.findings": ("CheckReport",),
+    "fedcore.api.plugins": ("register",),
     "fedcore.comparison.carry_out": ("carry_out",),
     "fedcore.comparison.plan": ("CompareJob",),
     "fedcore.comparison.modes": ("parse_modes",),

@@ -5,6 +5,7 @@
     │   └── IllegalTransition
     ├── ConfigurationError       what a person configured or installed
     │   ├── UnknownKey
+    │   │   └── UnknownName      a strategy, engine, mode or tracker that is not installed
     │   ├── KitError             a federation or client kit is missing, broken or wrongly signed
     │   ├── AppError             a Flower app that cannot be loaded, or returns the wrong records
     │   ├── DataError            a data set that is absent, altered or unreadable
@@ -87,11 +88,23 @@ class UnknownKey(ConfigurationError):
     """A configuration key that does not exist; names the nearest one that does."""
 
     def __init__(self, key: str, known: Iterable[str], where: str) -> None:
-        names = sorted(known)
-        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(names)}"
-        super().__init__(f"unknown key {key!r} in {where}{hint}")
+        super().__init__(f"unknown key {key!r} in {where}{_nearest(key, known, 'keys')}")
         self.key = key
+
+
+class UnknownName(UnknownKey):
+    """A strategy, engine, mode or tracker that is not installed here; names the nearest one that is."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        needs = f"(what a package brings needs that package on this machine, with an entry point {name!r})"
+        ConfigurationError.__init__(self, f"unknown {kind} {name!r}{_nearest(name, known, 'names')} {needs}")
+        self.key = name
+
+
+def _nearest(name: str, known: Iterable[str], what: str) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known {what}: {', '.join(names)}"
 
 
 class KitError(ConfigurationError):

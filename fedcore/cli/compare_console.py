@@ -93,9 +93,14 @@ def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) 
 
 
 def modes_table() -> Table:
-    """Every mode with its options and their defaults."""
+    """Every mode with its options and their defaults; of one that cannot be used, why."""
     table = Table("mode", "what it is", "options", box=box.SIMPLE_HEAVY, pad_edge=False)
-    for name, mode in MODES.items():
+    for name in MODES:
+        try:
+            mode = MODES[name]
+        except ConfigurationError as error:
+            table.add_row(name, f"[red]{escape(str(error))}[/]", "")
+            continue
         options = ", ".join(f"{key}={option.default}" for key, option in mode.options.items())
         table.add_row(name, mode.title, escape(options))
     return table

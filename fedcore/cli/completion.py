@@ -1,8 +1,8 @@
 """Completion of option values; imports nothing heavy, and never raises.
 
 Typer calls these with the part of the word that is there. If a value is a list of assignments in quotes, or of
-modes with commas, the last of them is completed. The names of modes and partitions are written down here a second time,
-since the modules that define them take seconds to import; a test holds the two together.
+modes with commas, the last of them is completed. The names of modes, partitions, strategies and trackers are written
+down here a second time, since the modules that define them take seconds to import; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
+
+from fedcore.system.plugins import installed
 
 Offer = tuple[str, str]
 """A word, and what it means."""
@@ -38,6 +40,11 @@ PARTITIONS: Final[Mapping[str, str]] = {
     "shards:": "a few labels for each site: shards:COUNT",
     "natural": "by the owners that the data come with",
 }
+STRATEGIES: Final = (
+    "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova", "scaffold", "feddyn", "diloco",
+    "adaptive-clipping", "fedbuff", "ditto", "fedbn", "fedper",
+)  # fmt: skip
+TRACKERS: Final = ("tensorboard", "mlflow", "wandb")
 STATUSES: Final = ("waiting", "running", "finished", "failed", "cancelled", "interrupted")
 
 
@@ -45,7 +52,7 @@ def modes(incomplete: str) -> list[Offer]:
     """The modes of a comparison; of a list with commas the last one."""
     done, _, last = incomplete.rpartition(",")
     lead = f"{done}," if done else ""
-    return [(lead + name, title) for name, title in MODES.items() if name.startswith(last)]
+    return [(lead + name, title) for name, title in {**MODES, **_installed("modes")}.items() if name.startswith(last)]
 
 
 def partitions(incomplete: str) -> list[Offer]:
@@ -55,9 +62,20 @@ def partitions(incomplete: str) -> list[Offer]:
 
 def engines(incomplete: str) -> list[Offer]:
     """The training engines."""
-    from fedcore.run.engine_config import EngineConfig
+    from fedcore.run.engine_config import ENGINES
 
-    return [(name, "") for name in get_args(get_type_hints(EngineConfig)["engine"]) if name.startswith(incomplete)]
+    return _beginning(incomplete, dict.fromkeys(ENGINES, ""))
+
+
+def trackers(incomplete: str) -> list[Offer]:
+    """The experiment trackers."""
+    return _beginning(incomplete, dict.fromkeys([*TRACKERS, *_installed("trackers")], ""))
+
+
+def names_of_trackers() -> str:
+    """For the help of an option."""
+    *names, last = dict.fromkeys([*TRACKERS, *_installed("trackers")])
+    return f"{', '.join(names)} or {last}"
 
 
 def settings(incomplete: str) -> list[Offer]:
@@ -69,15 +87,16 @@ def settings(incomplete: str) -> list[Offer]:
 
 def engine_settings(incomplete: str) -> list[Offer]:
     """Settings of an engine."""
-    from fedcore.run.engine_config import EngineConfig
+    from fedcore.run.engine_config import ENGINES, EngineConfig
 
-    return _assignments(incomplete, EngineConfig().to_mapping(), _choices(EngineConfig))
+    choices = {**_choices(EngineConfig), "engine": tuple(ENGINES)}
+    return _assignments(incomplete, EngineConfig().to_mapping(), choices)
 
 
 def run_config(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """The run config of the app that the command line names already."""
     config = _project(ctx).get("flwr", {}).get("app", {}).get("config", {})
-    return _assignments(incomplete, dict(_flat(config)), {})
+    return _assignments(incomplete, dict(_flat(config)), {"strategy": (*STRATEGIES, *_installed("strategies"))})
 
 
 def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
@@ -95,6 +114,11 @@ def statuses(incomplete: str) -> list[Offer]:
 
 
 _BETTER: Final = {"": "", ":max": "more is better", ":min": "less is better"}
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """The names that packages bring, and which package brings it; none of them is imported."""
+    return {found.name: found.dist.name if found.dist is not None else "" for found in installed(f"fedcore.{kind}")}
 
 
 def _assignments(incomplete: str, values: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[Offer]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 
 from fedcore.cli import completion
 from fedcore.errors import FedcoreError
+from fedcore.system.plugins import installed
 from fedcore.system.standard_output import checked_output
 from fedcore.system.version import fedcore_version
 
@@ -65,8 +66,9 @@ Tracks = Annotated[
     typer.Option(
         "--track",
         metavar="KIND\\[:WHERE]",
-        help="Tell tensorboard, mlflow or wandb of it: in a folder, track/KIND by default, or at MLflow's URI; "
+        help=f"Tell {completion.names_of_trackers()} of it: in a folder, track/KIND by default, or at MLflow's URI; "
         "repeatable.",
+        autocompletion=completion.trackers,
     ),
 ]
 DataFolder = Annotated[
@@ -146,7 +148,7 @@ class _Commands(TyperGroup):
         own |= {name: f"fedcore.cli.trained:{name}" for name in ("predict", "export", "card")}
         own["new"] = "fedcore.cli.new.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())
-        return {found.name: found for found in (*ours, *entry_points(group=GROUP))}
+        return {found.name: found for found in (*ours, *installed(GROUP))}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._installed, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))

@@ -17,9 +17,8 @@ import torch
 from pydantic import Field
 
 from fedcore.comparison.judging import LOSS, Better
-from fedcore.comparison.modes import ChosenMode
 from fedcore.comparison.report import SiteSplit
-from fedcore.comparison.run import PlannedRun, worker_name
+from fedcore.comparison.run import ChosenMode, PlannedRun, worker_name
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split

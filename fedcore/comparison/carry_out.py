@@ -274,7 +274,7 @@ def carry_out_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager
         emit(RunStarted(app=run.app.name, aggregation="none", rounds=planned_rounds(run.config)))
     with Workers(run.folder, run.environment()) as workers:
         try:
-            trained = run.mode.train(run, workers, emit, warm)
+            trained: Trained = run.mode.train(run, workers, emit, warm)
             result = trained.result
             result = _evaluated(run, trained, workers)
         except FedcoreError as error:

@@ -167,7 +167,9 @@ def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
                 )
             raise UnknownKey(key, known, _SET)
     if job.app.settings.private and not any(chosen.mode.private for chosen in job.modes):
-        raise ConfigurationError(TOGETHER.format(" or ".join(name for name, mode in MODES.items() if mode.private)))
+        raise ConfigurationError(
+            TOGETHER.format(" or ".join(name for name, mode in MODES.usable().items() if mode.private))
+        )
 
 
 def _known(chosen: ChosenMode, config: Mapping[str, Scalar]) -> frozenset[str]:
@@ -177,7 +179,7 @@ def _known(chosen: ChosenMode, config: Mapping[str, Scalar]) -> frozenset[str]:
 
 def _takers(key: str) -> str:
     """The modes that a key of [tool.fedcore] is for."""
-    *names, last = [name for name, mode in MODES.items() if key in mode.setting_names()]
+    *names, last = [name for name, mode in MODES.usable().items() if key in mode.setting_names()]
     return f"the modes {', '.join(names)} and {last}" if names else f"the mode {last}"
 
 

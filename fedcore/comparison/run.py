@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 from fedcore.comparison.results import RunResult
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.workers.calls import ByImportPath
 from fedcore.wire.control import Scalar
-
-if TYPE_CHECKING:
-    from fedcore.comparison.modes import Mode
-else:
-    # To a worker goes the import path of the mode's class, with the values of its fields.
-    Mode = ByImportPath
 
 MODEL_FILE: Final = "model.safetensors"
 """In the folder of a run that finished: its last model."""
@@ -46,11 +41,58 @@ class Kill:
         return f"{worker_name(self.site)}@{self.round}"
 
 
+class RunMode(Protocol):
+    """What those that carry out a run know of its mode, a `fedcore.comparison.modes.Mode`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def any_app(self) -> bool: ...
+
+    @property
+    def tells_events(self) -> bool: ...
+
+    @property
+    def private(self) -> bool: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def in_report(self) -> Any: ...
+
+    @property
+    def warm_group(self) -> str: ...
+
+    def warm_processes(self, folder: Path) -> AbstractContextManager[Any]: ...
+
+    def divides_batches(self, options: Mapping[str, Scalar]) -> bool: ...
+
+    def setting_names(self) -> frozenset[str]: ...
+
+    def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]: ...
+
+    def global_batch(self, run: PlannedRun) -> int: ...
+
+    def train(self, run: PlannedRun, workers: Any, emit: Any, warm: Any) -> Any: ...
+
+
+if TYPE_CHECKING:
+    _SentMode: TypeAlias = RunMode
+else:
+    # To a worker goes the import path of the mode's class, with the values of its fields.
+    _SentMode = ByImportPath
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenMode:
     """A mode as it was asked for."""
 
-    mode: Mode
+    mode: _SentMode
     label: str
     """How it was written, its name in reports."""
     options: Mapping[str, Scalar]
@@ -96,7 +138,7 @@ class PlannedRun:
     data_dir: Path | None = None
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> RunMode:
         """What carries it out."""
         return self.chosen.mode
 

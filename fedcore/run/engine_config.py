@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from fedcore.errors import ConfigurationError
 from fedcore.system.assignments import arguments, kebab
+from fedcore.system.plugins import Registry, with_methods
+
+_OWN: Final = {
+    "single": "replicated:SingleEngine",
+    "ddp": "replicated:DdpEngine",
+    "fsdp": "fsdp:FsdpEngine",
+    "hsdp": "fsdp:FsdpEngine",
+    "tp": "tp:TensorEngine",
+    "ddp-tp": "tp:TensorEngine",
+    "pp": "pp:PipelineEngine",
+}
+
+
+ENGINES: Final[Registry[Any]] = Registry(
+    "engine",
+    "fedcore.engines",
+    {name: f"fedcore.training.engines.{place}" for name, place in _OWN.items()},
+    accept=with_methods("step", "load", "save"),
+)
+"""The classes, imported when they are used: what shards a model takes longer to import than the rest of torch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +37,7 @@ class EngineConfig:
     engine: "single"; "ddp" (a replica on each rank, gradients averaged); "fsdp" (parameters, gradients and optimizer
         state sharded over all ranks); "hsdp" (sharded within groups of `shard` ranks, replicated between them); "tp"
         (each layer split over all ranks); "ddp-tp" (split over `tensor` ranks, replicated between such groups); "pp"
-        (consecutive layers on consecutive ranks).
+        (consecutive layers on consecutive ranks); or one that an installed package brings.
     precision: "fp32", or "bf16" for autocast of the forward pass; parameters and sums stay in float32.
     micro_batches: how many a rank makes of its share of a batch, to work through one after another (gradient
         accumulation); for "pp" the micro-batches of the schedule, 0 for twice the number of ranks.
@@ -32,7 +52,7 @@ class EngineConfig:
     memory_share: of a GPU's memory, what one rank may have, up to 1; 0 for no limit. For several clients on one GPU.
     """
 
-    engine: Literal["single", "ddp", "fsdp", "hsdp", "tp", "ddp-tp", "pp"] = "single"
+    engine: str = "single"
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_batches: int = 0
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
@@ -50,7 +70,8 @@ class EngineConfig:
     def from_mapping(cls, values: Mapping[str, Any], *, ranks: int, where: str = "--engine-set") -> Self:
         """Build from kebab-case keys for a group of `ranks`; more than one rank means "ddp" unless the keys say other.
 
-        Raises UnknownKey, or ConfigurationError for settings that do not fit each other or the number of ranks.
+        Raises UnknownKey for an unknown key, UnknownName for an engine that this machine lacks, ConfigurationError for
+        settings that do not fit each other or the number of ranks.
         """
         chosen = {"engine": "ddp" if ranks > 1 else "single", **values}
         config = cls(**arguments(cls, chosen, where))
@@ -68,7 +89,11 @@ class EngineConfig:
         return ranks // self.tensor if self.engine == "ddp-tp" else ranks
 
     def check(self, ranks: int) -> None:
-        """Raise ConfigurationError unless a group of `ranks` can be set up like this."""
+        """Raise ConfigurationError unless a group of `ranks` can be set up like this.
+
+        What goes with an engine from outside, that engine says as it is made.
+        """
+        ENGINES.check(self.engine)
         if self.engine == "single" and ranks > 1:
             raise ConfigurationError(f"engine single is for one rank, not {ranks}; ddp is the usual choice")
         if self.engine == "pp" and ranks < 2:
@@ -79,6 +104,8 @@ class EngineConfig:
             raise ConfigurationError(
                 f"memory-share must be in [0, 1], not {self.memory_share:g}; 0.5 is half of a GPU's memory, 0 no limit"
             )
+        if self.engine not in _OWN:
+            return
         for name, size, engine in (("shard", self.shard, "hsdp"), ("tensor", self.tensor, "ddp-tp")):
             if (self.engine == engine) != (size > 0):
                 raise ConfigurationError(f"{name} is for engine {engine}, which needs it: the ranks of one group")

@@ -1,57 +1,83 @@
-"""The examples of docs/extending.md do what the page says."""
+"""The files that docs/extending.md shows do what the page says."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
-from support.pages import examples
+from support.pages import shown_files
+from support.raising import raises
 from support.serverside import site
 from support.services import federation
 from torch import nn
 
+import fedcore
 from fedcore.data import Split, client_data
+from fedcore.errors import ConfigurationError
 from fedcore.federation import FederationFolder
-from fedcore.flower.strategies import registry as strategies
+from fedcore.flower.strategies.registry import make_strategy
+from fedcore.monitoring.trackers import TrackedRun
 from fedcore.training import (
     Batch,
     EngineConfig,
     OptimizerConfig,
     Recipe,
-    engines,
     evaluate,
     local_engine,
     make_engine,
     train,
 )
-from server_app.http.audience import Audience, Audiences, ForOperators
-from server_app.routes import operator
+from server_app.http.audience import Audience, Audiences
 
 __all__ = ["federation"]
 
 
-def run_example(section: str, **names: Any) -> dict[str, Any]:
-    """The names after the code of a section has run among `names`."""
-    for block in examples(section):
-        exec(block, names)
-    return names
+EXTENSIONS = Path(__file__).parents[2] / "examples" / "extensions"
+
+
+def load(name: str) -> ModuleType:
+    """A file of the page as a module; one that is loaded already registers nothing a second time."""
+    path = EXTENSIONS / name
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    return sys.modules[path.stem]
+
+
+def test_the_page_shows_every_file() -> None:
+    files = {path.relative_to(EXTENSIONS).as_posix() for path in EXTENSIONS.rglob("*.py")}
+    assert files <= set(shown_files("extending.md"))
+    assert all((EXTENSIONS / name).is_file() for name in shown_files("extending.md"))
+
+
+def test_a_registered_strategy() -> None:
+    kind = load("registered.py").FedAvgWarm
+    strategy = make_strategy({"strategy": "fedavg-warm"})
+    assert isinstance(strategy, FedAvgM)
+    assert type(strategy) is kind
 
 
 def test_a_strategy() -> None:
-    made = run_example("A strategy", **vars(strategies))
+    kind = load("fedavg_decay/fedavg_decay.py").FedAvgDecay
+    fedcore.register("strategy", "fedavg-decay")(kind)
     config = {"strategy": "fedavg-decay", "server-lr": 1.0, "half-life": 1.0}
-    name = config.pop("strategy")
-    choice = made["STRATEGIES"][name]
-    strategy = choice.make(**{choice.keys[key]: value for key, value in config.items()})
+    with raises(ConfigurationError, numbers=[0]):
+        make_strategy({**config, "half-life": 0.0})
+    strategy = make_strategy(config)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
     strategy.current_arrays = ArrayRecord({"w": torch.zeros(2)})
     metrics = MetricRecord({"num-examples": 4})
@@ -65,8 +91,7 @@ def test_a_strategy() -> None:
 
 
 def test_a_loss_and_a_metric() -> None:
-    made = run_example("A loss and a metric")
-    loss, covered = made["loss"], made["covered"]
+    loss, covered = load("loss_and_metric.py").loss, load("loss_and_metric.py").covered
     generator = np.random.default_rng(0)
     data = Split(x=np.ones((400, 1), np.float32), y=generator.normal(size=400).astype(np.float32))
     model = nn.Linear(1, 1)
@@ -78,17 +103,14 @@ def test_a_loss_and_a_metric() -> None:
     assert tuple(np.add(first, rest)) == result.sums["covered"]
 
 
-def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("channels_last")
-    vars(module).update(run_example("An engine", __name__="example"))
-    monkeypatch.setitem(sys.modules, f"{engines.__name__}.channels_last", module)
-    monkeypatch.setitem(engines.ENGINES, "channels-last", "channels_last:ChannelsLastEngine")
+def test_an_engine() -> None:
+    fedcore.register("engine", "channels-last")(load("channels_last/channels_last.py").ChannelsLastEngine)
 
     def model() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))
 
-    def step(name: Any) -> tuple[list[torch.Tensor], bool]:
+    def step(name: str) -> tuple[list[torch.Tensor], bool]:
         recipe = Recipe(build=model, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.5))
         engine = make_engine(recipe, EngineConfig(engine=name))
         x, y = torch.arange(64.0).reshape(2, 2, 4, 4) / 64, torch.tensor([0, 1])
@@ -102,9 +124,16 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_a_tracker(tmp_path: Path) -> None:
+    tracker = load("csv_tracker/csv_tracker.py").CsvTracker(str(tmp_path / "new"), TrackedRun(name="run", app="tiny"))
+    tracker.log(1, {"loss": 0.5})
+    tracker.close(succeeded=True)
+    lines = (tmp_path / "new" / "run.csv").read_text().splitlines()
+    assert lines == ["1,loss,0.5", ",status,finished"]
+
+
 async def test_a_route(federation: FederationFolder, tmp_path: Path) -> None:
-    router = APIRouter(prefix="/v1", route_class=ForOperators)
-    run_example("A route", **{**vars(operator), "router": router})
+    router = load("roster_route.py").router
     scope = {"type": "http", "method": "GET", "path": "/v1/roster", "headers": []}
     assert Audiences(router.routes).of(scope) is Audience.OPERATORS
     app = FastAPI()
@@ -117,7 +146,7 @@ async def test_a_route(federation: FederationFolder, tmp_path: Path) -> None:
 
 
 def test_a_data_set() -> None:
-    data = run_example("A data set")["load_wine"]()
+    data = load("wine.py").load_wine()
     assert (len(data.train), len(data.test), data.train.x.dtype) == (142, 36, np.float32)
     assert np.allclose(data.train.x.mean(axis=0), 0, atol=1e-6)
     train, test = client_data(data, "iid", client=0, clients=4, seed=1)

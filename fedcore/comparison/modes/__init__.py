@@ -16,14 +16,15 @@ differ in who computes a gradient, on which data, and in what is exchanged, how 
   differential privacy.
 - *federated-async*: the same, but that a model is made as soon as enough clients are ready (Nguyen et al. 2022).
 
-A new mode is one file in this folder and one row in `MODES`. Its class says how its processes are started, how long the
-same would have taken on another network, and what becomes of a run that loses a worker
+A package adds one as an entry point of the group `fedcore.modes` (docs/extending.md). The class of a mode says how its
+processes start, how long the same would have taken on another network, and what follows from a lost worker
 (`fedcore.comparison.modes.base`).
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fedcore.comparison.modes.allreduce import AllReduce
 from fedcore.comparison.modes.averaging import OUTER, ModelAveraging
@@ -34,8 +35,9 @@ from fedcore.comparison.modes.federated_async import FederatedAsync
 from fedcore.comparison.modes.local import Local
 from fedcore.comparison.modes.parameter_server import ParameterServer
 from fedcore.comparison.run import ChosenMode
-from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.errors import ConfigurationError
 from fedcore.system.assignments import parse_assignments
+from fedcore.system.plugins import Registry, must_derive
 
 __all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "Trained", "every_mode", "in_report", "parse_modes"]
 
@@ -55,7 +57,15 @@ _ROWS: tuple[Mode, ...] = (
     ),
     Federated(name="federated-dp", title="secure aggregation with differential privacy", protection="private"),
 )
-MODES: dict[str, Mode] = {mode.name: mode for mode in _ROWS}
+
+
+def _mode(name: str, plugin: Any) -> Mode:
+    must_derive(plugin, Mode)
+    mode: Mode = plugin(name=name)
+    return mode
+
+
+MODES: Registry[Mode] = Registry("mode", "fedcore.modes", {mode.name: mode for mode in _ROWS}, accept=_mode)
 
 
 def every_mode() -> tuple[str, ...]:
@@ -64,8 +74,11 @@ def every_mode() -> tuple[str, ...]:
 
 
 def in_report(name: str) -> InReport:
-    """What sets a mode apart in a report, which may have been made where there are modes that are not known here."""
-    return MODES[name].in_report if name in MODES else InReport()
+    """What sets a mode apart in a report; of a mode that is not installed here, or broken, nothing."""
+    try:
+        return MODES[name].in_report
+    except ConfigurationError:
+        return InReport()
 
 
 def parse_modes(text: str) -> tuple[ChosenMode, ...]:
@@ -84,12 +97,10 @@ def parse_modes(text: str) -> tuple[ChosenMode, ...]:
 
 def _parse(word: str) -> ChosenMode:
     name, bracket, rest = word.partition("[")
-    if name not in MODES:
-        raise UnknownKey(name, MODES, "--modes")
+    mode = MODES[name]
     if bracket and not rest.endswith("]"):
         raise ConfigurationError(f"expected MODE[key=value,...], not {word!r}")
     given = parse_assignments([part for part in rest.rstrip("]").split(",") if part.strip()])
-    mode = MODES[name]
     chosen = ChosenMode(
         mode=mode,
         label=word,

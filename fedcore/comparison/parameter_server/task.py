@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 
 from fedcore.comparison.parameter_server.shard import FlatModel, KeyRanges
-from fedcore.comparison.run import INITIAL_FILE, PlannedRun
+from fedcore.comparison.run import INITIAL_FILE, PlannedRun, RunMode
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport
 from fedcore.comparison.workers.training import snapshot
@@ -19,8 +19,17 @@ from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 
-if TYPE_CHECKING:
-    from fedcore.comparison.modes.parameter_server import ParameterServer
+
+class ServerMode(RunMode, Protocol):
+    """What the processes know of their mode, a `fedcore.comparison.modes.parameter_server.ParameterServer`."""
+
+    @property
+    def together(self) -> bool: ...
+
+    @property
+    def slept(self) -> bool: ...
+
+    def bound(self, run: PlannedRun) -> float: ...
 
 
 class Began(WorkerReport):
@@ -83,9 +92,9 @@ class ServerTask:
     run: PlannedRun
 
     @property
-    def mode(self) -> ParameterServer:
+    def mode(self) -> ServerMode:
         """Its mode."""
-        return cast("ParameterServer", self.run.mode)
+        return cast("ServerMode", self.run.mode)
 
     @property
     def shards(self) -> int:

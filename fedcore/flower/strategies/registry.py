@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.engine_app import LocalApp, SupervisedApp
 from fedcore.flower.apps.personalization import DITTO_KEY, LAYERS_KEY, PREFIX
 from fedcore.flower.apps.server_tests import TestSet, server_test
@@ -25,6 +25,7 @@ from fedcore.flower.strategies import algorithms as ours
 from fedcore.flower.strategies.buffered import FedBuff
 from fedcore.flower.strategies.metrics import finish
 from fedcore.run.settings import ROUNDS_KEY
+from fedcore.system.plugins import Registry, must_derive
 from fedcore.training.algorithms import ALPHA
 from fedcore.training.metrics import accuracy
 from fedcore.training.seeds import derive_seed
@@ -37,8 +38,10 @@ SERVER_RATE = "server-lr"
 class _Choice:
     """One strategy.
 
-    keys: of the run config -> parameter of its class. positive: keys that cannot be 0. client_keys: of the run config,
-    which the clients alone read.
+    make: its class.
+    keys: of the run config -> parameter of its class.
+    positive: keys that cannot be 0.
+    client_keys: of the run config, which the clients alone read.
     """
 
     make: Callable[..., FedAvg]
@@ -49,7 +52,7 @@ class _Choice:
 
 _MOMENTS = {"beta-1": "beta_1", "beta-2": "beta_2"}
 _ADAPTIVE = {SERVER_RATE: "eta", "tau": "tau"}
-STRATEGIES: Mapping[str, _Choice] = {
+_OWN: Mapping[str, _Choice] = {
     "fedavg": _Choice(flower.FedAvg, {}),
     "fedprox": _Choice(flower.FedProx, {"proximal-mu": "proximal_mu"}, ("proximal-mu",)),
     "fedavgm": _Choice(flower.FedAvgM, {SERVER_RATE: "server_learning_rate", "server-momentum": "server_momentum"}),
@@ -71,8 +74,17 @@ STRATEGIES: Mapping[str, _Choice] = {
     "fedper": _Choice(flower.FedAvg, {}, client_keys=(LAYERS_KEY,)),
 }
 
-STRATEGY_KEYS = sorted({key for choice in STRATEGIES.values() for key in (*choice.keys, *choice.client_keys)})
-"""What any of them reads of the run config beside `strategy`."""
+STRATEGY_KEYS = sorted({key for choice in _OWN.values() for key in (*choice.keys, *choice.client_keys)})
+"""What any of fedcore's own reads of the run config, in addition to `strategy`."""
+
+
+def _choice(name: str, plugin: Any) -> _Choice:
+    """A class of Flower's kind, which may say what it reads of the run config: `config_keys` and `positive_keys`."""
+    must_derive(plugin, FedAvg)
+    return _Choice(plugin, getattr(plugin, "config_keys", {}), tuple(getattr(plugin, "positive_keys", ())))
+
+
+STRATEGIES: Registry[_Choice] = Registry("strategy", "fedcore.strategies", _OWN, accept=_choice)
 
 
 def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None, **options: Any) -> FedAvg:
@@ -84,11 +96,10 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     `feddyn-alpha` (FedDyn), `clip-first`, `clip-quantile` and `clip-rate` (adaptive clipping); a key that is missing
     leaves the default. trained: names of the tensors that the clients train (`LocalApp.trained`), which SCAFFOLD needs;
     by default all of floating point. options: whatever else Flower's FedAvg takes.
-    Raises UnknownKey for another strategy, ConfigurationError for a value out of range.
+    A strategy from a package reads the keys that its class names.
+    Raises UnknownName for a strategy that is not installed, ConfigurationError for a value out of range.
     """
     name = str(config.get(NAME, "fedavg"))
-    if name not in STRATEGIES:
-        raise UnknownKey(name, STRATEGIES, "strategy")
     choice = STRATEGIES[name]
     given = {key: float(config[key]) for key in choice.keys if key in config}
     for key, value in given.items():

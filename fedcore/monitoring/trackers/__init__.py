@@ -8,7 +8,8 @@ refused before the run (`Track.parse`); and nothing leaves this machine unless i
 or sets WANDB_MODE: the packages' own reports to their makers are switched off before they are imported.
 """
 
-from fedcore.monitoring.trackers.base import Track, TrackedRun, Tracker
+from fedcore.monitoring.trackers.base import TrackedRun, Tracker
 from fedcore.monitoring.trackers.sink import Tracking, parse_tracks
+from fedcore.monitoring.trackers.track import TRACKERS, Track
 
-__all__ = ["Track", "TrackedRun", "Tracker", "Tracking", "parse_tracks"]
+__all__ = ["TRACKERS", "Track", "TrackedRun", "Tracker", "Tracking", "parse_tracks"]

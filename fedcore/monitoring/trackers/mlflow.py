@@ -20,17 +20,18 @@ _MOST_CHARACTERS = 6000
 class MLflow:
     """Metrics by round, parameters, tags, and files as artifacts."""
 
-    def __init__(self, address: str, folder: Path, run: TrackedRun) -> None:
-        if not address:
+    def __init__(self, where: str, run: TrackedRun) -> None:
+        folder = None if "://" in where else Path(where)
+        if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(address or f"sqlite:///{folder / 'mlflow.db'}")
-        found = self._client.get_experiment_by_name(run.app)
-        if found is not None:
-            experiment = found.experiment_id
+        self._client = MlflowClient(where if folder is None else f"sqlite:///{folder / 'mlflow.db'}")
+        experiment = self._client.get_experiment_by_name(run.app)
+        if experiment is not None:
+            number = experiment.experiment_id
         else:
-            place = None if address else (folder / "artifacts").as_uri()
-            experiment = self._client.create_experiment(run.app, artifact_location=place)
-        self._run = self._client.create_run(experiment, run_name=run.name, tags=run.all_tags()).info.run_id
+            artifacts = None if folder is None else (folder / "artifacts").as_uri()
+            number = self._client.create_experiment(run.app, artifact_location=artifacts)
+        self._run = self._client.create_run(number, run_name=run.name, tags=run.all_tags()).info.run_id
         params = [Param(key, str(value)[:_MOST_CHARACTERS]) for key, value in run.parameters().items()]
         for start in range(0, len(params), _AT_ONCE):
             self._client.log_batch(self._run, params=params[start : start + _AT_ONCE])

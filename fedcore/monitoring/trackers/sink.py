@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedcore.monitoring.trackers.base import Track, TrackedRun, Tracker
+from fedcore.monitoring.trackers.base import TrackedRun, Tracker
 from fedcore.monitoring.trackers.figures import Figures
+from fedcore.monitoring.trackers.track import Track
 from fedcore.wire.events import RunEnded, RunEvent
 from fedcore.wire.operator import RunStatus
 

@@ -14,8 +14,8 @@ from fedcore.monitoring.trackers.base import TrackedRun
 class TensorBoard:
     """Scalars by round; parameters and tags as texts. It keeps no files."""
 
-    def __init__(self, folder: Path, run: TrackedRun) -> None:
-        self._writer = SummaryWriter(str(folder / run.name))
+    def __init__(self, where: str, run: TrackedRun) -> None:
+        self._writer = SummaryWriter(str(Path(where) / run.name))
         for name, values in (("parameters", run.parameters()), ("tags", run.all_tags())):
             rows = "".join(f"| {key} | {json.dumps(value)} |\n" for key, value in values.items())
             self._writer.add_text(name, f"| name | value |\n| --- | --- |\n{rows}")

@@ -20,8 +20,8 @@ class WeightsAndBiases:
     Of the machine and its packages, of the code and its repository nothing is recorded: what is told is what is here.
     """
 
-    def __init__(self, folder: Path, run: TrackedRun) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, where: str, run: TrackedRun) -> None:
+        Path(where).mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -36,7 +36,7 @@ class WeightsAndBiases:
             project=os.environ.get("WANDB_PROJECT", "fedcore"),
             group=run.app,
             name=run.name,
-            dir=str(folder),
+            dir=where,
             config={**run.parameters(), **run.all_tags()},
             settings=settings,
             reinit="create_new",

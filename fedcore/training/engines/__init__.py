@@ -9,22 +9,21 @@ for rounding (docs/adr/0010-engines-and-ranks.md).
     tp, ddp-tp     each layer split over ranks (Shoeybi et al. 2019, "Megatron-LM")           `tp`
     pp             consecutive layers on consecutive ranks (Huang et al. 2019, "GPipe")       `pp`, `stages`
 
-`base` is the interface; `batches` says which rank works on which examples, `building` makes a model ready, `transfer`
-moves its state in and out. All ranks make the same calls in the same order, since most of them wait for the others.
+Packages add others as entry points of the group `fedcore.engines` (docs/extending.md). `base` is the interface;
+`batches` says which rank works on which examples, `building` makes a model ready, `transfer` moves its state in and
+out. All ranks make the same calls in the same order, since most of them wait for the others.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Final
-
-from fedcore.run.engine_config import EngineConfig
+from fedcore.run.engine_config import ENGINES, EngineConfig
 from fedcore.training.engines.base import Engine, MakeOptimizer, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.world import World
 from fedcore.training.rules import LocalRule, Proximal
 
 __all__ = [
+    "ENGINES",
     "Batch",
     "Engine",
     "EngineConfig",
@@ -36,25 +35,14 @@ __all__ = [
     "make_engine",
 ]
 
-ENGINES: Final = {
-    "single": "replicated:SingleEngine",
-    "ddp": "replicated:DdpEngine",
-    "fsdp": "fsdp:FsdpEngine",
-    "hsdp": "fsdp:FsdpEngine",
-    "tp": "tp:TensorEngine",
-    "ddp-tp": "tp:TensorEngine",
-    "pp": "pp:PipelineEngine",
-}
-"""Module and class, imported when they are used: what shards a model takes longer to import than the rest of torch."""
-
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:
     """The engine that `config` names, on the ranks of `world`; by default one rank, or the current process group.
 
-    Raises ConfigurationError for a model or a number of ranks that the engine cannot work with.
+    Raises ConfigurationError for a model or a number of ranks that the engine cannot work with, UnknownName for an
+    engine that is not installed here.
     """
     world = world or World.current()
     config = config or EngineConfig.from_mapping({}, ranks=world.size)
-    module, _, name = ENGINES[config.engine].partition(":")
-    kind: type[Engine] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    kind: type[Engine] = ENGINES[config.engine]
     return kind(recipe, config, world)

@@ -111,7 +111,7 @@ def test_a_run_that_fails_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_be_known_before_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for text, reason in (
-        ("neptune", "'neptune'.*tensorboard.*mlflow.*wandb"),
+        ("neptune", "'neptune'.*mlflow.*tensorboard.*wandb"),
         (f"wandb:{tmp_path}/file/x", "/file/x"),
         (f"mlflow:{tmp_path}/file", "/file"),
     ):
