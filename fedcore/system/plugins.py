@@ -119,8 +119,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return sources[0]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of any mapping."""
-        return self[name] if name in self else default
+        """As of any mapping, though an unknown name is no KeyError here."""
+        if name not in self:
+            return default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._registered or name in self._brought

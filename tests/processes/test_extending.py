@@ -91,7 +91,7 @@ def test_a_strategy_and_a_tracker(outside: Environment, tmp_path: Path) -> None:
     printed = outside.run("simulate", DIGITS, "--clients", "3", "--run-config", config, "--track", track, "--json")
     assert json.loads(printed.stdout)["status"] == "finished"
     (file,) = (tmp_path / "track").iterdir()
-    rows = list(csv.reader(file.open()))
+    rows = list(csv.reader(file.read_text().splitlines()))
     assert {row[0] for row in rows if row[1] == "evaluate/eval_acc"} == {"1", "2"}
     assert rows[-1][1:] == ["status", "finished"]
 
@@ -115,16 +115,9 @@ def test_a_mode_beside_a_federation_with_the_strategy(outside: Environment, tmp_
     )
     assert first.read_bytes() == alone.read_bytes()
     assert len(list((tmp_path / "track").iterdir())) == 3
-
-
-def test_a_report_is_read_where_its_mode_is_not_installed(outside: Environment, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    outside.run("compare", DIGITS, "--modes", "first-site,local", "--clients", "2", "--run-config", QUICK, "--out", out)
-    process = subprocess.run(
-        [sys.executable, "-m", "fedcore", "compare", "--from", out / "report.json", "--out", tmp_path / "again"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    # Read where the mode is not installed.
+    words = ["compare", "--from", tmp_path / "out" / "report.json", "--out", tmp_path / "again"]
+    subprocess.run([sys.executable, "-m", "fedcore", *words], check=True, capture_output=True)
     assert "first-site" in (tmp_path / "again" / "report.md").read_text()
 
 

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from support.raising import raises
 
+import fedcore
 from client_app.ranks.group import take_new_model
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system.sandbox import landlock, seccomp
-from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, describe, named_paths, refuse_to_show
+from fedcore.system.sandbox.sandbox import (
+    Rules,
+    Sandbox,
+    clean_environment,
+    describe,
+    named_paths,
+    python_paths,
+    refuse_to_show,
+)
 from server_app.runs.files.run_files import RunFiles
 from server_app.storage.objects import DirectoryObjects
 
@@ -123,3 +132,7 @@ def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None
         (folder / "model").write_text("weights")
     take_new_model(scratch / "model", out)
     assert [out.read_text(), files.from_app(str(work / "model")).read_text()] == ["weights", "weights"]
+
+
+def test_user_code_may_read_all_of_fedcore() -> None:
+    assert Path(fedcore.__file__).parent in python_paths()
