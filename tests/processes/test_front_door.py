@@ -121,6 +121,7 @@ def test_the_public_names() -> None:
         "mean_only",
         "parse_modes",
         "provision",
+        "register",
         "simulate",
         "sum_only",
         "supervised_app",

@@ -18,6 +18,8 @@ from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import ALL_MODES
 from fedcore.data.partition import partition
 from fedcore.errors import ConfigurationError
+from fedcore.flower.strategies.registry import STRATEGIES
+from fedcore.monitoring.trackers import TRACKERS
 from fedcore.wire.operator import RunStatus
 
 WITHOUT_JSON = {"server": "serves until it is stopped and has no result; its log is JSON with --log-json"}
@@ -51,6 +53,8 @@ def test_the_words_of_completion_are_those_of_the_code() -> None:
         completion.MODES
     )
     assert set(completion.STATUSES) == set(RunStatus)
+    assert set(completion.STRATEGIES) == set(STRATEGIES)
+    assert set(completion.TRACKERS) == set(TRACKERS)
     for word in completion.PARTITIONS:
         with pytest.raises((ConfigurationError, AttributeError)) as caught:
             partition(word, SimpleNamespace(), clients=0, seed=0)  # type: ignore[arg-type]
