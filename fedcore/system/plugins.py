@@ -87,6 +87,11 @@ class Registry(Mapping[str, T], Generic[T]):
         self._registered[name] = source
         self._things.pop(name, None)
 
+    def unregister(self, name: str) -> None:
+        """Take back what `register` added, if it did."""
+        self._registered.pop(name, None)
+        self._things.pop(name, None)
+
     def __getitem__(self, name: str) -> T:
         """The thing of this name, imported now if it was not before.
 

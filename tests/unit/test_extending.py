@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +26,9 @@ import fedcore
 from fedcore.data import Split, client_data
 from fedcore.errors import ConfigurationError
 from fedcore.federation import FederationFolder
-from fedcore.flower.strategies.registry import make_strategy
+from fedcore.flower.strategies.registry import STRATEGIES, make_strategy
 from fedcore.monitoring.trackers import TrackedRun
+from fedcore.run.engine_config import ENGINES
 from fedcore.training import (
     Batch,
     EngineConfig,
@@ -56,6 +58,15 @@ def load(name: str) -> ModuleType:
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
     return sys.modules[path.stem]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered() -> Iterator[None]:
+    yield
+    STRATEGIES.unregister("fedavg-decay")
+    STRATEGIES.unregister("fedavg-warm")
+    ENGINES.unregister("channels-last")
+    sys.modules.pop("registered", None)
 
 
 def test_the_page_shows_every_file() -> None:
