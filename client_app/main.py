@@ -1,4 +1,4 @@
-"""The command `fedcore client` and those below it."""
+"""The command `fedcore client` and its subcommands."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ def client(
     node_config: Annotated[
         str, typer.Option(metavar="'K=V ...'", help="Overrides of the kit's node config, as TOML values.")
     ] = "",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of data sets; the app finds it as FEDCORE_DATA.")
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; the app gets it as FEDCORE_DATA.")] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="The agent's ledger and temporary files.  \\[default: KIT/state]")
     ] = None,
     nproc_per_node: Annotated[int, typer.Option(help="Ranks on this machine, one for each GPU.")] = 1,
     nnodes: Annotated[int, typer.Option(help="Machines of this client.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="Which of them this is; 0 talks to the server.")] = 0,
+    node_rank: Annotated[int, typer.Option(help="Number of this machine; machine 0 talks to the server.")] = 0,
     rdzv_endpoint: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the machines meet: an address of machine 0, a free port.")
+        str,
+        typer.Option(metavar="HOST:PORT", help="Rendezvous of the machines: an address of machine 0 with a free port."),
     ] = "",
     engine: Annotated[
         str,
@@ -59,14 +58,17 @@ def client(
         list[str] | None, typer.Option("--env", metavar="NAME", help="A variable that the app sees; repeatable.")
     ] = None,
     read: Annotated[
-        list[Path] | None, typer.Option("--read", metavar="PATH", help="A file or folder that it reads; repeatable.")
+        list[Path] | None,
+        typer.Option("--read", metavar="PATH", help="A file or folder that the app may read; repeatable."),
     ] = None,
     sandbox: Annotated[
-        bool, typer.Option(help="Keep the app from other files and the network; off only to look for a fault.")
+        bool, typer.Option(help="Keep the app from other files and the network; turn it off only to debug.")
     ] = True,
     gpu_uploads: Annotated[
         bool,
-        typer.Option(help="Round and mask large uploads on a GPU where there is one; off leaves it to the training."),
+        typer.Option(
+            help="Round and mask large uploads on a GPU if there is one; turn it off to leave the GPU to training."
+        ),
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
 ) -> None:
@@ -77,8 +79,8 @@ def client(
     Eight GPUs in one machine: add --nproc-per-node 8. Two such machines: add --nnodes 2 --rdzv-endpoint 10.0.0.1:29400
     too, and on the second one run the same without --kit and with --node-rank 1.
 
-    Ctrl-C, SIGTERM or SIGHUP leaves an open round in good order; the status is then 130 for Ctrl-C and 0 otherwise.
-    A second signal ends it at once. What the kit's policy.toml does not allow is refused, whatever the server says.
+    Ctrl-C, SIGTERM or SIGHUP leaves an open round cleanly; the exit status is 130 for Ctrl-C and 0 otherwise. A second
+    signal ends it at once. The client refuses whatever the kit's policy.toml does not allow.
     """
     if context.invoked_subcommand is not None:
         return
@@ -112,17 +114,15 @@ def client(
 @app.command()
 def export(
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    out: Annotated[Path, typer.Option(help="Save the model here, as safetensors; a file of that name is replaced.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the model is as JSON.")] = False,
+    out: Annotated[Path, typer.Option(help="Save the model here, as safetensors; replaces a file of that name.")],
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state folder.  \\[default: KIT/state]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a description of the model as JSON.")] = False,
 ) -> None:
-    """Copy out the model that this client keeps for itself: its personal tensors, and the global ones of their round.
+    """Save the client's personal model: its personal tensors, and the global ones of their round.
 
     Example: fedcore client export --kit federation/clients/client-1 --out model.safetensors
 
-    The agent may run meanwhile. Only an app that keeps a model on the client has one to export.
+    The agent may run meanwhile. Only apps that keep a model on the client have one to export.
     """
     from client_app.commands.export import export_model
 
@@ -132,17 +132,15 @@ def export(
 @app.command()
 def offers(
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state folder.  \\[default: KIT/state]")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show every changed line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the offers as JSON.")] = False,
 ) -> None:
-    """List the apps that runs of the federation want, and how each differs from the installed one.
+    """List the apps that runs of the federation need, and how each differs from the installed one.
 
     Example: fedcore client offers --kit federation/clients/client-1 --diff
 
-    The agent fetched their files, and nothing of them runs before `fedcore client approve`.
+    The agent has downloaded their files; none of them runs before `fedcore client approve`.
     """
     from client_app.commands.offers import list_offers
 
@@ -154,16 +152,14 @@ def offers(
 def approve(
     sha256: Annotated[str, typer.Argument(metavar="SHA256", help="The app's hash, as `offers` shows it.")],
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state folder.  \\[default: KIT/state]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the approval as JSON.")] = False,
 ) -> None:
-    """Agree to run an app that is offered, in place of the installed one.
+    """Approve an offered app, to run it instead of the installed one.
 
     Example: fedcore client approve SHA256 --kit federation/clients/client-1
 
-    The hash covers every file of it; read them first. An agent that runs takes it up between two exchanges.
+    The hash covers every file of the app; read them first. A running agent switches to it between two exchanges.
     """
     from client_app.commands.offers import approve as agree
     from client_app.commands.offers import approved_text
@@ -175,9 +171,7 @@ def approve(
 @app.command()
 def status(
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state folder.  \\[default: KIT/state]")] = None,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -187,14 +181,14 @@ def status(
     page: Annotated[
         bool, typer.Option("--page", help="Serve it as a page on this machine, for the browser, until Ctrl-C.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
 ) -> None:
-    """Show how this client stands: its agent, runs, refusals, bytes, epsilon, next hours, apps, certificates.
+    """Show the status of this client: agent, runs, refusals, bytes, epsilon, next hours, apps, certificates.
 
     Example: fedcore client status --kit federation/clients/client-1
 
-    It is read from the records on this machine's disk; the agent may run meanwhile. Apps that are offered can be
-    approved on the page, after their difference has been looked at. Its address opens it once.
+    It reads the records on this machine's disk; the agent may run meanwhile. On the page you can approve offered apps,
+    once you have seen their difference. Its address opens it once.
     """
     from client_app.owner.status_command import StatusOptions, show_status
 
@@ -204,12 +198,10 @@ def status(
 @app.command()
 def audit(
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The agent's state folder.  \\[default: KIT/state]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every exchange as JSON.")] = False,
 ) -> None:
-    """Show all that was ever asked of this client: runs, changed config, sums, refusals, and epsilon spent and left.
+    """Show every request to this client: runs, changed config, sums, refusals, and epsilon spent and left.
 
     Example: fedcore client audit --kit federation/clients/client-1
 
@@ -220,39 +212,37 @@ def audit(
     from client_app.records.audit import audit as read
     from client_app.records.audit import audit_json, print_audit
 
-    found = read(kit, state_dir)
+    content = read(kit, state_dir)
     if as_json:
-        typer.echo(audit_json(found))
+        typer.echo(audit_json(content))
     else:
-        print_audit(found, Console(highlight=False))
+        print_audit(content, Console(highlight=False))
 
 
 @app.command()
 def enroll(
     kit: Annotated[Path, typer.Argument(metavar="DIR", help="This client's kit.")],
-    name: Annotated[str, typer.Option(help="Make a new kit with a new key, and the request to join as NAME.")] = "",
-    accept: Annotated[
-        Path | None, typer.Option(help="Complete the kit with the admission that the authority sent.")
-    ] = None,
+    name: Annotated[str, typer.Option(help="Make a new kit with a new key, and a request to join as NAME.")] = "",
+    accept: Annotated[Path | None, typer.Option(help="Complete the kit with the admission from the authority.")] = None,
     authority_fingerprint: Annotated[
-        str, typer.Option(metavar="F", help="With --accept: the authority's fingerprint, as its owner told you.")
+        str, typer.Option(metavar="F", help="With --accept: the authority's fingerprint, from its owner.")
     ] = "",
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Make a new key, and the request to replace the old.")
+        bool, typer.Option("--rotate", help="Make a new key, and a request to replace the old one.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Join a federation with a key that never leaves this machine, or replace that key.
 
     Example: fedcore client enroll kit --name hospital-3
 
-    Send the request that it writes to the federation's authority, tell it the fingerprint over a line that both trust,
-    and complete the kit with the admission that comes back:
+    Send the request to the federation's authority, tell it the fingerprint over a channel that you both trust, and
+    complete the kit with the admission that you get back:
     fedcore client enroll kit --accept hospital-3.admission.json --authority-fingerprint F
     """
     if sum(map(bool, (name, accept, rotate))) != 1 or bool(accept) != bool(authority_fingerprint):
         raise click.UsageError(
-            "say one of: --name NAME to ask, --accept FILE with --authority-fingerprint F to complete, --rotate for a "
+            "use one of: --name NAME to ask, --accept FILE with --authority-fingerprint F to complete, --rotate for a "
             "new key"
         )
     from client_app.commands.enroll import complete, request

@@ -1,1 +1,1 @@
-"""The commands of a site's owner."""
+"""Commands of a site's owner."""

@@ -1,4 +1,4 @@
-"""How an app that is offered differs from the installed one, for an owner who is to agree to it."""
+"""Difference between an offered app and the installed one, for the owner who decides on it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ from fedcore.system import terminal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppDifference:
-    """added, removed, changed: paths of files. config: what the run config and the settings say otherwise, in words.
-
-    unreadable: why pyproject.toml tells nothing of those, empty where it does.
-    """
+    """Paths of files, and config, that differ."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     config: Mapping[str, str]
+    """Changes of the run config and the settings, in words."""
     unreadable: str = ""
+    """Why pyproject.toml cannot be read, "" if it can."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """The difference as JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def lines(self) -> list[str]:
-        """For a person to read."""
+        """The difference as lines of text."""
         files = (("new", self.added), ("gone", self.removed), ("changed", self.changed))
-        found = [f"{what:<8} {visible(path)}" for what, paths in files for path in paths]
-        found += [f"{'config':<8} {visible(key)}: {visible(change)}" for key, change in self.config.items()]
-        return [*found, *([f"{'config':<8} cannot be read: {visible(self.unreadable)}"] if self.unreadable else [])]
+        lines = [f"{what:<8} {visible(path)}" for what, paths in files for path in paths]
+        lines += [f"{'config':<8} {visible(key)}: {visible(change)}" for key, change in self.config.items()]
+        return [*lines, *([f"{'config':<8} cannot be read: {visible(self.unreadable)}"] if self.unreadable else [])]
 
 
 def difference(before: AppBundle, after: AppBundle, *, folders: tuple[Path, Path]) -> AppDifference:
-    """What changes from one app to the other; folders: where the two lie."""
+    """Compare two apps.
+
+    Args:
+        before: the installed app.
+        after: the offered app.
+        folders: where the two lie.
+    """
     old, new = before.files, after.files
     unreadable = ""
     try:
@@ -56,7 +61,7 @@ def difference(before: AppBundle, after: AppBundle, *, folders: tuple[Path, Path
 
 
 def unified(before: AppBundle, after: AppBundle) -> Iterator[str]:
-    """The unified diff of all files, every line whole and with nothing in it that a terminal would act on."""
+    """The unified diff of all files, without characters that a terminal would act on."""
     for path in sorted(before.files.keys() | after.files.keys()):
         old, new = (_text(bundle.files.get(path, b"")) for bundle in (before, after))
         for line in difflib.unified_diff(old, new, f"installed/{path}", f"offered/{path}", lineterm=""):

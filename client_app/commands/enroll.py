@@ -1,4 +1,4 @@
-"""What `fedcore client enroll` does and says."""
+"""Implementation of `fedcore client enroll`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fedcore.federation.fingerprint import fingerprint
 
 
 def request(folder: Path, name: str, as_json: bool) -> str:
-    """Ask to join under `name`, or, where it is empty, for a new key; returns what to tell the owner."""
+    """Ask to join under `name`, or, where it is empty, for a new key; returns the text for the owner."""
     path, made = ask(folder, name) if name else rotate(folder)
-    told = fingerprint(made.public_key)
+    code = fingerprint(made.public_key)
     if as_json:
-        return json.dumps({"request": str(path), "name": made.name, "fingerprint": told})
+        return json.dumps({"request": str(path), "name": made.name, "fingerprint": code})
     key = "its identity key was made here, and stays here" if name else "its new key waits here for the roster"
     return (
         f"{made.name}: {key}\n"
         f"  request      {path}    send it to the federation's authority\n"
-        f"  fingerprint  {told}    tell it over a line that both trust"
+        f"  fingerprint  {code}    tell it over a line that both trust"
     )
 
 
 def complete(folder: Path, admission: Path, authority_fingerprint: str, as_json: bool) -> str:
-    """Accept an admission; returns what to tell the owner."""
+    """Accept an admission; returns the text for the owner."""
     kit = accept(folder, admission, authority_fingerprint)
     if as_json:
         return json.dumps(

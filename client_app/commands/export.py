@@ -1,4 +1,4 @@
-"""`fedcore client export`: the client's own model, out of its state folder and into the owner's hands."""
+"""Implementation of `fedcore client export`: saves the client's personal model for its owner."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedcore.state import OWN_MODEL_FOLDER, ModelFacts, OwnModel, OwnModelFolder
 
 
 def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool = False) -> str:
-    """Copy out the own model of the client whose kit this is; returns what it is, as a sentence or as JSON.
+    """Save the personal model of a kit's client; returns a description, as a sentence or as JSON.
 
-    Raises ConfigurationError where there is none, EnvironmentFailure where `out` cannot be written.
+    Raises ConfigurationError if there is none, EnvironmentFailure if `out` cannot be written.
     """
     model = own_model(kit, state_dir)
     _save(model, out)
@@ -25,7 +25,7 @@ def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool 
 
 
 def own_model(kit: Path, state_dir: Path | None = None) -> OwnModel:
-    """The own model of the client whose kit this is; raises ConfigurationError where there is none."""
+    """The personal model of a kit's client; raises ConfigurationError if there is none."""
     state = state_dir or ClientKit.load(kit).folder / "state"
     model = OwnModelFolder(state / OWN_MODEL_FOLDER).load()
     if model is None:
@@ -43,7 +43,7 @@ def _explain_absence(state: Path) -> NoReturn:
     raise ConfigurationError(
         f"there is no model of the client's own in {state}: the app keeps none, or its first round has not ended; a "
         "ClientApp keeps "
-        "one where it has personal tensors or fine-tunes"
+        "one if it has personal tensors or fine-tunes"
     )
 
 
@@ -62,8 +62,8 @@ def _model_facts(model: OwnModel) -> ModelFacts:
 
 def _facts(model: OwnModel, out: Path) -> dict[str, object]:
     facts = {field.name: getattr(model.record, field.name) for field in dataclasses.fields(model.record)}
-    said = read_facts(out)
-    metadata = said.to_metadata() if said is not None else {}
+    header = read_facts(out)
+    metadata = header.to_metadata() if header is not None else {}
     return {
         "model": str(out),
         **facts,

@@ -1,4 +1,4 @@
-"""What `fedcore client offers` and `fedcore client approve` do and say."""
+"""Implementation of `fedcore client offers` and `fedcore client approve`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcore.flower.app import AppBundle
 
 
 def list_offers(kit: Path, state_dir: Path | None, *, diff: bool, as_json: bool) -> Iterator[str]:
-    """What is offered, and how it differs from the app that the agent runs; raises ConfigurationError."""
+    """List the offers, and how each differs from the installed app; raises ConfigurationError."""
     loaded = ClientKit.load(kit)
     state = state_dir or loaded.folder / "state"
     offers = Offers(state)
@@ -29,11 +29,13 @@ def list_offers(kit: Path, state_dir: Path | None, *, diff: bool, as_json: bool)
     if not shown:
         yield "no other app is offered"
     for sha256 in shown:
-        mark = "  approved, the agent takes it up between two exchanges" if approval and approval.app == sha256 else ""
+        mark = (
+            "  approved, the agent switches to it between two exchanges" if approval and approval.app == sha256 else ""
+        )
         yield f"{sha256}{mark}"
         yield f"  files    {offers.folder / sha256}"
-        before, after, found = both_bundles(offers, state, sha256)
-        yield from (f"  {line}" for line in found.lines())
+        before, after, changes = both_bundles(offers, state, sha256)
+        yield from (f"  {line}" for line in changes.lines())
         if diff:
             yield from unified(before, after)
         yield f"  approve  fedcore client approve {sha256} --kit {kit}"
@@ -49,15 +51,15 @@ def approve(kit: Path, state_dir: Path | None, sha256: str) -> Approval:
 
 
 def approved_text(approval: Approval) -> str:
-    """What to tell the owner."""
+    """The text for the owner."""
     return (
-        f"approved: {approval.app}\nAn agent that runs takes it up between two exchanges; one that starts with --app "
-        f"{approval.instead_of[:12]}… uses it in its place."
+        f"approved: {approval.app}\nA running agent switches to it between two exchanges; one that starts with --app "
+        f"{approval.instead_of[:12]}… runs it instead."
     )
 
 
 def both_bundles(offers: Offers, state: Path, sha256: str) -> tuple[AppBundle, AppBundle, AppDifference]:
-    """The app that runs, the one that is offered, and how they differ; raises ConfigurationError, AppError."""
+    """The installed app, the offered one, and their difference; raises ConfigurationError, AppError."""
     installed = offers.installed()
     if installed is None:
         raise ConfigurationError(f"the agent has not run yet with the state folder {state}; name it with --state-dir")

@@ -11,7 +11,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="""Check or list what was summed in a federation: over whom, of which models, signed by whom.
+    help="""Verify or list the sums of a federation: over whom, of which models, signed by whom.
 
     Example: fedcore transcript verify --kit federation/clients/client-1
     """,
@@ -22,12 +22,13 @@ Copy = Annotated[
     typer.Argument(metavar="PATH", help="A transcript.jsonl, or the folder that holds it; with --authority."),
 ]
 Kit = Annotated[Path | None, typer.Option(help="A client's kit, for the copy in its state folder.")]
-Operator = Annotated[Path | None, typer.Option(help="The operator's kit, for the transcript that the server has now.")]
+Operator = Annotated[Path | None, typer.Option(help="The operator's kit, for the server's transcript.")]
 Authority = Annotated[
-    Path | None, typer.Option(help="The authority's public key, authority.pub of any kit, for a copy without one.")
+    Path | None,
+    typer.Option(help="The authority's public key, authority.pub of any kit, to check a copy without a kit."),
 ]
-Delta = Annotated[float, typer.Option(min=1e-12, max=0.5, help="At which epsilon is stated.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")]
+Delta = Annotated[float, typer.Option(min=1e-12, max=0.5, help="The delta at which epsilon is stated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.command()
@@ -43,8 +44,8 @@ def verify(
 
     Example: fedcore transcript verify --operator federation/operator
 
-    What does not hold is named (transcript-forged, transcript-gap, transcript-fork, or a check of the rosters), and the
-    exit status is 3.
+    A failed check is named (transcript-forged, transcript-gap, transcript-fork, or a check of the rosters), and
+    the exit status is 3.
     """
     from client_app.records.transcript_report import TranscriptSource, report
 
@@ -61,7 +62,7 @@ def show(
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """The same check, with a line for every exchange.
+    """Verify likewise, and list every exchange.
 
     Example: fedcore transcript show --kit federation/clients/client-1
     """

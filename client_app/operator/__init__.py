@@ -1,1 +1,1 @@
-"""The operator's side: submitting a run to a server, following it, and fetching its model."""
+"""The operator's commands: submit runs, follow them, download their results, manage the federation."""

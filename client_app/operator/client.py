@@ -1,4 +1,4 @@
-"""The operator's side of the API: HTTPS with the kit's CA, and a bearer token."""
+"""HTTP client of the operator's API, with the kit's CA and a bearer token."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2
 AWAY_SECONDS = 3600.0
-"""How long whoever follows a run waits for a server that is away, beyond the time of one request."""
+"""How long `follow` waits for a server that is away, beyond the time of one request."""
 AWAY_PAUSE = 1.0
 
 
 def operator_client(folder: Path, server: str, connect_seconds: float) -> OperatorClient:
-    """The client of the kit in `folder`; `server` goes in place of the address in it, "" for that one."""
+    """Client for the kit in `folder`; `server` replaces the kit's address unless it is ""."""
     kit = OperatorKit.load(folder)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
@@ -40,15 +40,13 @@ def operator_client(folder: Path, server: str, connect_seconds: float) -> Operat
 
 @dataclass(slots=True)
 class OperatorClient:
-    """The operator's side of the API: HTTPS with the kit's CA, and a bearer token.
-
-    connect_seconds: how long servers may be away; the kit's addresses are tried in turn.
-    transport: in place of sockets.
-    """
+    """Client of the operator's API; use as a context manager."""
 
     kit: OperatorKit
     connect_seconds: float = field(default=30.0, kw_only=True)
+    """How long servers may be away; the kit's addresses are tried in turn."""
     transport: httpx.BaseTransport | None = field(default=None, kw_only=True)
+    """In place of sockets."""
     _http: httpx.Client = field(init=False)
     _at: int = field(default=0, init=False)
 
@@ -67,51 +65,53 @@ class OperatorClient:
         self._http.close()
 
     def submit(self, submission: RunIn) -> RunOut:
-        """Hand in a run. The server may just be starting, so connecting is tried for a while.
+        """Submit a run. The server may be starting, so connecting is retried for a while.
 
-        It is not sent again once a server may have taken it: there would be two runs.
+        The request is not repeated once a server may have accepted it: there would be two runs.
         """
         content = submission.model_dump(mode="json")
         return RunOut.model_validate_json(self._request("POST", "/v1/runs", repeats=_not_taken, json=content).content)
 
     def send_model(self, path: Path, sha256: str) -> None:
-        """Hand in the model that the next run starts from."""
+        """Upload the model that the next run starts from."""
         size = {"Content-Length": str(path.stat().st_size), "Content-Type": "application/octet-stream"}
         with path.open("rb") as file:
             self._request("PUT", f"/v1/models/{sha256}", content=_Blocks(file), headers=size)
 
     def resume(self, run: str) -> RunOut:
-        """Let a run go on that ended before its time."""
+        """Resume a run that failed, was cancelled or interrupted."""
         return RunOut.model_validate_json(self._request("POST", f"/v1/runs/{run}/resume").content)
 
     def list_runs(self, *, limit: int, before: str = "", status: str = "") -> RunsOut:
-        """Runs, the newest first."""
-        asked = {"limit": str(limit)} | ({"before": before} if before else {}) | ({"status": status} if status else {})
-        return RunsOut.model_validate_json(self._request("GET", "/v1/runs", params=asked).content)
+        """List runs, the newest first."""
+        query = {"limit": str(limit)} | ({"before": before} if before else {}) | ({"status": status} if status else {})
+        return RunsOut.model_validate_json(self._request("GET", "/v1/runs", params=query).content)
 
     def show(self, run: str, *, after: int = 0) -> RunOut:
-        """A run as it stands, with its events after number `after`."""
+        """The state of a run, with its events after number `after`."""
         answer = self._request("GET", f"/v1/runs/{run}", params={"after": after})
         return RunOut.model_validate_json(answer.content)
 
     def clients_of(self, run: str, *, once: bool = False) -> RunClientsOut:
-        """Where each client stands in a run. once: a failure is not tried again."""
+        """The status of each client in a run; with `once` a failure is not retried."""
         again = _never if once else None
         return RunClientsOut.model_validate_json(self._request("GET", f"/v1/runs/{run}/clients", repeats=again).content)
 
     def members(self) -> ServerOut:
-        """Who is connected, of the members of the newest roster."""
+        """The members of the newest roster, and which are connected."""
         return ServerOut.model_validate_json(self._request("GET", "/v1/clients").content)
 
     def follow(
         self, run: str, *, on_away: Callable[[str], None] = lambda _: None, seconds: float = POLL_SECONDS
     ) -> Iterator[RunOut]:
-        """The state of the run with its new events, again and again, until it has ended.
+        """Yield the state of the run with its new events, until it has ended.
 
-        seconds: how long the server may hold a request that there is no news for.
+        If the server is away, this retries for `AWAY_SECONDS` and continues after the last event.
 
-        A server that is away is asked for `AWAY_SECONDS`, from the event on that was the last one here: the run goes on
-        without whoever follows it. on_away: told why, once each time.
+        Args:
+            run: its id.
+            on_away: gets the reason, once for each outage.
+            seconds: how long the server may hold a request without news.
         """
         after, since = 0, 0.0
         while True:
@@ -139,37 +139,37 @@ class OperatorClient:
                 return
 
     def cancel(self, run: str) -> None:
-        """End the run."""
+        """Cancel a run."""
         self._request("POST", f"/v1/runs/{run}/cancel")
 
     def publish(self, chain: Sequence[Roster]) -> RosterOut:
-        """Hand over the rosters that the server lacks; it checks them itself, and says by name what it refuses."""
+        """Upload the rosters that the server lacks; it checks them, and names what it refuses."""
         known = self.members().roster
         missing = RosterIn(rosters=[roster.to_json() for roster in chain if roster.version > known])
-        if not missing.rosters:  # an older chain than the server's is refused by name, too
+        if not missing.rosters:  # the server refuses an older chain than its own by name
             missing = RosterIn(rosters=[chain[-1].to_json()])
         answer = self._request("PUT", "/v1/roster", json=missing.model_dump(mode="json"))
         return RosterOut.model_validate_json(answer.content)
 
-    def make_link(self, asked: LinkIn) -> LinkOut:
-        """A read-only link to the server's page; its token is told this once."""
-        return LinkOut.model_validate_json(self._request("POST", "/v1/links", json=asked.model_dump()).content)
+    def make_link(self, link: LinkIn) -> LinkOut:
+        """Make a read-only link to the server's page; only this answer has its token."""
+        return LinkOut.model_validate_json(self._request("POST", "/v1/links", json=link.model_dump()).content)
 
     def links(self) -> LinksOut:
-        """The read-only links that are good."""
+        """The valid read-only links."""
         return LinksOut.model_validate_json(self._request("GET", "/v1/links").content)
 
     def revoke_link(self, link: str) -> None:
-        """End a link, and the sessions of all who came by it."""
+        """Revoke a link, and end the sessions that it opened."""
         self._request("DELETE", f"/v1/links/{quote(link, safe='')}")
 
     def rosters(self) -> list[Roster]:
-        """Every roster of the federation, verified under the authority's key of the kit."""
+        """Every roster of the federation, verified with the kit's authority key."""
         answer = RostersOut.model_validate_json(self._request("GET", "/v1/operator/rosters").content)
         return [Roster.received(text, self.kit.authority) for text in answer.rosters]
 
     def records(self) -> Iterator[SignedRecord]:
-        """The server's transcript from its beginning, as the server tells it."""
+        """The server's transcript from its beginning."""
         after, more = "", True
         while more:
             content = self._request("GET", "/v1/operator/transcript", params={"after": after}).content
@@ -180,23 +180,23 @@ class OperatorClient:
                 after = _head_after(after, page.records)
 
     def files(self, run: str) -> RunFilesOut:
-        """What the ServerApp of a run that has ended left."""
+        """The files that the ServerApp of an ended run left."""
         return RunFilesOut.model_validate_json(self._request("GET", f"/v1/runs/{run}/files").content)
 
     def fetch_file(self, run: str, path: str, sha256: str, out: Path) -> None:
-        """Download one of these files to `out`, likewise."""
+        """Download one of these files to `out`, which stays as it is unless the digest matches."""
         self._download(f"/v1/runs/{run}/files/{quote(path)}", sha256, out)
 
     def fetch_model(self, run: str, model: ModelRef, out: Path) -> None:
-        """Download the final model to `out`, which stays as it is unless the digest is the announced one."""
+        """Download the final model to `out`, which stays as it is unless the digest matches."""
         self._download(f"/v1/runs/{run}/model", model.sha256, out)
 
     def fetch_best_model(self, run: str, out: Path) -> None:
-        """Download the best model so far, which the server may replace at any time and announces with its answer."""
+        """Download the best model so far, whose digest comes with the answer, since the server may replace it."""
         self._download(f"/v1/runs/{run}/model?which=best", None, out)
 
     def _download(self, address: str, sha256: str | None, out: Path) -> None:
-        """sha256: None for the one that the answer's ETag names."""
+        """Download a file; a `sha256` of None means the digest in the answer's ETag."""
         digest = hashlib.sha256()
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -218,7 +218,7 @@ class OperatorClient:
     def _request(
         self, method: str, path: str, *, repeats: Callable[[BaseException], bool] | None = None, **arguments: Any
     ) -> httpx.Response:
-        """An answer that is no problem. repeats: which failures a request may be sent again after; by default any."""
+        """A successful answer; `repeats` says after which failures the request is sent again, by default any."""
 
         def attempt() -> httpx.Response:
             try:
@@ -226,7 +226,7 @@ class OperatorClient:
                 _raise_problem(answer)
             except (httpx.TransportError, Refused) as error:
                 if leads_elsewhere(error):
-                    self._go_on()
+                    self._next_server()
                 raise
             return answer
 
@@ -243,8 +243,8 @@ class OperatorClient:
         except httpx.TransportError as error:
             if repeats is not None and not repeats(error) and may_pass(error):
                 raise ServerUnreachable(
-                    "the answer of the server was lost, so the run may be in its queue or not; look before you submit "
-                    "it again: fedcore runs list",
+                    "the server's answer was lost, so the run may be in its queue or not; look before you submit it "
+                    "again: fedcore runs list",
                     check="answer-lost",
                 ) from error
             raise self._failure(error) from error
@@ -253,8 +253,8 @@ class OperatorClient:
     def _url(self) -> str:
         return self.kit.servers[self._at]
 
-    def _go_on(self) -> None:
-        """Use the next address of the federation."""
+    def _next_server(self) -> None:
+        """Switch to the next address of the federation."""
         self._at = (self._at + 1) % len(self.kit.servers)
         self._http.base_url = self._url
 
@@ -268,7 +268,7 @@ class OperatorClient:
 
 
 def _not_taken(error: BaseException) -> bool:
-    """Whether no server can have carried out a request that failed so."""
+    """Whether no server can have accepted a request that failed so."""
     if isinstance(error, Refused):
         return error.status == httpx.codes.SERVICE_UNAVAILABLE
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
@@ -279,7 +279,7 @@ def _never(_: BaseException) -> bool:
 
 
 class _Blocks:
-    """The blocks of a file, from its beginning each time: a request may have to be sent again."""
+    """The blocks of a file, from its beginning each time, since a request may be sent again."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,7 +1,7 @@
-"""What TAB offers for a run: ids that the server lists, within a second, or those that it listed before.
+"""Shell completion of run ids: those that the server lists within a second, or those of its last list.
 
-A completion cannot wait for the packages that the operator's client is made of, so this reads the little that it needs
-of the kit by itself. The server's certificate is checked all the same.
+A completion cannot wait for the imports of the operator's client, so this module reads the kit by itself. It checks the
+server's certificate all the same.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from fedcore.cli.completion import Offer
 
 CACHE_FILE: Final = ".runs-seen.json"
 FRESH_SECONDS: Final = 5.0
-PATIENCE: Final = 0.7
+WAIT_SECONDS: Final = 0.7
 """Seconds; with the start of the interpreter it stays below one."""
 _MOST: Final = 100
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """The newest runs, and `last`; nothing at all where no server was ever heard."""
+    """The newest runs, and `last`; empty if no server ever answered."""
     folder = Path(str(ctx.params.get("operator") or os.environ.get("FEDCORE_OPERATOR") or "federation/operator"))
-    found = _seen(folder, younger=FRESH_SECONDS)
-    if found is None:
-        found = _asked(folder) or _seen(folder, younger=float("inf")) or []
-    offers = [("last", "the newest run"), *found] if found else []
+    listed = _cached(folder, younger=FRESH_SECONDS)
+    if listed is None:
+        listed = _fetch(folder) or _cached(folder, younger=float("inf")) or []
+    offers = [("last", "the newest run"), *listed] if listed else []
     return [(word, what) for word, what in offers if word.startswith(incomplete)]
 
 
-def _seen(folder: Path, *, younger: float) -> list[Offer] | None:
+def _cached(folder: Path, *, younger: float) -> list[Offer] | None:
     path = folder / CACHE_FILE
     try:
         if time.time() - path.stat().st_mtime > younger:
@@ -47,42 +47,42 @@ def _seen(folder: Path, *, younger: float) -> list[Offer] | None:
         return None
 
 
-def _asked(folder: Path) -> list[Offer]:
-    """What the server lists, if it does in time; kept for the next TAB."""
-    found: list[Offer] = []
-    asking = Thread(target=lambda: found.extend(list_runs(folder)), daemon=True)
-    asking.start()
-    asking.join(PATIENCE)
-    answer = list(found)
+def _fetch(folder: Path) -> list[Offer]:
+    """The server's list, if it comes in time; cached for the next TAB."""
+    listed: list[Offer] = []
+    request = Thread(target=lambda: listed.extend(list_runs(folder)), daemon=True)
+    request.start()
+    request.join(WAIT_SECONDS)
+    answer = list(listed)
     if answer:
-        _keep(folder, answer)
+        _save(folder, answer)
     return answer
 
 
 def list_runs(folder: Path) -> list[Offer]:
-    """What the server lists now; empty where it cannot be asked."""
+    """The runs that the server lists now; empty if the request fails."""
     try:
         kit = tomllib.loads((folder / "operator.toml").read_text(encoding="utf-8"))
         token = (folder / "token").read_text(encoding="ascii").strip()
         addresses = [*([kit["server-url"]] if "server-url" in kit else []), *kit.get("servers", [])]
         named = kit.get("tls-ca", "ca.crt")
         trusted = ssl.create_default_context(cafile=None if named == "system" else str(folder / named))
-        asked = urllib.request.Request(  # noqa: S310 - the address of the kit, and only https
+        request = urllib.request.Request(  # noqa: S310 - the address of the kit, and only https
             f"{addresses[0]}/v1/runs?limit={_MOST}", headers={"Authorization": f"Bearer {token}"}
         )
-        if asked.type != "https":
+        if request.type != "https":
             return []
-        with urllib.request.urlopen(asked, timeout=PATIENCE, context=trusted) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS, context=trusted) as answer:  # noqa: S310
             listed: list[dict[str, Any]] = json.load(answer)["runs"]
         return [(str(info["run"]), f"{info['status']}, {info['app']}") for info in listed]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return []  # a TAB that finds nothing is no error
 
 
-def _keep(folder: Path, found: list[Offer]) -> None:
+def _save(folder: Path, offers: list[Offer]) -> None:
     draft = folder / f"{CACHE_FILE}.{os.getpid()}.part"
     try:
-        draft.write_text(json.dumps(found), encoding="utf-8")
+        draft.write_text(json.dumps(offers), encoding="utf-8")
         draft.chmod(0o600)
         draft.replace(folder / CACHE_FILE)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run leaves, fetched to keep: its model, or all of it in one folder or archive."""
+"""Downloads of a run: its model, its results, or everything in one folder or archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 import typer
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.resolve_run import find_run
+from client_app.operator.resolve_run import resolve_run
 from client_app.records.transcript import TRANSCRIPT_FILE, TranscriptEntry
 from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
@@ -25,11 +25,11 @@ from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
 
 Fetch = Callable[[str, str, Path], None]
-"""The path of a file of the run, its SHA-256, where it goes."""
+"""(path of a file of the run, its SHA-256, target) -> None"""
 
 
 def fetch_results(listed: RunFilesOut, home: OutputPaths, fetch: Fetch) -> dict[str, Any]:
-    """Fetch the files of a run; what the summary says of them. Raises FedcoreError."""
+    """Download the files of a run; returns their part of the summary. Raises FedcoreError."""
     results: Any = {}
     for file in listed.files:
         place = home.place_of(file.path)
@@ -60,83 +60,83 @@ _ARCHIVES: Final = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz"}
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Refuse to write over what is there; raises ConfigurationError."""
+    """Raise ConfigurationError rather than overwrite a file."""
     if out.is_dir() or (out.exists() and not force):
         hint = "name a file" if out.is_dir() else "name another file, or replace it with --force"
         raise ConfigurationError(f"--out: {out} exists already; {hint}")
 
 
 def fetch_best_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) -> None:
-    """Save the best model that a run has had, and say why it is that; raises Refused where there is none."""
-    run = find_run(client, word)
+    """Save the best model of a run, and print what it is best at; raises Refused if there is none."""
+    run = resolve_run(client, word)
     client.fetch_best_model(run, out)
     facts = read_facts(out)
     if as_json:
-        said = asdict(facts) if facts is not None else {}
-        typer.echo(json.dumps({"model": str(out), "sha256": sha256_file(out), **said}, indent=2))
+        details = asdict(facts) if facts is not None else {}
+        typer.echo(json.dumps({"model": str(out), "sha256": sha256_file(out), **details}, indent=2))
         return
     rounds, best = (facts.rounds, facts.best) if facts is not None else ("?", "")
     typer.echo(f"saved {out}: the best model of run {run}, that of round {rounds}: {best}")
 
 
 def fetch_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) -> None:
-    """Save a run's model, and say what it is; raises ConfigurationError where there is none."""
-    found = client.show(find_run(client, word))
-    if found.model is None:
-        why = "it has not come to a checkpoint yet" if not found.status.final else "it left none"
-        raise ConfigurationError(f"run {found.run} ({found.status}) has no model: {why}", check="no-model")
-    client.fetch_model(found.run, found.model, out)
+    """Save a run's model, and print what it is; raises ConfigurationError if there is none."""
+    state = client.show(resolve_run(client, word))
+    if state.model is None:
+        why = "it has no checkpoint yet" if not state.status.final else "it left none"
+        raise ConfigurationError(f"run {state.run} ({state.status}) has no model: {why}", check="no-model")
+    client.fetch_model(state.run, state.model, out)
     facts = read_facts(out)
-    kind = "final" if found.status is RunStatus.FINISHED else "checkpoint"
+    kind = "final" if state.status is RunStatus.FINISHED else "checkpoint"
     if as_json:
-        said = asdict(facts) if facts is not None else {}
-        typer.echo(json.dumps({"model": str(out), "sha256": found.model.sha256, **said, "kind": kind}, indent=2))
+        details = asdict(facts) if facts is not None else {}
+        typer.echo(json.dumps({"model": str(out), "sha256": state.model.sha256, **details, "kind": kind}, indent=2))
         return
-    rounds = facts.rounds if facts is not None else found.rounds
-    what = "the final model" if kind == "final" else f"the last checkpoint (the run is {found.status})"
-    typer.echo(f"saved {out}: {what} of run {found.run}, {rounds} rounds")
+    rounds = facts.rounds if facts is not None else state.rounds
+    what = "the final model" if kind == "final" else f"the last checkpoint (the run is {state.status})"
+    typer.echo(f"saved {out}: {what} of run {state.run}, {rounds} rounds")
 
 
 def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bool, as_json: bool) -> None:
-    """Keep a run in a folder or an archive, as the ending of `out` says; raises ConfigurationError."""
-    found = client.show(find_run(client, word))
-    target = out if out is not None else Path(f"run-{found.run}")
+    """Save a run as a folder or an archive, by the suffix of `out`; raises ConfigurationError."""
+    state = client.show(resolve_run(client, word))
+    target = out if out is not None else Path(f"run-{state.run}")
     if target.exists() and not force:
         raise ConfigurationError(f"--out: {target} exists already; name another place, or replace it with --force")
     archive = _ARCHIVES.get(target.suffix)
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.absolute().parent, prefix=".export-") as made:
-            folder = Path(made) / f"run-{found.run}"
+            folder = Path(made) / f"run-{state.run}"
             folder.mkdir()
-            _gather(client, found, folder)
+            _gather(client, state, folder)
             files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
             _place(folder, target, archive)
     except OSError as error:
         raise StorageFull(f"cannot write {target}: {error.strerror}") from error
     typer.echo(
-        json.dumps({"run": found.run, "out": str(target), "files": files}, indent=2)
+        json.dumps({"run": state.run, "out": str(target), "files": files}, indent=2)
         if as_json
-        else f"run {found.run} is in {target}: {', '.join(files[:8])}{', ...' if len(files) > 8 else ''}"
+        else f"run {state.run} is in {target}: {', '.join(files[:8])}{', ...' if len(files) > 8 else ''}"
     )
 
 
-def _gather(client: OperatorClient, found: RunOut, folder: Path) -> None:
-    settings = found.model_dump(mode="json", exclude={"events"})
+def _gather(client: OperatorClient, state: RunOut, folder: Path) -> None:
+    settings = state.model_dump(mode="json", exclude={"events"})
     (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    events = "".join(item.model_dump_json() + "\n" for item in found.events)
+    events = "".join(item.model_dump_json() + "\n" for item in state.events)
     (folder / "events.jsonl").write_text(events, encoding="utf-8")
-    if found.model is not None:
-        client.fetch_model(found.run, found.model, folder / MODEL_FILE)
+    if state.model is not None:
+        client.fetch_model(state.run, state.model, folder / MODEL_FILE)
     home = OutputPaths(folder / MODEL_FILE, folder / "results.json", folder / "files")
-    fetch_results(client.files(found.run), home, partial(client.fetch_file, found.run))
-    lines = [entry.model_dump_json(exclude_none=True) + "\n" for entry in _records(client, found.run)]
+    fetch_results(client.files(state.run), home, partial(client.fetch_file, state.run))
+    lines = [entry.model_dump_json(exclude_none=True) + "\n" for entry in _records(client, state.run)]
     if lines:
         (folder / TRANSCRIPT_FILE).write_text("".join(lines), encoding="utf-8")
 
 
 def _records(client: OperatorClient, run: str) -> Iterator[TranscriptEntry]:
-    """From the run's first record to its last, as a client's copy has them, so that the same command checks them."""
+    """The run's records in the form of a client's copy, so that the same command verifies them."""
     records = list(client.records())
     own = [index for index, signed in enumerate(records) if signed.record.task["run"] == run]
     if not own:
@@ -153,7 +153,7 @@ def _hash(signed: SignedRecord) -> str:
 
 
 def _place(folder: Path, target: Path, archive: Any) -> None:
-    """Move the folder to `target`, or pack it there, in the place of what was there."""
+    """Move the folder to `target`, or pack it there; replaces what was there."""
     if archive is not None:
         packed = folder.with_name("packed")
         with tarfile.open(packed, archive) as tar:

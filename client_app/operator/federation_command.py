@@ -1,4 +1,4 @@
-"""The commands `fedcore federation ...`: the authority's, and how its rosters reach a running server."""
+"""The commands `fedcore federation ...`: create, admit, revoke, publish."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Publish = Annotated[
     Path | None,
     typer.Option(
-        "--operator", help="An operator's kit: hand the new roster to the running server at once.", show_default=False
+        "--operator",
+        help="An operator's kit: publish the new roster to the running server at once.",
+        show_default=False,
     ),
 ]
 _CONNECT_SECONDS = 30.0
@@ -71,13 +73,13 @@ def create(
     made = create_federation(
         folder, name=name, now=datetime.now(UTC), hosts=host or DEFAULT_HOSTS, port=port or DEFAULT_PORT
     )
-    told = fingerprint(Authority.load(made.folder).public_key)
+    code = fingerprint(Authority.load(made.folder).public_key)
     _say(
         as_json,
-        {"folder": str(folder), "federation": name, "server": made.server_url, "authority_fingerprint": told},
+        {"folder": str(folder), "federation": name, "server": made.server_url, "authority_fingerprint": code},
         f"made the federation {name!r} in {folder}, without clients yet",
         f"  authority    {folder}/authority    keep it offline: it admits clients",
-        f"  fingerprint  {told}    tell it to every client's owner",
+        f"  fingerprint  {code}    tell it to every client's owner",
         f"  server       {folder}/server       fedcore server --federation {folder}",
         f"  operator     {folder}/operator     fedcore run APP_DIR --operator {folder}/operator",
         f"  apps         the server runs those alone that its owner approves: fedcore server approve APP_DIR "
@@ -96,11 +98,11 @@ def add(
     operator: Publish = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make ready kits for new clients here, keys and all, and sign the next roster. For sites that are one's own.
+    """Make complete kits for new clients here, with their keys, and sign the next roster. For your own sites.
 
     Example: fedcore federation add client-5 --federation fed --operator fed/operator
 
-    Who makes a kit could act as its client: a site of somebody else makes its own key (fedcore client enroll).
+    The maker of a kit could act as its client, so other organisations make their own keys (fedcore client enroll).
     """
     from fedcore.federation.authority import Authority
 
@@ -121,9 +123,12 @@ def approve(
     federation: Federation,
     fingerprint: Annotated[
         list[str] | None,
-        typer.Option(metavar="F", help="What a client's owner told you; repeatable. Without it you are asked."),
+        typer.Option(
+            metavar="F",
+            help="The fingerprint that a client's owner told you; repeatable. Without it the command asks you.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for admissions.  \\[default: beside each request]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for admissions.  \\[default: next to each request]")] = None,
     operator: Publish = None,
     as_json: AsJson = False,
 ) -> None:
@@ -159,26 +164,26 @@ def approve(
 
 @app.command()
 def revoke(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members who leave, for good.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members to revoke, permanently.")],
     federation: Federation,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     operator: Publish = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke members: sign the next roster without them. Neither their ids nor their names are given again.
+    """Revoke members: sign the next roster without them. Their ids and names are never reused.
 
     Example: fedcore federation revoke hospital-2 --federation fed
     """
     from fedcore.federation.authority import Authority
 
     if not yes:
-        typer.confirm(f"revoke {', '.join(names)}, for good?", abort=True, err=True)
+        typer.confirm(f"permanently revoke {', '.join(names)}?", abort=True, err=True)
     authority = Authority.load(federation).revoke(names)
     left = len(authority.roster.members)
     _say(
         as_json,
         {"roster": authority.roster.version, "revoked": names, "members": left},
-        f"revoked {', '.join(names)}; {left} members are left",
+        f"revoked {', '.join(names)}; {left} members remain",
         _published(authority, operator),
     )
 
@@ -192,7 +197,7 @@ def publish(
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = _CONNECT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
-    """Hand the newest roster to the running server, which uses it from the next exchange on.
+    """Upload the newest roster to the running server, which uses it from the next exchange on.
 
     Example: fedcore federation publish --federation fed --operator fed/operator
     """
@@ -207,16 +212,16 @@ def link(
     operator: Annotated[
         Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
     ],
-    label: Annotated[str, typer.Option(help="For whom it is; people see it in the list.")] = "read-only",
-    days: Annotated[int, typer.Option(min=1, max=365, help="How long it is good.")] = 30,
-    listing: Annotated[bool, typer.Option("--list", help="Show the links that are good.")] = False,
+    label: Annotated[str, typer.Option(help="Whom it is for; it appears in the list.")] = "read-only",
+    days: Annotated[int, typer.Option(min=1, max=365, help="How long it is valid.")] = 30,
+    listing: Annotated[bool, typer.Option("--list", help="List the valid links.")] = False,
     revoked: Annotated[
-        str, typer.Option("--revoke", metavar="ID", help="End a link, and at once whatever it shows to anybody.")
+        str, typer.Option("--revoke", metavar="ID", help="Revoke a link, and sign out everybody who used it.")
     ] = "",
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = _CONNECT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
-    """Make a read-only link to the server's page: whoever has it sees runs and members, and changes nothing.
+    """Make a link to the server's page for read-only access to runs and members.
 
     Example: fedcore federation link --operator fed/operator --label "the board" --days 7
     """
@@ -225,17 +230,17 @@ def link(
 
     with operator_client(operator, "", connect_seconds) as client:
         if revoked:
-            told = revoke_link(client, revoked)
+            result = revoke_link(client, revoked)
         elif listing:
-            told = list_links(client)
+            result = list_links(client)
         else:
-            told = make_link(client, label, days)
-    _say(as_json, *told)
+            result = make_link(client, label, days)
+    _say(as_json, *result)
 
 
 @app.command()
 def show(federation: Federation, as_json: AsJson = False) -> None:
-    """List members, fingerprints, rosters, and how long the certificates are good.
+    """List members, fingerprints, rosters, and when the certificates expire.
 
     Example: fedcore federation show --federation fed
     """
@@ -254,16 +259,14 @@ def renew(
     certificate: Annotated[
         Path | None, typer.Option(help="The server's certificate.  \\[default: server/server.crt of the federation]")
     ] = None,
-    host: Annotated[
-        list[str] | None, typer.Option(help="Name or address of the server, where they change; repeatable.")
-    ] = None,
+    host: Annotated[list[str] | None, typer.Option(help="New name or address of the server; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the server's certificate by one for another year, for the same key.
+    """Renew the server's certificate for a year, with the same key.
 
     Example: fedcore federation renew --federation fed
 
-    A running server takes it at a SIGHUP, without a restart: systemctl reload, or kill -HUP.
+    A running server loads it at a SIGHUP, without a restart: systemctl reload, or kill -HUP.
     """
     from datetime import UTC, datetime
 
@@ -277,20 +280,20 @@ def renew(
     _say(
         as_json,
         {"certificate": str(path), "good_until": until},
-        f"{path} is good until {until}; a running server takes it at a SIGHUP (systemctl reload, or kill -HUP)",
+        f"{path} is valid until {until}; a running server loads it at a SIGHUP (systemctl reload, or kill -HUP)",
     )
 
 
-def _confirm(request: JoinRequest, told: list[str]) -> None:
-    """KitError, or the end of the command, unless the key is the one that its owner told of."""
+def _confirm(request: JoinRequest, fingerprints: list[str]) -> None:
+    """Check the key against the fingerprint from its owner; raises KitError, or ends the command."""
     from fedcore.federation.fingerprint import check_fingerprint, fingerprint
 
     what = f"{request.name}, who asks to {'replace its key' if request.replaces else 'join'},"
-    if told:
-        check_fingerprint(request.public_key, told, what)
+    if fingerprints:
+        check_fingerprint(request.public_key, fingerprints, what)
         return
     typer.echo(f"{what} has a key with the fingerprint\n  {fingerprint(request.public_key)}", err=True)
-    typer.confirm("is that what its owner told you, over a line that you trust?", abort=True, err=True)
+    typer.confirm("is that what its owner told you over a channel that you trust?", abort=True, err=True)
 
 
 def _granted(name: str, id: int, admission: str | None) -> str:
@@ -306,18 +309,18 @@ def _publish(authority: Authority, operator: Path, connect_seconds: float = _CON
 
 
 def _now_has(answer: RosterOut) -> str:
-    waits = "" if answer.roster == answer.newest else "; it comes into use when the open exchange ends"
+    waits = "" if answer.roster == answer.newest else "; it takes effect when the open exchange ends"
     return f"the server has roster {answer.newest}{waits}"
 
 
 def _published(authority: Authority, operator: Path | None) -> str:
-    """Hand the roster to the server, where an operator's kit was named; else how that is done."""
-    beside = authority.leave_at_server()
+    """Publish the roster if an operator's kit was named; otherwise say how."""
+    copy = authority.leave_at_server()
     if operator is not None:
         return _now_has(_publish(authority, operator))
-    kept = f", and in {beside} for the server's next start" if beside is not None else ""
+    saved = f", and in {copy} for the server's next start" if copy is not None else ""
     return (
-        f"roster {authority.roster.version} is signed{kept}; a running server gets it with: "
+        f"roster {authority.roster.version} is signed{saved}; a running server gets it with: "
         f"fedcore federation publish --federation {authority.folder} --operator OPERATOR_KIT"
     )
 
@@ -329,7 +332,7 @@ def _say(as_json: bool, content: Mapping[str, Any], *lines: str) -> None:
 def add_clients(authority: Authority, names: Sequence[str], folder: Path) -> tuple[Authority, list[ClientKit]]:
     """Make a kit in `folder` for each name, and sign the roster that has them all; KitError for a name that is taken.
 
-    Nothing is made where one of the names, or its folder, cannot be had.
+    If a name or its folder is not available, nothing is made.
     """
     taken = set(authority.roster.names.values())
     for name in names:

@@ -1,4 +1,4 @@
-"""A federation as `fedcore federation show` shows it."""
+"""Output of `fedcore federation show` and `fedcore federation link`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcore.wire.watch import LinkIn
 
 
 def described(authority: Authority, now: datetime) -> dict[str, Any]:
-    """What there is to know at `now`, an aware time, without any secret."""
+    """The federation at `now`, an aware time, without any secret."""
     server = authority.folder.parent / "server" / CERTIFICATE_FILE
     certificates = {"ca": authority.folder / CA_FILE} | ({"server": server} if server.exists() else {})
     return {
@@ -47,7 +47,7 @@ def listed(content: Mapping[str, Any]) -> Iterator[str]:
     for member in content["revoked"]:
         yield f"{member['id']:6}  {member['name']:<24} revoked"
     for what, until in content["good_until"].items():
-        yield f"certificate of the {what}: good until {until}"
+        yield f"certificate of the {what}: valid until {until}"
     for text in content["warnings"]:
         yield f"warning: {text}"
 
@@ -60,33 +60,33 @@ def _end(path: Path) -> str:
     return read_certificate(path).not_valid_after_utc.date().isoformat()
 
 
-Told = tuple[Mapping[str, Any], *tuple[str, ...]]
+Result = tuple[Mapping[str, Any], *tuple[str, ...]]
 """As JSON, and as lines."""
 
 
-def make_link(client: OperatorClient, label: str, days: int) -> Told:
+def make_link(client: OperatorClient, label: str, days: int) -> Result:
     """A new link; raises ConfigurationError for a label that is empty, too long or not one line."""
     try:
-        asked = LinkIn(label=label, days=days)
+        link = LinkIn(label=label, days=days)
     except ValidationError:
         raise ConfigurationError("--label takes a line of 1 to 100 letters") from None
-    made = client.make_link(asked)
+    made = client.make_link(link)
     return (
         made.model_dump(mode="json"),
         made.url,
-        f"  for {made.label}, good until {made.expires.date()}; it is shown this once, and whoever has it may look",
-        f"  fedcore federation link --operator {client.kit.folder} --revoke {made.id}    ends it",
+        f"  for {made.label}, valid until {made.expires.date()}; it is shown only once, and gives read-only access",
+        f"  fedcore federation link --operator {client.kit.folder} --revoke {made.id}    revokes it",
     )
 
 
-def list_links(client: OperatorClient) -> Told:
-    """The links that are good, without their tokens, which nobody has but who was given them."""
-    found = client.links()
-    lines = [f"{link.id}  until {link.expires.date()}  {link.label}" for link in found.links]
-    return (found.model_dump(mode="json"), *(lines or ["there is no link"]))
+def list_links(client: OperatorClient) -> Result:
+    """The valid links, without their tokens."""
+    links = client.links()
+    lines = [f"{link.id}  until {link.expires.date()}  {link.label}" for link in links.links]
+    return (links.model_dump(mode="json"), *(lines or ["there is no link"]))
 
 
-def revoke_link(client: OperatorClient, link: str) -> Told:
-    """End a link."""
+def revoke_link(client: OperatorClient, link: str) -> Result:
+    """Revoke a link."""
     client.revoke_link(link)
-    return ({"revoked": link}, f"the link {link} is good no more; whoever came by it is signed out")
+    return ({"revoked": link}, f"the link {link} is revoked; everybody who used it is signed out")

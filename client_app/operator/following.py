@@ -1,4 +1,4 @@
-"""A run on its operator's screen, from its first event on: for whoever submitted it, and whoever comes back to it."""
+"""Display of a run while the operator follows it, and its results at the end."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from fedcore.wire.events import EventSink, Recorded, RunOut, ignore
 from fedcore.wire.operator import RunStatus
 
 LIVE_SECONDS: Final = 2.0
-"""How long the server may hold a request of somebody who watches a live table."""
-MOST_ASKED_OF: Final = 200
-"""Sites up to which the server is asked what each of them does; beyond, the answers are too large for their use."""
+"""How long the server may hold a request for a live table."""
+MOST_SITES: Final = 200
+"""Most sites for which the live table shows the status of each; beyond that, the answers are too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where a run is shown: as text for a person, or as JSON lines on standard output for a program."""
+    """Output of a run: text for a person, or JSON lines on standard output for a program."""
 
     as_json: bool
 
     @property
     def console(self) -> Console:
-        """For what is said beside the JSON."""
+        """For text; standard error if standard output has the JSON."""
         return Console(stderr=self.as_json)
 
     def note(self, text: str) -> None:
-        """A line for the person alone."""
+        """Print a line for the person only."""
         self.console.print(escape(text), highlight=False, soft_wrap=True)
 
     def begin(self, run: str) -> None:
-        """The first line: the run's id, by which it is found again."""
+        """Print the first line: the run's id."""
         if self.as_json:
             _write({"run": run})
         else:
@@ -58,14 +58,19 @@ class Screen:
 def follow(
     client: OperatorClient, run: str, screen: Screen, *, first: int = 1, sink: EventSink = ignore
 ) -> tuple[RunRecord, RunOut]:
-    """Show a run until it ends, events before number `first` left out; its record, and how it ended.
+    """Show a run until it ends; returns its record and its final state.
 
-    sink: gets every event.
+    Args:
+        client: of the operator.
+        run: its id.
+        screen: where it is shown.
+        first: number of the first event to show.
+        sink: gets every event.
     """
     record = RunRecord()
 
     def away(why: str) -> None:
-        screen.note(f"{why}. The run does not need this command; it is followed again once the server answers")
+        screen.note(f"{why}. The run continues without this command, which reconnects once the server answers")
 
     with ProgressView(screen.console, "federated", live=not screen.as_json) as view:
         for state in client.follow(run, on_away=away, seconds=LIVE_SECONDS if view.live else POLL_SECONDS):
@@ -77,13 +82,13 @@ def follow(
             if not state.events and state.position:
                 view.wait(f"number {state.position} in the queue")
             if view.live and not state.status.final:
-                _hear(client, run, view)
+                _update_clients(client, run, view)
     return record, state
 
 
-def _hear(client: OperatorClient, run: str, view: ProgressView) -> None:
-    """What each site does, for the table; without it the table goes by the events alone."""
-    if view.sites <= MOST_ASKED_OF:
+def _update_clients(client: OperatorClient, run: str, view: ProgressView) -> None:
+    """Fetch the status of each site for the table, which otherwise shows what the events say."""
+    if view.sites <= MOST_SITES:
         with contextlib.suppress(FedcoreError):
             view.hear(client.clients_of(run, once=True).clients)
 
@@ -91,9 +96,15 @@ def _hear(client: OperatorClient, run: str, view: ProgressView) -> None:
 def save_results(
     client: OperatorClient, record: RunRecord, final: RunOut, out: Path | None, screen: Screen, tracking: Tracking
 ) -> None:
-    """Save what an ended run left, and print how it ended. Raises RunFailed, or Exit where its budget ended it.
+    """Save the results of an ended run, and print a summary. Raises RunFailed, or Exit if its budget ended it.
 
-    out: where the model is saved, None to save nothing. tracking: is told of what is saved.
+    Args:
+        client: of the operator.
+        record: of the run.
+        final: its final state.
+        out: where the model is saved, None to save nothing.
+        screen: where the summary is printed.
+        tracking: gets the saved files.
     """
     summary = {"run": final.run, "app": final.app, **record.summary(), "model": None, "results": {}}
     if out is not None:
@@ -120,8 +131,8 @@ def _checkpoint_line(final: RunOut, out: Path | None) -> list[str]:
     if final.model is None:
         return []
     rounds = "1 round is" if final.rounds == 1 else f"{final.rounds} rounds are"
-    found = f"the model is a checkpoint: the run came to no end, {rounds} in it"
-    return [found if out is not None else f"{found}; to fetch it: fedcore runs model {final.run}"]
+    line = f"the model is a checkpoint: the run did not finish, {rounds} in it"
+    return [line if out is not None else f"{line}; to download it: fedcore runs model {final.run}"]
 
 
 def _show(event: Recorded, view: ProgressView, screen: Screen) -> None:

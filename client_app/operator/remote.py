@@ -1,6 +1,6 @@
-"""The operator's side of a federation for the library, which finds it by the entry point `fedcore.operator`.
+"""The operator's side of a federation for the library, which loads it through the entry point `fedcore.operator`.
 
-The library imports no app, so what it needs of this one is said by `fedcore.api.remote.RemoteOperator`.
+The library imports no app; `fedcore.api.remote.RemoteOperator` is the protocol that this module implements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
-from client_app.operator.resolve_run import find_run
+from client_app.operator.resolve_run import resolve_run
 from client_app.operator.run_command import make_submission
 from client_app.operator.stats import StatisticsRequest, ask_federation
 from fedcore.data.statistics import Statistics
@@ -25,7 +25,7 @@ from fedcore.wire.operator import MOST_LISTED, RunInfo, ServerOut
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One kit, and where it leads. server: in place of the kit's addresses, "" for these."""
+    """A federation, by its operator's kit; `server` replaces the kit's addresses unless it is ""."""
 
     kit: Path
     server: str = ""
@@ -34,7 +34,7 @@ class Remote:
     def submit(
         self, app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None
     ) -> str:
-        """Hand in a run, checked here first; its id."""
+        """Check a run here, submit it, and return its id."""
         submission = make_submission(app, run_config, settings)
         if initial is not None:
             open_initial(initial)
@@ -45,7 +45,7 @@ class Remote:
             return client.submit(submission).run
 
     def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut:
-        """Hand on the events of a run until it has ended; how it stands then. away: told why the server is away."""
+        """Emit the events of a run until it has ended; returns its final state. `away` gets the reason of an outage."""
         with self._client() as client:
             for state in client.follow(run, on_away=away):
                 for event in state.events:
@@ -53,7 +53,7 @@ class Remote:
         return state
 
     def cancel(self, run: str) -> None:
-        """End a run."""
+        """Cancel a run."""
         with self._client() as client:
             client.cancel(run)
 
@@ -63,17 +63,17 @@ class Remote:
             return client.list_runs(limit=min(limit, MOST_LISTED)).runs
 
     def members(self) -> ServerOut:
-        """Who is connected."""
+        """The members, and which are connected."""
         with self._client() as client:
             return client.members()
 
     def show(self, word: str) -> RunOut:
         """A run with its events, by its id, the beginning of it, or `last`."""
         with self._client() as client:
-            return client.show(find_run(client, word))
+            return client.show(resolve_run(client, word))
 
     def fetch(self, run: RunOut, home: OutputPaths) -> dict[str, Any]:
-        """Fetch a run's model, results and files to their places; the results."""
+        """Download a run's model, results and files; returns the results."""
         with self._client() as client:
             if run.model is not None:
                 client.fetch_model(run.run, run.model, home.model)
@@ -92,7 +92,7 @@ class Remote:
         epsilon: float,
         delta: float,
     ) -> tuple[Statistics, tuple[float, ...]]:
-        """Ask for statistics of columns; they, and the quantiles that the app wants to see."""
+        """Ask for statistics of columns; returns them, and the quantiles that the app shows."""
         request = StatisticsRequest.of(
             app,
             run_config=[],

@@ -1,4 +1,4 @@
-"""Which run a person means: by its id, by the beginning of it, or the last one that was submitted."""
+"""Resolution of a run's name: its id, the beginning of one, or `last`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LAST: Final = "last"
 _NO_EVENTS: Final = 2**31 - 1
 
 
-def find_run(client: OperatorClient, word: str) -> str:
-    """The id of the run that `word` names; raises ConfigurationError where there is none, or more than one."""
+def resolve_run(client: OperatorClient, word: str) -> str:
+    """The id of the run that `word` names; raises ConfigurationError if there is none, or more than one."""
     if word == LAST:
         newest = client.list_runs(limit=1).runs
         if not newest:
@@ -26,16 +26,15 @@ def find_run(client: OperatorClient, word: str) -> str:
     except Refused as refused:
         if refused.kind != ProblemKind.NOT_FOUND:
             raise
-    found = [info.run for info in every_run(client) if info.run.startswith(word)]
-    if len(found) > 1:
+    matches = [info.run for info in every_run(client) if info.run.startswith(word)]
+    if len(matches) > 1:
         raise ConfigurationError(
-            f"{len(found)} runs begin with {word}, {', '.join(found[:4])} among them; say more of it", check="ambiguous"
+            f"{len(matches)} runs begin with {word}, among them {', '.join(matches[:4])}; give more of the id",
+            check="ambiguous",
         )
-    if not found:
-        raise ConfigurationError(
-            f"there is no run {word}; fedcore runs list shows those that there are", check="no-run"
-        )
-    return found[0]
+    if not matches:
+        raise ConfigurationError(f"there is no run {word}; to list the runs: fedcore runs list", check="no-run")
+    return matches[0]
 
 
 def every_run(client: OperatorClient, *, status: str = "") -> Iterator[RunInfo]:

@@ -1,4 +1,4 @@
-"""The command `fedcore run`."""
+"""The command `fedcore run`: submit a run, follow it, save its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from client_app.operator import completion as run_completion
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.following import Screen, follow, save_results
-from client_app.operator.resolve_run import find_run
+from client_app.operator.resolve_run import resolve_run
 from client_app.operator.tracked import begin_tracking
 from fedcore.cli.main import InitialModel, RunConfig, Settings, Tracks
 from fedcore.errors import ConfigurationError, Refused, ServerUnreachable
@@ -35,7 +35,7 @@ def run(
     ] = Path("federation/operator"),
     run_config: RunConfig = None,
     set_: Settings = None,
-    out: Annotated[Path, typer.Option(help="Where the model is saved, results and files beside it.")] = Path(
+    out: Annotated[Path, typer.Option(help="Where to save the model; results and files go next to it.")] = Path(
         "model.safetensors"
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
@@ -44,7 +44,7 @@ def run(
         str,
         typer.Option(
             metavar="RUN",
-            help="Go on with a run that failed, was cancelled or interrupted, after its last exchange.",
+            help="Resume a run that failed, was cancelled or interrupted, after its last exchange.",
             autocompletion=run_completion.runs,
         ),
     ] = "",
@@ -53,12 +53,12 @@ def run(
     track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,
 ) -> None:
-    """Submit a run as operator, follow it, and save the model and what the app found. Ctrl-C cancels the run.
+    """Submit a run as operator, follow it, and save the model and the app's results. Ctrl-C cancels the run.
 
     Example: fedcore run examples/digits --operator fed/operator --run-config num-server-rounds=5
 
-    The first line is the run's id. The run does not need this command: where the terminal is lost, fedcore runs attach
-    finds it again.
+    The first line is the run's id. The run continues without this command: if the terminal is lost, use fedcore runs
+    attach.
     """
     _check_source(app, resume, run_config or [], set_ or [], initial_model)
     if not detach:
@@ -68,9 +68,11 @@ def run(
     if detach and track:
         raise ConfigurationError("--track follows the run, and --detach does not; fedcore runs attach takes --track")
 
-    order = RunOptions(app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model)
+    options = RunOptions(
+        app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model
+    )
     run_app(
-        order,
+        options,
         operator,
         server=server,
         out=out,
@@ -86,16 +88,16 @@ def _check_source(
 ) -> None:
     """Refuse two runs in one command, or none."""
     if app is None and not resume:
-        raise ConfigurationError("name the folder of the app to run, or with --resume the run to go on with")
+        raise ConfigurationError("name the folder of the app to run, or with --resume the run to resume")
     if resume and (app is not None or run_config or settings or initial_model is not None):
         raise ConfigurationError(
-            "--resume goes on with the app, the run config, the settings and the model that the run was submitted "
+            "--resume continues with the app, the run config, the settings and the model that the run was submitted "
             "with; leave APP_DIR, --run-config, --set and --initial-model out"
         )
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a path that no model can be saved to now, and not after hours of training."""
+    """Refuse a path that no model can be saved to before hours of training."""
     from fedcore.monitoring.output_paths import OutputPaths
 
     OutputPaths.beside(out).check_free(force=force)
@@ -103,20 +105,19 @@ def check_out(out: Path, *, force: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `fedcore run` is asked to do. app: the folder of the app that is submitted, or None to go on with `resume`.
-
-    initial: the file of the model that the app's strategy starts from, None for its own.
-    """
+    """Options of `fedcore run`: which run to submit, or to resume."""
 
     app: Path | None
+    """The folder of the app, or None to resume `resume`."""
     resume: str = ""
     run_config: Sequence[str] = ()
     settings: Sequence[str] = ()
     initial: Path | None = None
+    """The file of the model that the app's strategy starts from, None for its own."""
 
 
 def run_app(
-    order: RunOptions,
+    options: RunOptions,
     operator: Path,
     *,
     server: str,
@@ -126,15 +127,15 @@ def run_app(
     as_json: bool,
     tracks: Sequence[Track] = (),
 ) -> None:
-    """Do what `fedcore run` is asked to, with its output; raises FedcoreError."""
+    """Carry out `fedcore run`, with its output; raises FedcoreError."""
     made = operator_client(operator, server, connect_seconds)
     screen = Screen(as_json)
-    submission = _submission(order)
+    submission = _submission(options)
     with made as client:
-        run = _begin(client, order, submission)
+        run = _begin(client, options, submission)
         screen.begin(run)
         if detach:
-            screen.note(f"it goes on without this command; to follow it: fedcore runs attach {run}")
+            screen.note(f"the run continues without this command; to follow it: fedcore runs attach {run}")
             return
         with begin_tracking(client, run, tracks, screen) as tracking:
             try:
@@ -147,23 +148,25 @@ def run_app(
             save_results(client, record, final, out, screen, tracking)
 
 
-def _submission(order: RunOptions) -> RunIn | None:
-    """What is submitted, checked as far as that can be done here; None for a run that goes on."""
-    if order.app is None:
+def _submission(options: RunOptions) -> RunIn | None:
+    """The submission, checked as far as possible here; None to resume a run."""
+    if options.app is None:
         return None
-    submission = make_submission(order.app, parse_assignments(order.run_config), parse_assignments(order.settings))
-    if order.initial is None:
+    submission = make_submission(
+        options.app, parse_assignments(options.run_config), parse_assignments(options.settings)
+    )
+    if options.initial is None:
         return submission
-    open_initial(order.initial)
-    return submission.model_copy(update={"initial_model": sha256_file(order.initial)})
+    open_initial(options.initial)
+    return submission.model_copy(update={"initial_model": sha256_file(options.initial)})
 
 
-def _begin(client: OperatorClient, order: RunOptions, submission: RunIn | None) -> str:
-    """Have the server put the run in its queue; the run's id."""
+def _begin(client: OperatorClient, options: RunOptions, submission: RunIn | None) -> str:
+    """Queue the run at the server; returns its id."""
     if submission is None:
-        return client.resume(find_run(client, order.resume)).run
-    if order.initial is not None:
-        client.send_model(order.initial, submission.initial_model)
+        return client.resume(resolve_run(client, options.resume)).run
+    if options.initial is not None:
+        client.send_model(options.initial, submission.initial_model)
     return client.submit(submission).run
 
 

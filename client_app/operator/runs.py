@@ -1,4 +1,4 @@
-"""What `fedcore runs` shows of runs: a list, one of them, its events."""
+"""Output of `fedcore runs`: a list, one run, its events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.following import Screen, follow, save_results
-from client_app.operator.resolve_run import find_run
+from client_app.operator.resolve_run import resolve_run
 from client_app.operator.tracked import begin_tracking
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.event_lines import event_line
@@ -28,31 +28,31 @@ _SKIP_EVENTS = 2**31 - 1
 
 
 def show_list(client: OperatorClient, *, limit: int, before: str, status: str, as_json: bool) -> None:
-    """Print the newest runs; raises ConfigurationError for a status that there is not."""
+    """Print the newest runs; raises ConfigurationError for an unknown status."""
     if status and status not in set(RunStatus):
-        raise ConfigurationError(f"--status: there is no {status!r}, only {', '.join(RunStatus)}")
-    page = client.list_runs(limit=limit, before=find_run(client, before) if before else "", status=status)
+        raise ConfigurationError(f"--status: {status!r} is unknown; choose one of {', '.join(RunStatus)}")
+    page = client.list_runs(limit=limit, before=resolve_run(client, before) if before else "", status=status)
     if as_json:
         typer.echo(visible_json(page.model_dump_json(indent=2)))
         return
     rows = [_row(info, datetime.now(UTC)) for info in page.runs]
     _table([_HEADINGS, *rows] if rows else [])
     if page.more:
-        typer.echo(f"there are older ones: fedcore runs list --before {page.runs[-1].run}")
+        typer.echo(f"older ones: fedcore runs list --before {page.runs[-1].run}")
     elif not rows:
-        typer.echo("there is no such run")
+        typer.echo("no runs")
 
 
 def show_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
-    """Print all there is to know of one run but its events."""
-    run = find_run(client, word)
-    found, clients = client.show(run, after=_SKIP_EVENTS), client.clients_of(run)
+    """Print one run, without its events."""
+    run = resolve_run(client, word)
+    state, clients = client.show(run, after=_SKIP_EVENTS), client.clients_of(run)
     if as_json:
-        content = found.model_dump(mode="json", exclude=_EVENTS) | {"now": clients.model_dump(mode="json")}
+        content = state.model_dump(mode="json", exclude=_EVENTS) | {"now": clients.model_dump(mode="json")}
         typer.echo(json.dumps(content, indent=2))
         return
     console = Console()
-    for name, value in _facts(found, datetime.now(UTC)):
+    for name, value in _facts(state, datetime.now(UTC)):
         if value:
             console.print(f"{name:<10} {escape(value)}", highlight=False, soft_wrap=True)
     for line in _clients(clients):
@@ -62,37 +62,37 @@ def show_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
 def attach_to(
     client: OperatorClient, word: str, *, first: int, out: Path | None, as_json: bool, tracks: Sequence[Track] = ()
 ) -> None:
-    """Follow a run to its end; Ctrl-C ends the following alone. Raises RunFailed as `fedcore run` does."""
-    run, screen = find_run(client, word), Screen(as_json)
+    """Follow a run to its end; Ctrl-C leaves the run alone. Raises RunFailed as `fedcore run` does."""
+    run, screen = resolve_run(client, word), Screen(as_json)
     screen.begin(run)
     with begin_tracking(client, run, tracks, screen) as tracking:
         try:
             record, final = follow(client, run, screen, first=first, sink=tracking)
         except KeyboardInterrupt:
             back, end = f"fedcore runs attach {run}", f"fedcore runs stop {run}"
-            screen.note(f"run {run} goes on; to come back: {back}, to end it: {end}")
+            screen.note(f"run {run} continues; to come back: {back}, to cancel it: {end}")
             raise
         save_results(client, record, final, out, screen, tracking)
 
 
 def stop_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
-    """End a run, and say how it stands then; one that had ended before stays as it was."""
-    run = find_run(client, word)
+    """Cancel a run, unless it has ended, and print its status."""
+    run = resolve_run(client, word)
     before = client.show(run, after=_SKIP_EVENTS)
     if before.status.final:
-        now, said = before, f"run {run} had ended already: {before.status}"
+        now, text = before, f"run {run} had ended already: {before.status}"
     else:
         client.cancel(run)
         now = client.show(run, after=_SKIP_EVENTS)
-        said = f"run {run} {now.status}"
+        text = f"run {run} {now.status}"
         if now.model is not None:
-            said += f"; a checkpoint of {now.rounds} rounds is kept: fedcore runs model {run}"
-    typer.echo(visible_json(now.model_dump_json(exclude=_EVENTS, indent=2)) if as_json else visible(said))
+            text += f"; a checkpoint of {now.rounds} rounds is saved: fedcore runs model {run}"
+    typer.echo(visible_json(now.model_dump_json(exclude=_EVENTS, indent=2)) if as_json else visible(text))
 
 
 def print_logs(client: OperatorClient, word: str, *, app_only: bool, as_json: bool) -> None:
     """Print the events of a run so far."""
-    for item in client.show(find_run(client, word)).events:
+    for item in client.show(resolve_run(client, word)).events:
         if app_only and not isinstance(item.event, AppPrinted):
             continue
         moment = item.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -111,22 +111,22 @@ def _row(info: RunInfo, now: datetime) -> tuple[str, ...]:
     return info.run, status, info.app, str(info.rounds), _moment(info.submitted_at), _lasted(info, now), epsilon
 
 
-def _facts(found: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
-    yield "run", found.run
-    yield "status", found.status.value + (f": {found.reason}" if found.reason else "")
-    yield "queue", f"number {found.position}" if found.position else ""
-    yield "app", f"{found.app} {found.app_sha256}"
-    yield "mode", found.aggregation
-    yield "submitted", _moment(found.submitted_at)
-    yield "started", _moment(found.started_at)
-    yield "ended", _moment(found.ended_at)
-    yield "lasted", _lasted(found, now)
-    yield "rounds", str(found.rounds)
-    yield "epsilon", "" if found.epsilon is None else f"{found.epsilon:.3f}"
-    if found.model is not None:
-        what = "final" if found.status is RunStatus.FINISHED else f"checkpoint of {found.rounds} rounds"
-        yield "model", f"{what}, {found.model.size} bytes, sha256 {found.model.sha256}"
-    yield "run config", " ".join(f"{key}={value}" for key, value in found.run_config.items())
+def _facts(state: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
+    yield "run", state.run
+    yield "status", state.status.value + (f": {state.reason}" if state.reason else "")
+    yield "queue", f"number {state.position}" if state.position else ""
+    yield "app", f"{state.app} {state.app_sha256}"
+    yield "mode", state.aggregation
+    yield "submitted", _moment(state.submitted_at)
+    yield "started", _moment(state.started_at)
+    yield "ended", _moment(state.ended_at)
+    yield "lasted", _lasted(state, now)
+    yield "rounds", str(state.rounds)
+    yield "epsilon", "" if state.epsilon is None else f"{state.epsilon:.3f}"
+    if state.model is not None:
+        what = "final" if state.status is RunStatus.FINISHED else f"checkpoint of {state.rounds} rounds"
+        yield "model", f"{what}, {state.model.size} bytes, sha256 {state.model.sha256}"
+    yield "run config", " ".join(f"{key}={value}" for key, value in state.run_config.items())
 
 
 def _clients(now: RunClientsOut) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _moment(time: datetime | None) -> str:
 
 
 def _lasted(info: RunInfo, now: datetime) -> str:
-    """How long a run has been led: hours, minutes, seconds."""
+    """How long a run has been running: hours, minutes, seconds."""
     if info.started_at is None or (info.ended_at is None and info.status is not RunStatus.RUNNING):
         return ""
     seconds = round(((info.ended_at or now) - info.started_at).total_seconds())

@@ -1,4 +1,4 @@
-"""The commands `fedcore runs ...`: what ran, what runs, and what it left."""
+"""The commands `fedcore runs ...`: list, show, follow, stop and download runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="""List, show, follow, stop and fetch runs. RUN is an id, the beginning of one, or `last`.
+    help="""List, show, follow, stop and download runs. RUN is an id, the beginning of one, or `last`.
 
     Example: fedcore runs list --operator federation/operator
     """,
@@ -37,21 +37,22 @@ KIT = Path("federation/operator")
 Server = Annotated[str, typer.Option(help="URL of the server; by default the one in the operator's kit.")]
 Connect = Annotated[float, typer.Option(help="How long to try to reach the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 @app.command("list")
 def list_command(
-    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="At most this many.")] = 20,
     before: Annotated[
         str,
-        typer.Option(
-            metavar="RUN", help="Those that were submitted before this one.", autocompletion=run_completion.runs
-        ),
+        typer.Option(metavar="RUN", help="Only runs submitted before this one.", autocompletion=run_completion.runs),
     ] = "",
     status: Annotated[
         str,
-        typer.Option(help="Those that are waiting, running, finished, failed, ...", autocompletion=completion.statuses),
+        typer.Option(
+            help="Only runs with this status: waiting, running, finished, failed, ...",
+            autocompletion=completion.statuses,
+        ),
     ] = "",
     operator: Operator = KIT,
     server: Server = "",
@@ -89,10 +90,10 @@ def show(
 @app.command()
 def attach(
     run: Run,
-    first: Annotated[int, typer.Option("--from", metavar="N", min=1, help="Leave out the events before number N.")] = 1,
+    first: Annotated[int, typer.Option("--from", metavar="N", min=1, help="Number of the first event to show.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="Save the model here at the end, results and files beside it."),
+        typer.Option(help="Save the model here at the end; results and files go next to it."),
     ] = None,
     force: Force = False,
     operator: Operator = KIT,
@@ -101,7 +102,7 @@ def attach(
     track: Tracks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run from its beginning, as `fedcore run` shows it. Ctrl-C leaves it alone.
+    """Follow a run from its beginning, as `fedcore run` does. Ctrl-C leaves the run alone.
 
     Example: fedcore runs attach last --operator federation/operator
     """
@@ -138,7 +139,7 @@ def stop(
 @app.command()
 def model(
     run: Run,
-    out: Annotated[Path, typer.Option(help="Where it is saved.")] = Path("model.safetensors"),
+    out: Annotated[Path, typer.Option(help="Where to save it.")] = Path("model.safetensors"),
     best: Annotated[
         bool, typer.Option("--best", help="The best model so far, by the run's setting best-model.")
     ] = False,
@@ -148,7 +149,7 @@ def model(
     connect_seconds: Connect = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the final model of a run, or its last checkpoint, and say which of the two it is.
+    """Download the final model of a run, or its last checkpoint, and say which of the two it is.
 
     Example: fedcore runs model last --out model.safetensors --operator federation/operator
     """
@@ -168,7 +169,7 @@ def logs(
     connect_seconds: Connect = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print the events of a run so far, each with its time; `attach` goes on with those that follow.
+    """Print the events of a run so far, each with its time; `attach` also follows the later ones.
 
     Example: fedcore runs logs last --app --operator federation/operator
     """
@@ -191,7 +192,7 @@ def export(
     connect_seconds: Connect = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Keep all of a run in one place: settings, events, results, files, model, and its records of the transcript.
+    """Save all of a run in one place: settings, events, results, files, model, and its records of the transcript.
 
     Example: fedcore runs export last --out run.tar.gz --operator federation/operator
     """

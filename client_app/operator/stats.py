@@ -1,4 +1,4 @@
-"""Statistics as their operator gets them: asked for over a federation, or in memory, and shown."""
+"""Statistics of a federation: the request, over a server or in memory, and the output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedcore.wire.operator import RunStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsRequest:
-    """What a person asked for. folder: the app's."""
+    """A request for statistics; `folder` is the app's."""
 
     folder: Path
     question: StatisticsQuery
@@ -64,7 +64,7 @@ class StatisticsRequest:
         epsilon: float,
         delta: float,
     ) -> Self:
-        """Out of the command's options and the app's own table; raises ConfigurationError."""
+        """From the command's options and the app's own table; raises ConfigurationError."""
         table = FlowerApp.load(folder).statistics
         within, cells = bounds_from(bounds, table), bins_from(bins, table)
         return cls(
@@ -77,7 +77,7 @@ class StatisticsRequest:
 
 
 def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
-    """The same question to simulated clients."""
+    """Ask simulated clients."""
     from fedcore.flower.apps.statistics_run import run_statistics
     from fedcore.simulation import Simulation
 
@@ -96,7 +96,7 @@ def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
 
 
 def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
-    """Submit a run that is nothing but the question, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
+    """Submit a run that only asks for statistics, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
@@ -114,8 +114,8 @@ def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, c
     if final.status is not RunStatus.FINISHED:
         raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
     if found is None:
-        raise PeerError(f"the server ended run {final.run} and told no statistics; is it of this version of fedcore?")
-    return from_plain(STATISTICS, found.statistics, what="what the server tells", error=RunFailed)  # type: ignore[arg-type]
+        raise PeerError(f"the server ended run {final.run} without statistics; does it run this version of fedcore?")
+    return from_plain(STATISTICS, found.statistics, what="the server's answer", error=RunFailed)  # type: ignore[arg-type]
 
 
 def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
@@ -130,7 +130,7 @@ def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound |
 
 
 def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None, in_json: bool) -> None:
-    """Save it where somebody wants that, and print it."""
+    """Print the statistics, and save them if `out` is given."""
     document = as_json(statistics, quantiles)
     if out is not None:
         text = as_csv(statistics, quantiles) if out.suffix == ".csv" else json.dumps(document, indent=2) + "\n"
@@ -151,14 +151,14 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
 def _notes(statistics: Statistics, out: Path | None) -> list[str]:
     notes = [f"of {statistics.clients} clients"]
     if statistics.clients < statistics.asked:
-        notes = [f"of {statistics.clients} clients; {statistics.asked} were asked, the others contributed nothing"]
+        notes = [f"of {statistics.clients} clients; {statistics.asked} were asked, and the others contributed nothing"]
     if statistics.epsilon:
         notes.append(
             f"with noise for every record of a client: epsilon {statistics.epsilon:g} at delta {statistics.delta:g}, "
-            "for this answer alone; a further one adds its own"
+            "for this answer alone; each further one adds its own"
         )
     elif any(column.below + column.above for column in statistics.columns.values()):
-        notes.append("values outside of the bounds count as the nearest of them, also in mean and std")
+        notes.append("values outside the bounds count as the nearest bound, also in mean and std")
     if out is not None:
         notes.append(f"saved to {out}")
     return notes

@@ -1,4 +1,4 @@
-"""The command `fedcore stats`."""
+"""The command `fedcore stats`: statistics of a federation's columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcore.system.files import check_replaceable
 
 def stats(
     app: AppFolder,
-    clients: Annotated[int, typer.Option(min=0, help="Ask so many simulated clients in memory, and no server.")] = 0,
+    clients: Annotated[int, typer.Option(min=0, help="Ask this many simulated clients in memory, and no server.")] = 0,
     server: Annotated[str, typer.Option(help="URL of the server; by default the one in the operator's kit.")] = "",
     operator: Annotated[
         Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
@@ -25,25 +25,23 @@ def stats(
         typer.Option(
             metavar="'NAME=LOW:HIGH ...'",
             help="Lowest and highest value of each column, or LOW:HIGH for all; repeatable. By default those in "
-            "\\[tool.fedcore.statistics] of the app. A value outside counts as the nearest of them.",
+            "\\[tool.fedcore.statistics] of the app. A value outside counts as the nearest bound.",
         ),
     ] = None,
-    bins: Annotated[
-        int | None, typer.Option(help="Cells of each histogram, all of one width.  \\[default: 64]")
-    ] = None,
-    quantiles: Annotated[str, typer.Option(help="Which quantiles, by commas.  \\[default: 0.25,0.5,0.75]")] = "",
+    bins: Annotated[int | None, typer.Option(help="Cells of each histogram, of equal width.  \\[default: 64]")] = None,
+    quantiles: Annotated[str, typer.Option(help="Quantiles, separated by commas.  \\[default: 0.25,0.5,0.75]")] = "",
     dp_epsilon: Annotated[
         float,
         typer.Option(
             min=0.0,
             help="Differential privacy of each record (one row of one client) in this command's whole answer: each "
-            "client adds noise to its own sums, enough by itself, whoever else colludes. A further command about the "
-            "same rows adds its epsilon; nobody counts them. Not protected: which clients answer, and the names of the "
-            "columns. 0 for no noise.",
+            "client adds enough noise to its own sums, even if all others collude. A further command about the "
+            "same rows adds its epsilon; fedcore does not add them up. Not protected: which clients answer, and the "
+            "names of the columns. 0 for no noise.",
         ),
     ] = 0.0,
     dp_delta: Annotated[
-        float | None, typer.Option(help="Delta at which epsilon is kept, best below 1 / rows.  \\[default: 1e-05]")
+        float | None, typer.Option(help="Delta at which epsilon holds, best below 1 / rows.  \\[default: 1e-05]")
     ] = None,
     run_config: RunConfig = None,
     set_: Settings = None,
@@ -57,14 +55,14 @@ def stats(
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
-    With --clients 4 the same in memory. The server learns sums over the clients, not theirs. The ClientApp has to
-    answer: apps of supervised_app do by themselves, others by add_statistics (fedcore.flower.apps.statistics).
+    With --clients 4 it runs in memory. The server learns sums over the clients, not their own. The ClientApp has to
+    answer: apps of supervised_app do so by themselves, others by add_statistics (fedcore.flower.apps.statistics).
     """
     _check_out(out, force=force)
     if clients and server:
         raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
     if dp_delta is not None and not dp_epsilon:
-        raise ConfigurationError("--dp-delta says nothing without --dp-epsilon")
+        raise ConfigurationError("--dp-delta has no effect without --dp-epsilon; set both, or neither")
     if data_dir is not None and clients:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
     from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show
@@ -79,20 +77,20 @@ def stats(
         epsilon=dp_epsilon,
         delta=1e-5 if dp_delta is None else dp_delta,
     )
-    found = (
+    statistics = (
         ask_in_memory(request, clients)
         if clients
         else ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
     )
-    show(found, request.quantiles, out=out, in_json=as_json)
+    show(statistics, request.quantiles, out=out, in_json=as_json)
 
 
 def _check_out(out: Path | None, *, force: bool) -> None:
-    """Refuse a path before anybody is asked."""
+    """Refuse a path before any client is asked."""
     if out is None:
         return
     if out.suffix not in (".csv", ".json"):
-        raise ConfigurationError(f"--out: {out} is to be a .csv or a .json file")
+        raise ConfigurationError(f"--out: {out} must be a .csv or a .json file")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--out: no file can be made at {out}")
     check_replaceable(out, force=force)

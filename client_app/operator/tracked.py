@@ -1,4 +1,4 @@
-"""A run that its operator follows, told to trackers."""
+"""Experiment trackers for a run that its operator follows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _SKIP_EVENTS = 2**31 - 1
 
 
 def begin_tracking(client: OperatorClient, run: str, tracks: Sequence[Track], screen: Screen) -> Tracking:
-    """Open the trackers of a run that the server knows; with none, nothing is asked."""
+    """Open the trackers for a run of the server; without trackers it asks for nothing."""
 
     def warn(line: str) -> None:
         screen.note(f"warning: {line}")
 
     if not tracks:
         return Tracking(warn)
-    found = client.show(run, after=_SKIP_EVENTS)
+    state = client.show(run, after=_SKIP_EVENTS)
     tracked = TrackedRun(
         name=run,
         run=run,
-        app=found.app,
-        app_sha256=found.app_sha256,
-        run_config=found.run_config,
-        settings=found.settings,
-        tags={"aggregation": found.aggregation},
+        app=state.app,
+        app_sha256=state.app_sha256,
+        run_config=state.run_config,
+        settings=state.settings,
+        tags={"aggregation": state.aggregation},
     )
     return Tracking.begin(tracks, tracked, warn)

@@ -1,1 +1,1 @@
-"""What the owner of a site can see of its agent, out of the records on disk: as lines, a local page, a document."""
+"""A client's status for its owner, from the records on disk: as text, a local page, or a document."""

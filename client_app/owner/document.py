@@ -1,4 +1,4 @@
-"""The document for whoever answers for data protection: what took part, by which rules, what left, in plain words."""
+"""Document for the data protection officer: exchanges, rules and uploads of a client, in plain words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPLATES = "templates"
 
 
 def export(status: Status, out: Path) -> None:
-    """Write the document to `out`, as its ending says; raises ConfigurationError, EnvironmentFailure."""
+    """Write the document to `out`, by its suffix; raises ConfigurationError, EnvironmentFailure."""
     writers = {".html": as_html, ".md": as_markdown, ".json": status_json}
     if (write := writers.get(out.suffix)) is None:
         raise ConfigurationError(f"--export: {out} must end in {', '.join(writers)}")
@@ -46,12 +46,12 @@ def document(status: Status) -> list[StatusSection]:
 
 
 def as_html(status: Status) -> str:
-    """One file without a script, and without a request to anywhere."""
+    """The document as one HTML file without scripts or external resources."""
     return render("document.html.j2", title=_title(status), made=status.made, sections=document(status))
 
 
 def render(template: str, **values: Any) -> str:
-    """A page out of one of the templates; whatever is put in is escaped."""
+    """Render a template; all values are escaped."""
     folder = files("client_app.owner") / _TEMPLATES
     load = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
     made = jinja2.Environment(
@@ -61,7 +61,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def as_markdown(status: Status) -> str:
-    """The same as Markdown."""
+    """The document as Markdown."""
     parts = [f"# {_title(status)}", f"Made on {status.made:%Y-%m-%d %H:%M %Z} from this machine's own records."]
     for section in document(status):
         parts += [f"## {section.title}", *map(_escaped, section.text)]
@@ -79,7 +79,7 @@ def _lines(table: Table) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text of whoever: no markup, no end of a cell."""
+    """Escape text from others: no markup, no end of a cell."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 
@@ -88,12 +88,12 @@ def _purpose(status: Status) -> StatusSection:
         name="what",
         title="What this is about",
         text=(
-            "Federated learning: several organisations train one model together, and each keeps its data. The model "
-            "comes to this machine, is trained here on the data that lies here, and what it has learned goes back as "
-            "a long list of numbers, called an update.",
+            "Federated learning: several organisations train one model together, and each keeps its data. The server "
+            "sends the model to this machine, which trains it on its own data and sends back what the model has "
+            "learned as a long list of numbers, called an update.",
             "The data never leave this machine. In secure aggregation the update does not leave it in readable form "
-            "either: a random number that only the clients know how to take away, all together, is added to each of "
-            "its numbers. The server can open the sum over many clients, and not the update of one.",
+            "either: the client adds a random number to each of its numbers, and only the clients together can remove "
+            "those. The server can open the sum over many clients, but not the update of one.",
             f"This document was made on {status.made:%Y-%m-%d at %H:%M} from the records that the agent of this "
             f"client keeps on its own disk. It holds no training data and nothing computed from them.",
         ),
@@ -112,25 +112,25 @@ def _left(status: Status) -> StatusSection:
         (
             "updates, readable by the server",
             str(readable),
-            "the update itself, where the owner allows it (allow-plain)" if readable else "none",
+            "the update itself, if the owner allows it (allow-plain)" if readable else "none",
         ),
         ("keys and signatures", "with each of them", "public keys, sealed shares of secrets, signatures: not of data"),
         ("refusals", str(sum(refusal.times for refusal in status.refusals)), "the fixed name of a rule, never a text"),
-        ("signs of life", "while it is connected", "that the agent is there, and whether it may train now"),
+        ("heartbeats", "while it is connected", "that the agent is running, and whether it may train now"),
     )
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
     text = (
         f"In {masked + readable} exchanges {up:,} bytes were sent and {down:,} received. The size of a masked update "
         "follows from the task, not from the data.",
-        "A sum may still say something about all who are in it together. Where the owner's rules ask for differential "
-        "privacy, noise bounds that, and epsilon below counts it; without noise nothing does.",
+        "A sum may still reveal something about its clients as a group. If the owner's rules ask for differential "
+        "privacy, noise bounds that, and epsilon below measures it; without noise there is no bound.",
     )
     table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)
     return StatusSection(name="left", title="What left this machine", text=text, table=table)
 
 
 _WORDS = {
-    "min-cohort": "least number of clients in a sum, beside those that may work together with the server",
+    "min-cohort": "least number of clients in a sum, in addition to those that may work together with the server",
     "min-threshold": "least number of clients that have to work together to take a mask away",
     "min-corrupt": "part of the members that may work together with the server without learning more than the sum",
     "app-sha256": "the only program that may run; empty for the one that the owner installed",
@@ -138,10 +138,10 @@ _WORDS = {
     "allow-x25519": "whether keys may be agreed without protection against a later quantum computer",
     "max-epsilon": "most that all sums together may reveal about the data here (differential privacy); 0 for no limit",
     "delta": "the delta at which that epsilon is counted",
-    "report-failures": "whether the server may be told that and why the local work failed",
-    "pad-seconds": "uploads begin at whole multiples of so many seconds, so that their time tells nothing",
-    "allow-config": "what a run may set otherwise than the installed program",
-    "allow-differencing": "whether sums of one model may together tell that of fewer clients than min-cohort",
+    "report-failures": "whether the client reports to the server that its local work failed, and why",
+    "pad-seconds": "uploads begin at whole multiples of this many seconds, so that their time reveals nothing",
+    "allow-config": "what a run may set differently from the installed program",
+    "allow-differencing": "whether sums of one model may together reveal that of fewer clients than min-cohort",
     "max-releases": "most sums of one model and purpose",
     "max-queries": "most sums of statistics, all runs together",
     "max-seconds": "longest local work, in seconds",
@@ -154,7 +154,7 @@ _WORDS = {
 
 def _policy(status: Status) -> StatusSection:
     rows = tuple((key, _value(value), _WORDS.get(key, "")) for key, value in status.policy.items())
-    text = ("This client refuses whatever its owner's policy.toml does not allow, whatever the server says.",)
+    text = ("This client refuses everything that its owner's policy.toml does not allow, whatever the server says.",)
     table = Table(headings=("rule", "value", "meaning"), rows=rows)
     return StatusSection(name="policy", title="The owner's rules", text=text, table=table)
 
@@ -170,16 +170,16 @@ def _value(value: Any) -> str:
 
 
 def _proof(status: Status) -> StatusSection:
-    found = status.transcript
-    if found is None:
+    copy = status.transcript
+    if copy is None:
         return StatusSection(name="proof", title="How to check it", text=("There is no transcript yet.",))
     return StatusSection(
         name="proof",
         title="How to check it",
         text=(
-            f"This client signed {found.own} records of exchanges. Each record names the hash of the one before, so "
-            f"none can be left out or changed unnoticed; {found.records} are in this client's copy.",
-            f"The last one has the hash {found.head or 'of the beginning'}.",
+            f"This client signed {copy.own} records of exchanges. Each record names the hash of the one before, so "
+            f"none can be left out or changed unnoticed; {copy.records} are in this client's copy.",
+            f"The last one has the hash {copy.head or 'of the beginning'}.",
             f"To check every link and every signature: fedcore transcript verify --kit {status.kit}",
             f"To see each exchange: fedcore transcript show --kit {status.kit}",
         ),

@@ -1,9 +1,9 @@
-"""The status of a client as a page on this machine's loopback, for its owner alone.
+"""Status page of a client on this machine's loopback, for its owner alone.
 
-Its address carries a token that opens it once, in exchange for a cookie. What it shows is read from the disk at each
-request. One thing can be changed: an offered app can be approved, by a form that only the page with its difference
-holds. A name that points here by a trick of DNS, and forms of other sites, are refused by Host, Origin and that form's
-secret. No script is needed; with one the page keeps itself up to date.
+Its address has a token that opens it once, in exchange for a cookie. Each request reads the records from disk. The page
+can change one thing: the owner can approve an offered app, with a form that only the page with its difference has. DNS
+rebinding and forms of other sites fail the checks of Host, Origin and that form's secret. The page works without
+scripts; with them it updates itself.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ _SESSION_SECONDS: Final = 12 * 3600
 
 @dataclass(slots=True)
 class OwnerPage:
-    """One serving of the page. port: where it listens. token: opens it once. secret: of this serving's forms."""
+    """The page, from its start to Ctrl-C."""
 
     kit: Path
     state_dir: Path | None
     port: int
+    """Where it listens."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     _sessions: set[bytes] = field(default_factory=set, repr=False)
@@ -83,27 +84,27 @@ class OwnerPage:
             try:
                 response = await go_on(request)
             except FedcoreError as error:
-                response = _said("This cannot be shown", str(error), 409)
+                response = _message("This cannot be shown", str(error), 409)
         response.headers.update(HEADERS)
         return response
 
     def _refusal(self, request: Request) -> Response | None:
-        """Why a request is not for this page, or not of its owner; None for one that may go on."""
+        """The refusal of a request that is not for this page, or not from its owner; None to accept it."""
         hosts = {f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
         host = request.headers.get("host", "")
         if host not in hosts:
-            return _said("Refused", "This page answers to 127.0.0.1 and localhost only.", 421)
+            return _message("Refused", "This page answers to 127.0.0.1 and localhost only.", 421)
         if request.method not in ("GET", "HEAD") and request.headers.get("origin") != f"http://{host}":
-            return _said("Refused", "This was not sent by this page.", 403)
+            return _message("Refused", "This was not sent by this page.", 403)
         if (given := request.query_params.get("token")) is not None:
             return self._open(given)
         if not self._knows(request.cookies.get(self._cookie, "")):
-            return _said("Closed", "Open the address that `fedcore client status --page` printed.", 403)
+            return _message("Closed", "Open the address that `fedcore client status --page` printed.", 403)
         return None
 
     def _open(self, given: str) -> Response:
         if not self.token or not secrets.compare_digest(given.encode(), self.token.encode()):
-            return _said("Closed", "This address was used before. Start the command again for a new one.", 403)
+            return _message("Closed", "This address was used before. Start the command again for a new one.", 403)
         self.token = ""
         session = secrets.token_urlsafe(32)
         self._sessions.add(_digest(session))
@@ -113,13 +114,13 @@ class OwnerPage:
 
     @property
     def _cookie(self) -> str:
-        """Cookies know no ports, so that two pages on one machine need two names."""
+        """Cookies ignore the port, so two pages on one machine need two names."""
         return f"fedcore-owner-{self.port}"
 
     def _knows(self, session: str) -> bool:
         return _digest(session) in self._sessions
 
-    # Routes are no coroutines where they read the disk: starlette runs those in threads.
+    # Routes that read the disk are no coroutines: starlette runs those in threads.
 
     def _status(self, _: Request) -> Response:
         status = read_status(self.kit, self.state_dir)
@@ -134,15 +135,15 @@ class OwnerPage:
         return Response(content, media_type="text/javascript")
 
     def _export(self, request: Request) -> Response:
-        made: dict[str, tuple[str, Callable[..., str]]] = {
+        formats: dict[str, tuple[str, Callable[..., str]]] = {
             "html": ("text/html", as_html),
             "md": ("text/markdown", as_markdown),
             "json": ("application/json", status_json),
         }
-        found = made.get(request.path_params["kind"])
-        if found is None:
-            return _said("Not found", "There is html, md and json.", 404)
-        media, write = found
+        format_ = formats.get(request.path_params["kind"])
+        if format_ is None:
+            return _message("Not found", "There is html, md and json.", 404)
+        media, write = format_
         status = read_status(self.kit, self.state_dir)
         name = f"{status.client}-{status.made:%Y-%m-%d}.{request.path_params['kind']}"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -152,7 +153,7 @@ class OwnerPage:
         sha256 = request.path_params["sha256"]
         state = self._state()
         offers = Offers(state)
-        before, after, found = both_bundles(offers, state, sha256)
+        before, after, changes = both_bundles(offers, state, sha256)
         approval, pinned = offers.approval(), ClientKit.load(self.kit).policy.app_sha256
         refused = f"policy.toml agrees to the app {pinned} only; change app-sha256 there first."
         return _html(
@@ -161,7 +162,7 @@ class OwnerPage:
                 title="An app that is offered",
                 app=sha256,
                 installed=before.sha256,
-                summary=found.lines(),
+                summary=changes.lines(),
                 lines=list(_marked(unified(before, after))),
                 approved=approval is not None and approval.app == sha256,
                 refused=refused if pinned is not None and pinned != sha256 else "",
@@ -175,7 +176,7 @@ class OwnerPage:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _FORM_BYTES:
-                return _said("Refused", "This is no form of this page.", 413)
+                return _message("Refused", "This is no form of this page.", 413)
         given = parse_qs(body.decode("latin-1")).get("seen", [""])[0]
         return await in_thread(partial(self._agree, sha256, given))
 
@@ -183,12 +184,14 @@ class OwnerPage:
         state = self._state()
         before, _, _ = both_bundles(Offers(state), state, sha256)
         if not hmac.compare_digest(given.encode(), self._seen(sha256, before.sha256).encode()):
-            return _said("Refused", "The difference of this app has changed, or was not shown; look at it again.", 403)
+            return _message(
+                "Refused", "The difference of this app has changed, or was not shown; look at it again.", 403
+            )
         approve(self.kit, self.state_dir, sha256)
         return RedirectResponse(f"/apps/{sha256}", status_code=303)
 
     def _seen(self, sha256: str, installed: str) -> str:
-        """Proof that the page with this difference was asked for; others cannot make it."""
+        """Proof that the owner opened the page with this difference; no other site can make it."""
         return hmac.new(self.secret, f"fedcore/owner-page/seen/v1 {installed} {sha256}".encode(), "sha256").hexdigest()
 
     def _state(self) -> Path:
@@ -199,7 +202,7 @@ def serve(kit: Path, state_dir: Path | None, *, say: Callable[[str], None]) -> N
     """Serve the page at a free port of the loopback until Ctrl-C; `say` gets its address."""
     import uvicorn
 
-    read_status(kit, state_dir)  # whatever is wrong with the kit is said here
+    read_status(kit, state_dir)  # reports any error in the kit here
     with socket.create_server(("127.0.0.1", 0)) as listening:
         page = OwnerPage(kit, state_dir, listening.getsockname()[1])
         config = uvicorn.Config(
@@ -219,7 +222,7 @@ def _html(text: str) -> Response:
     return Response(text, media_type="text/html")
 
 
-def _said(title: str, text: str, status: int) -> Response:
+def _message(title: str, text: str, status: int) -> Response:
     return Response(render("said.html.j2", title=title, text=text), media_type="text/html", status_code=status)
 
 

@@ -1,4 +1,4 @@
-"""A client's status in words: sections of sentences and tables, which a terminal, a page and a document show alike."""
+"""A client's status as sections of text and tables, for the terminal, the page and the document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcore.federation.admission.refusals import SENTENCES
 from fedcore.monitoring.formatting import size
 
 MOST_RUNS: Final = 50
-"""Runs in a table, the newest first; JSON has all of them."""
+"""Most runs in a table, the newest first; JSON has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +27,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSection:
-    """name: for links. text: sentences, one a line. bad: whether somebody should look at it."""
+    """A section of the status."""
 
     name: str
+    """For links."""
     title: str
     text: tuple[str, ...] = ()
+    """Sentences, one a line."""
     table: Table | None = None
     bad: bool = False
+    """Whether it needs attention."""
 
 
 def sections(status: Status) -> list[StatusSection]:
-    """How a client stands, the most urgent first."""
+    """The status of a client, the most urgent section first."""
     return [
         _now(status),
         _training(status),
@@ -50,13 +53,13 @@ def sections(status: Status) -> list[StatusSection]:
 
 
 def doing(status: Status) -> str:
-    """What the agent does, in one sentence."""
+    """The agent's activity, in one sentence."""
     now = status.now
     if not status.running:
-        last = f"; it was last heard of at {moment(now.since)}" if now else ""
+        last = f"; its last activity was at {moment(now.since)}" if now else ""
         return f"No agent runs on this kit{last}. To start it: fedcore client --kit {status.kit} --app APP_DIR"
     if now is None:
-        return "An agent runs; what it does is not known."
+        return "An agent runs; its activity cannot be read."
     since, at = moment(now.since), clean(now.server)
     match now.doing:
         case "taking part":
@@ -75,18 +78,18 @@ def doing(status: Status) -> str:
 
 
 def meaning(check: str) -> str:
-    """What a refusal's fixed name means, where there is a sentence without numbers for it."""
+    """The meaning of a refusal's fixed name, if there is a sentence without numbers for it."""
     sentence = SENTENCES.get(check, "")
     known = {
         "not-eligible": "the owner's hours, power or load rules did not let the machine train",
-        "app-mismatch": "the run wants another app than the installed one; nothing of it ran",
+        "app-mismatch": "the run needs another app than the installed one; that app did not run here",
         "restarted": "the agent was ended in the middle of the exchange",
-        DIFFERENCING: "with earlier sums it could tell what fewer clients than min-cohort gave (allow-differencing)",
-        "timeout": "the server did not bring the exchange to its end",
+        DIFFERENCING: "with earlier sums it could reveal the sum of fewer clients than min-cohort (allow-differencing)",
+        "timeout": "the server did not finish the exchange in time",
         "app-failed": "the app failed on this machine; the agent's log says why",
         "transcript-fork": "the server's transcript hides something that this client signed or knows",
-        "transcript-gap": "the server's records do not lead to the one that its task names",
-        "transcript-forged": "a record's signatures do not hold",
+        "transcript-gap": "records are missing between the client's last one and the one that the server's task names",
+        "transcript-forged": "a record's signatures are invalid",
     }
     return known.get(check) or (sentence if "{" not in sentence else _general(sentence))
 
@@ -100,12 +103,12 @@ def moment(seconds: float | datetime) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things."""
+    """A count with its noun."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _general(sentence: str) -> str:
-    """A sentence of the operator's without its numbers: the part in brackets names the line of policy.toml."""
+    """A sentence for the operator without its numbers: the brackets name the key of policy.toml."""
     named = sentence[sentence.find("(") + 1 : sentence.find(")")] if "(" in sentence else ""
     return f"beyond what policy.toml allows ({named})" if named else "beyond what policy.toml allows"
 
@@ -118,7 +121,7 @@ def _now(status: Status) -> StatusSection:
 def _training(status: Status) -> StatusSection:
     training = status.training
     now = "It may train now." if training.allowed else f"It may not train now: {clean(training.why)}."
-    text = [f"The owner lets this machine train {training.rules}. {now}"]
+    text = [f"This machine may train {training.rules}. {now}"]
     whole = len(training.windows) == 1 and (training.windows[0][1] - training.windows[0][0]).days >= 1
     if whole:
         return StatusSection(name="hours", title="Next hours", text=tuple(text))
@@ -130,7 +133,7 @@ def _training(status: Status) -> StatusSection:
 
 def _apps(status: Status) -> StatusSection:
     rows = tuple(
-        (offer.app, "approved" if offer.approved else "waits for the owner", changes(offer.difference))
+        (offer.app, "approved" if offer.approved else "waiting for the owner", changes(offer.difference))
         for offer in status.apps.offers
     )
     table = Table(headings=("offered app", "state", "differs in"), rows=rows) if rows else None
@@ -143,13 +146,13 @@ def _apps_text(apps: Apps) -> Iterator[str]:
         yield f"The owner approved it on {moment(apps.approved_at or 0.0)}, in place of {apps.named} that --app names."
     if apps.pinned:
         yield f"policy.toml agrees to {apps.pinned} only."
-    yield "Runs want these other apps; nothing of them ran here." if apps.offers else "No other app is offered."
+    yield "Runs need these other apps; none of them has run here." if apps.offers else "No other app is offered."
 
 
 def changes(found: dict[str, Any] | None) -> str:
-    """The difference of an offer in short."""
+    """The difference of an offer, in short."""
     if found is None:
-        return "cannot be told"
+        return "cannot be compared"
     counts = [f"{counted(len(found[key]), 'file')} {key}" for key in ("added", "removed", "changed") if found[key]]
     counts += [counted(len(found["config"]), "setting")] if found["config"] else []
     return ", ".join(counts) or "nothing"
@@ -200,15 +203,15 @@ def _refusals(status: Status) -> StatusSection:
 
 def _spent(status: Status) -> StatusSection:
     spending = status.spending
-    text = f"Spent, all runs together: {spending}; {spending.limit}."
+    text = f"All runs together: {spending}; {spending.limit}."
     return StatusSection(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)
 
 
 def _ends(status: Status) -> StatusSection:
     def row(ends: datetime | None) -> tuple[str, str]:
-        return ("does not end by itself", "-") if ends is None else (moment(ends), str((ends - status.made).days))
+        return ("does not expire", "-") if ends is None else (moment(ends), str((ends - status.made).days))
 
     rows = tuple((expiry.what, *row(expiry.ends), expiry.note) for expiry in status.expiries)
     bad = any(expiry.ends is not None and (expiry.ends - status.made).days < 30 for expiry in status.expiries)
-    table = Table(headings=("what", "ends", "days left", "note"), rows=rows)
+    table = Table(headings=("what", "expires", "days left", "note"), rows=rows)
     return StatusSection(name="ends", title="Certificate and key", table=table, bad=bad)

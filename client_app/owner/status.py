@@ -1,6 +1,6 @@
-"""How a client stands: what its agent does, took part in, refused, sent and spent, read from the records on disk.
+"""Status of a client: activity, exchanges, refusals, traffic and budget, read from the records on disk.
 
-Nothing is asked of the server, and nothing in here came out of the data: the ledger keeps none of it.
+It asks the server for nothing, and shows nothing that depends on the data: the ledger has none of it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from fedcore.federation.kits.identity import IDENTITY_FILE, next_identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """What one run asked of this client.
-
-    first, last: seconds since 1970. apps: their hashes. kinds: how often each message type was asked for. masked,
-    readable: how many updates began to leave, in which form. summed: to how many sums this client agreed, with at least
-    `others` more clients in them. spending: of this run alone.
-    """
+    """A run from this client's view; times are in seconds since 1970."""
 
     run: str
     first: float
     last: float
     apps: tuple[str, ...]
+    """Their hashes."""
     kinds: dict[str, int]
+    """How many tasks of each message type there were."""
     masked: int
+    """Updates that began to leave masked."""
     readable: int
+    """Updates that began to leave in a form that the server can read."""
     summed: int
+    """Sums that this client agreed to."""
     others: int | None
+    """How many more clients those sums have, at least."""
     refused: int
     up: int
     down: int
@@ -55,7 +56,7 @@ class RunHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """One reason for which exchanges were refused, or ended early. last: seconds since 1970."""
+    """A reason for which exchanges were refused, or ended early; `last` is in seconds since 1970."""
 
     check: str
     subject: str
@@ -65,7 +66,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiry:
-    """What stops being good, and when; None for a thing that does not by itself."""
+    """Something that expires, and when; None if it does not expire by itself."""
 
     what: str
     ends: datetime | None
@@ -74,7 +75,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An app that a run wants. difference: to the one that runs, as `AppDifference`; None where that cannot be told."""
+    """An offered app; `difference` is its `AppDifference` to the installed one as JSON, None if unknown."""
 
     app: str
     approved: bool
@@ -83,11 +84,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apps:
-    """installed: the hash of the app that runs; named: of the one that `--app` names. pinned: by policy.toml."""
+    """The apps of a client, by their hashes."""
 
     installed: str | None
+    """The app that runs."""
     named: str | None
+    """The app that `--app` names."""
     pinned: str | None
+    """The only app that policy.toml allows."""
     approved: str | None
     approved_at: float | None
     offers: tuple[Offer, ...]
@@ -95,29 +99,34 @@ class Apps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPermission:
-    """When the machine may train. allowed: now, as far as that is known; windows: in the next 24 hours, local time."""
+    """When the machine may train."""
 
     rules: str
     allowed: bool
+    """Whether it may train now, by the clock and the agent's last reading."""
     why: str
     windows: tuple[tuple[datetime, datetime], ...]
+    """In the next 24 hours, local time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptCopy:
-    """The client's copy of the transcript. head: hash of its last record; own: how many records this client signed."""
+    """The client's copy of the transcript."""
 
     path: str
     records: int
     own: int
+    """How many records this client signed."""
     head: str
+    """Hash of the last record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """All of it. made: when it was read."""
+    """The status of a client."""
 
     made: datetime
+    """When it was read."""
     client: str
     federation: str
     servers: tuple[str, ...]
@@ -135,9 +144,12 @@ class Status:
 
 
 def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = None) -> Status:
-    """How the client of a kit stands; raises KitError, and ConfigurationError where a record is damaged.
+    """Read the status of a kit's client; raises KitError, and ConfigurationError if a record is damaged.
 
-    at: with a time zone; the machine's local time where it is left out.
+    Args:
+        folder: the kit.
+        state_dir: the agent's state folder, by default the kit's.
+        at: a time with its zone, by default the machine's local time.
     """
     kit = ClientKit.load(folder)
     state = state_dir or kit.folder / "state"
@@ -203,21 +215,23 @@ def _refusals(exchanges: Iterable[AuditedExchange]) -> Iterable[Refusal]:
 
 def _training(kit: ClientKit, now: Now | None, at: datetime) -> TrainingPermission:
     rules = kit.policy.eligibility
-    found = tuple(windows(rules, at))
-    in_hours = bool(found) and found[0][0] <= at < found[0][1]
+    hours = tuple(windows(rules, at))
+    in_hours = bool(hours) and hours[0][0] <= at < hours[0][1]
     why = "" if in_hours else f"outside {', '.join(map(str, rules.train_hours))}"
     if now is not None and now.doing == "not eligible":  # the agent has measured power and load as well
         why = now.why
-    return TrainingPermission(rules=rules_text(rules), allowed=not why, why=why, windows=found)
+    return TrainingPermission(rules=rules_text(rules), allowed=not why, why=why, windows=hours)
 
 
 def _expiries(kit: ClientKit) -> Iterable[Expiry]:
     if kit.ca_file is not None:
         ends = read_certificate(kit.ca_file).not_valid_after_utc
-        yield Expiry(what=f"certificate authority ({kit.ca_file.name})", ends=ends, note="the server's comes under it")
+        yield Expiry(
+            what=f"certificate authority ({kit.ca_file.name})", ends=ends, note="it signs the server's certificate"
+        )
     waits = next_identity(kit.folder) is not None
     renewed = "a new one waits for the authority" if waits else "to replace it: fedcore client enroll --rotate"
-    note = f"good for as long as the federation's roster names it (now version {kit.roster.version}); {renewed}"
+    note = f"valid for as long as the federation's roster names it (now version {kit.roster.version}); {renewed}"
     yield Expiry(what=f"this client's key ({IDENTITY_FILE})", ends=None, note=note)
 
 
@@ -247,7 +261,7 @@ def _difference(offers: Offers, state: Path, sha256: str) -> dict[str, Any] | No
 
 
 def policy_facts(kit: ClientKit) -> dict[str, Any]:
-    """The owner's policy, by the keys of policy.toml."""
+    """The owner's policy, with the keys of policy.toml."""
     policy = kit.policy
     named = {name.replace("_", "-"): getattr(policy, name) for name in policy.__slots__ if name != "eligibility"}
     rules = {key: list(value) if isinstance(value, tuple) else value for key, value in policy.allow_config.items()}
@@ -271,5 +285,5 @@ def _transcript(state: Path) -> TranscriptCopy | None:
 
 
 def status_json(status: Status) -> str:
-    """As JSON; times with their offset from UTC, an epsilon without a bound as null."""
+    """The status as JSON: times with their offset from UTC, an unbounded epsilon as null."""
     return TypeAdapter(Status).dump_json(status, indent=2).decode()

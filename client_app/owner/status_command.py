@@ -1,4 +1,4 @@
-"""What `fedcore client status` does and says."""
+"""Implementation of `fedcore client status`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcore.system.terminal import escape, visible_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusOptions:
-    """In which form."""
+    """Output options of `fedcore client status`."""
 
     export: Path | None = None
     page: bool = False
@@ -26,9 +26,9 @@ class StatusOptions:
 
 
 def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> None:
-    """Show it; raises FedcoreError."""
+    """Print, export or serve a client's status; raises FedcoreError."""
     if options.page and options.export is not None:
-        raise ConfigurationError("--page and --export are two things; name one of them")
+        raise ConfigurationError("--page and --export exclude each other; name one of them")
     if options.page:
         from client_app.owner.page import serve
 
@@ -47,12 +47,14 @@ def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> No
         console.print(f"[bold]{escape(status.client)}[/] in {escape(status.federation)}\n")
         _print(sections(status), console)
         if status.apps.offers:
-            console.print(f"\nto look at an offered app: fedcore client offers --kit {kit} --diff", soft_wrap=True)
-            console.print(f"to agree to it: fedcore client approve SHA256 --kit {kit}", soft_wrap=True)
+            console.print(f"\nto see an offered app: fedcore client offers --kit {kit} --diff", soft_wrap=True)
+            console.print(f"to approve it: fedcore client approve SHA256 --kit {kit}", soft_wrap=True)
 
 
 def _say_address(url: str, *, as_json: bool) -> None:
-    typer.echo(json.dumps({"url": url}) if as_json else f"{url}\nIt opens once, on this machine alone. Ctrl-C ends it.")
+    typer.echo(
+        json.dumps({"url": url}) if as_json else f"{url}\nIt opens once, and only on this machine. Ctrl-C ends it."
+    )
 
 
 def _print(shown: list[StatusSection], console: Console) -> None:
@@ -67,7 +69,7 @@ def _print(shown: list[StatusSection], console: Console) -> None:
 
 
 def _print_table(table: Table, console: Console) -> None:
-    """As a table where it fits, else one row below the other: nothing is cut off."""
+    """A table if it fits, otherwise one row below the other, so that nothing is cut off."""
     widths = [max(map(len, column)) for column in zip(table.headings, *table.rows, strict=True)]
     if sum(widths) + 2 * len(widths) <= console.width:
         shown = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

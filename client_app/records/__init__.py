@@ -1,1 +1,1 @@
-"""The client's records on disk: ledger, journal, transcript, and what is read out of them."""
+"""A client's records on disk: ledger and transcript, and the reports that read them."""

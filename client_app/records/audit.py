@@ -1,6 +1,6 @@
-"""`fedcore client audit`: all that was ever asked of a client, what it released, refused and spent, for its owner.
+"""Report of `fedcore client audit`: every request to a client, its sums, its refusals and the epsilon spent.
 
-It is read from the ledger, which may grow meanwhile, and shows nothing that came out of the data.
+It reads the ledger, which may grow meanwhile, and shows nothing that depends on the data.
 """
 
 from __future__ import annotations
@@ -36,40 +36,42 @@ from fedcore.federation.admission.owner import AgreedSum, ids_from_text
 from fedcore.system.terminal import escape
 
 WORK: Final = "work"
-"""The message type of work for a later sum, which is no exchange."""
+"""The message type of background training, which is no exchange."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AuditedExchange:
-    """One exchange that was offered, and how it ended for this client.
-
-    at: seconds since 1970. attempt: above 1 where the exchange before was repeated, for which no app is run again.
-    model: its SHA-256, "" for none. changed: config and settings other than the installed app's. outcome: "asked";
-    "entered" where it took part and agreed to no sum; "released" into a sum with `others`; "readable" where the server
-    may have read the update itself; "refused", with the check and what it failed on. up, down: bytes of an exchange
-    that this client entered and left. sent: in which form an update began to leave, "" for none.
-    """
+    """One exchange that the server asked for, and how it ended for this client."""
 
     run: str
     exchange: int
     at: float = 0.0
+    """Seconds since 1970."""
     attempt: int = 1
+    """Above 1 for a repeat of the exchange before, for which the app does not run again."""
     message_type: str = ""
     aggregation: str = ""
     app_sha256: str = ""
     model: str = ""
+    """Its SHA-256, "" for none."""
     cohort: int = 0
     changed: dict[str, str] = field(default_factory=dict)
+    """Config and settings that differ from the installed app's."""
     outcome: str = "asked"
+    """"asked"; "entered" if it took part and agreed to no sum; "released" into a sum with `others`; "readable" if the
+    server may have read the update itself; "refused", with the check and what it failed on."""
     others: int = 0
     check: str = ""
     subject: str = ""
     sent: str = ""
+    """In which form an update began to leave, "" for none."""
     up: int = 0
+    """Bytes sent in an exchange that this client entered and left."""
     down: int = 0
+    """Bytes received in it."""
 
     def follow(self, entry: Entry) -> None:
-        """Take a line of the ledger that is about this exchange."""
+        """Apply a ledger entry about this exchange."""
         match entry:
             case TaskEntry():
                 for name in set(TaskEntry.model_fields) - {"event", "run", "exchange"}:
@@ -90,7 +92,7 @@ class AuditedExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What the ledger of one client says."""
+    """The content of one client's ledger."""
 
     client: str
     federation: str
@@ -99,12 +101,12 @@ class Audit:
 
 
 def audit(kit: Path, state_dir: Path | None = None) -> Audit:
-    """Read the ledger of the client whose kit this is; raises ConfigurationError where there is none, or KitError."""
+    """Read the ledger of a kit's client; raises ConfigurationError if there is none, or KitError."""
     loaded = ClientKit.load(kit)
     path = (state_dir or loaded.folder / "state") / LEDGER_FILE
     if not path.exists():
         raise ConfigurationError(
-            f"{path} does not exist: this client was never asked anything, or --state-dir is another"
+            f"{path} does not exist: either no server ever asked this client for anything, or --state-dir is wrong"
         )
     entries = read_ledger(path)
     return Audit(
@@ -116,13 +118,13 @@ def audit(kit: Path, state_dir: Path | None = None) -> Audit:
 
 
 def read_ledger(path: Path) -> tuple[Entry, ...]:
-    """The whole lines of a ledger, which may grow meanwhile; raises ConfigurationError where one is damaged."""
+    """Read the complete lines of a ledger, which may grow meanwhile; raises ConfigurationError if one is damaged."""
     content = path.read_bytes()
     return tuple(read_entries(path, content[: whole_lines(content)]))
 
 
 def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
-    """In the order in which they were asked; one that is asked for again, after a refusal, is listed again."""
+    """The exchanges in the order of the requests; a repeat after a refusal is listed again."""
     listed: list[AuditedExchange] = []
     latest: dict[tuple[str, int], AuditedExchange] = {}
     for entry in entries:
@@ -138,22 +140,22 @@ def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
 
 
 def _work(entry: WorkEntry) -> AuditedExchange:
-    told = {name: getattr(entry, name) for name in ("run", "exchange", "at", "app_sha256", "model", "changed")}
-    return AuditedExchange(message_type=WORK, aggregation="secure", **told)
+    facts = {name: getattr(entry, name) for name in ("run", "exchange", "at", "app_sha256", "model", "changed")}
+    return AuditedExchange(message_type=WORK, aggregation="secure", **facts)
 
 
-def audit_json(found: Audit) -> str:
-    """Every exchange, and what was spent; an epsilon without a bound as null."""
-    return json.dumps(asdict(found), indent=2)
+def audit_json(content: Audit) -> str:
+    """Every exchange, and the epsilon spent, as JSON; an unbounded epsilon is null."""
+    return json.dumps(asdict(content), indent=2)
 
 
-def print_audit(found: Audit, console: Console) -> None:
-    """A row for each run, one for each kind of refusal, and what was spent."""
-    console.print(f"{found.client} of {found.federation}: {len(found.exchanges)} exchanges asked for")
-    console.print(_runs(found.exchanges))
-    if any(exchange.check for exchange in found.exchanges):
-        console.print(_refusals(found.exchanges))
-    spending = found.spending
+def print_audit(content: Audit, console: Console) -> None:
+    """Print a row for each run, one for each kind of refusal, and the epsilon spent."""
+    console.print(f"{content.client} of {content.federation}: {len(content.exchanges)} exchanges asked for")
+    console.print(_runs(content.exchanges))
+    if any(exchange.check for exchange in content.exchanges):
+        console.print(_refusals(content.exchanges))
+    spending = content.spending
     console.print(f"spent: {spending}; {spending.limit}")
 
 
@@ -198,7 +200,7 @@ def _again(repeats: int) -> str:
 
 
 def _table(*titles: str) -> Table:
-    """Nothing is cut off where the terminal is narrow."""
+    """A table that a narrow terminal does not cut off."""
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, overflow="fold", no_wrap=title in ("first asked", "asked for", "last", "on"))

@@ -1,4 +1,4 @@
-"""A file of JSON lines that only grows: what an agent must still know after a crash."""
+"""Append-only file of JSON lines, for what an agent must still know after a crash."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Entry = TypeVar("Entry")
 
 
 class AppendOnlyFile:
-    """The file at `path`, which is made where there is none.
-
-    what: how messages name it. Raises EnvironmentFailure when it cannot be opened.
-    """
+    """A file whose lines are on disk before `append` returns."""
 
     def __init__(self, path: Path, *, what: str) -> None:
+        """Open the file, or create it; raises EnvironmentFailure if that fails.
+
+        Args:
+            path: of the file.
+            what: its name in error messages.
+        """
         self._path = path
         self._what = what
         try:
@@ -30,14 +33,14 @@ class AppendOnlyFile:
         sync_folder(path.parent)  # a new file's name is durable before it is used
 
     def read(self) -> bytes:
-        """What is in the file; a last line without its end is removed."""
+        """Read the file; an incomplete last line is removed."""
         content = self._path.read_bytes()
         whole = whole_lines(content)
         os.ftruncate(self._descriptor, whole)
         return content[:whole]
 
     def append(self, text: str, *, sync: bool = True) -> None:
-        """Add a line, which is on the disk on return; where this raises StorageFull or another error it is not there.
+        """Add a line, which is on disk on return; if this raises StorageFull or another error, the line is not there.
 
         Without `sync` it is safe from a crash of this process, and from others with the next line.
         """
@@ -61,17 +64,21 @@ class AppendOnlyFile:
 
 
 def whole_lines(content: bytes) -> int:
-    """How many bytes of a journal are whole lines: a crash in the middle of a write leaves a last one without its end.
+    """How many bytes are complete lines: a crash in the middle of a write leaves an incomplete last one.
 
-    Nothing that depends on that one has left the machine, unless it is of a kind that nothing depends on.
+    Nothing that depends on it has left the machine.
     """
     return content.rfind(b"\n") + 1
 
 
 def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, unknown: str) -> Iterator[Entry]:
-    """The entries of `content`, which was read from `path` and consists of whole lines.
+    """Parse the lines of a file; raises ConfigurationError for a damaged one.
 
-    parse: a line to its entry. unknown: what is not known where a line is damaged, for the ConfigurationError.
+    Args:
+        path: of the file, for the error.
+        content: complete lines of it.
+        parse: parses a line.
+        unknown: what a damaged line leaves unknown, for the error.
     """
     for number, line in enumerate(content.splitlines(), start=1):
         try:

@@ -1,11 +1,11 @@
-"""The durable record of what this client took part in, so that no crash makes it take part twice.
+"""The client's ledger: a durable record of its exchanges, so that no crash makes it take part twice.
 
 A client that restarts in the middle of a round is a dropout of that round (docs/protocol.md), and shares for the
 unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
-it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
-together; what the transcript later proves to have stayed masked is returned
-(`fedcore.federation.transcript.never_unmasked`). The
-file has one JSON object a line and only ever grows; `client_app.records.ledger_entries` has what a line says.
+it leaves the machine. So is the epsilon of each noised sum, which the policy may bound for all runs together; if the
+transcript later proves that a sum stayed masked, its epsilon is refunded
+(`fedcore.federation.transcript.never_unmasked`). The file has one JSON object a line and only grows;
+`client_app.records.ledger_entries` defines the lines.
 """
 
 from __future__ import annotations
@@ -51,19 +51,21 @@ ExchangeId: TypeAlias = tuple[str, int]
 
 
 def lock_folder(folder: Path) -> Lock:
-    """Hold a kit or a state folder for one agent alone; raises ConfigurationError when another one holds it."""
+    """Lock a kit or a state folder for one agent; raises ConfigurationError if another agent uses it."""
     taken = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
     return Lock(folder, taken=taken)
 
 
 class Ledger:
-    """The record of one client; `Ledger(folder)` reads what earlier starts wrote and locks the folder.
-
-    Raises ConfigurationError when the folder is in use or the file is damaged, StorageFull when it cannot grow.
-    wall: seconds since 1970.
-    """
+    """The ledger of one client. Every method that writes raises StorageFull if the disk is full."""
 
     def __init__(self, folder: Path, *, wall: Callable[[], float] = time.time) -> None:
+        """Lock the folder and read the file; raises ConfigurationError if it is in use, or damaged.
+
+        Args:
+            folder: the client's state folder.
+            wall: seconds since 1970.
+        """
         self._lock = lock_folder(folder)
         self._wall = wall
         self._highest: dict[str, int] = {}
@@ -87,17 +89,17 @@ class Ledger:
 
     @property
     def open_exchange(self) -> ExchangeId | None:
-        """The exchange that was entered and not left: after a crash, the one to withdraw from."""
+        """The exchange that was entered and not left: after a crash, the client withdraws from it."""
         return self._open
 
     @property
     def last(self) -> ExchangeId | None:
-        """The exchange that was entered last."""
+        """The last exchange that was entered."""
         return self._last
 
     @property
     def attempts(self) -> tuple[NoisedSum, ...]:
-        """The noised sums that this client's update went to, without those that are returned."""
+        """The noised sums that this client's update went to, without those that were refunded."""
         return tuple(self._attempts.values())
 
     def spent(self, *, without: Collection[NoisedSum] = ()) -> Accountant:
@@ -124,7 +126,7 @@ class Ledger:
         return tuple(self._released.get((purpose, model), ()))
 
     def scales(self, run: str, layout: str) -> ScaleMemory | None:
-        """What is remembered of the scales of a model's layout in a run."""
+        """The last scales of a model's layout in a run."""
         return self._scales.get((run, layout))
 
     def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
@@ -133,12 +135,12 @@ class Ledger:
             ScalesEntry(run=run, exchange=memory.exchange, layout=layout, scales=memory.scales, falls=memory.falls)
         )
 
-    def ask(self, run: str, exchange: int, **asked: Any) -> None:
-        """Note what the server asks for: the fields of `TaskEntry`."""
-        self._append(TaskEntry(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
+    def ask(self, run: str, exchange: int, **fields: Any) -> None:
+        """Note a task of the server: the fields of `TaskEntry`."""
+        self._append(TaskEntry(run=run, exchange=exchange, at=self._now(), **fields), sync=False)
 
     def work(self, task: Task, agreed: AppAgreement) -> None:
-        """Note that the server asks for work for a later sum."""
+        """Note that the server asks for background training."""
         self._append(
             WorkEntry(
                 run=task.run,
@@ -152,13 +154,13 @@ class Ledger:
         )
 
     def refuse(self, run: str, exchange: int, check: str, subject: str = "") -> None:
-        """Note why this client did not go on with an exchange."""
+        """Note why this client left an exchange."""
         self._append(RefusedEntry(run=run, exchange=exchange, at=self._now(), check=check, subject=subject), sync=False)
 
     def enter(self, run: str, exchange: int) -> None:
-        """Use up an exchange's number, before anything is said in it.
+        """Use up an exchange's number, before any message is sent in it.
 
-        Raises ProtocolViolation("exchange-reused") when the run offered this number, or a higher one, before.
+        Raises ProtocolViolation("exchange-reused") if the run offered this number, or a higher one, before.
         """
         if exchange <= self._highest.get(run, 0):
             raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
@@ -171,7 +173,7 @@ class Ledger:
     def unmask(self, run: str, exchange: int) -> None:
         """Note that the shares of an exchange are about to leave this machine, once and for all.
 
-        Raises ProtocolViolation("second-unmask") when they left before.
+        Raises ProtocolViolation("second-unmask") if they left before.
         """
         if (run, exchange) in self._unmasked:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
@@ -198,11 +200,18 @@ class Ledger:
         self._append(SpentEntry(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
 
     def refund(self, attempt: NoisedSum) -> None:
-        """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
+        """Note the proof that this sum was never unmasked, and never will be."""
         self._append(RefundEntry(run=attempt.run, exchange=attempt.exchange))
 
     def leave(self, run: str, exchange: int, *, up: int = 0, down: int = 0) -> None:
-        """Note that an exchange is over for this client, whatever its end was; up, down: bytes, as `LeaveEntry`."""
+        """Note that an exchange is over for this client, however it ended.
+
+        Args:
+            run: the run.
+            exchange: its number.
+            up: bytes sent, as in `LeaveEntry`.
+            down: bytes received.
+        """
         self._append(LeaveEntry(run=run, exchange=exchange, up=up, down=down))
 
     def close(self) -> None:
@@ -252,7 +261,7 @@ class Ledger:
 
 
 def note_task(task: Task, agreed: AppAgreement, ledger: Ledger) -> None:
-    """Write down what the server asks for, for the owner."""
+    """Note a task of the server, for the owner."""
     ledger.ask(
         task.run,
         task.exchange,

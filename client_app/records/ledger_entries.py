@@ -1,7 +1,6 @@
-"""The lines of a client's ledger, a class for each kind, and how they are read back.
+"""The lines of a client's ledger, a class for each kind, and their parser.
 
-To note something new, write a class, add it to `Entry`, and say in `client_app.records.ledger.Ledger` what follows
-from it.
+For a new kind of line, write a class, add it to `Entry`, and apply it in `client_app.records.ledger.Ledger`.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ LEDGER_FILE: Final = "ledger.jsonl"
 
 
 class TaskEntry(LedgerEntry):
-    """What the server asked for, whatever came of it.
-
-    at: seconds since 1970. attempt: above 1 for one more attempt at the exchange before, as the server says. model: its
-    SHA-256, or "" for none. cohort: how many clients. changed: which keys of the
-    run's config and settings differ from the installed app's, with the values that were asked for, cut short.
-    """
+    """A task of the server, whether or not this client took part."""
 
     event: Literal["asked"] = "asked"
     at: float
+    """Seconds since 1970."""
     attempt: int
+    """Above 1 for a repeat of the exchange before, as the server says."""
     message_type: str
     aggregation: str
     app_sha256: str
     model: str
+    """Its SHA-256, or "" for none."""
     cohort: int
+    """How many clients."""
     changed: dict[str, str]
+    """Keys of the run's config and settings that differ from the installed app's, with their values, cut short."""
 
 
 class WorkEntry(LedgerEntry):
-    """The server asked for work for a later sum. exchange: that of the next exchange. The rest as in `TaskEntry`."""
+    """A request for background training. `exchange` is the number of the next exchange; the rest as in `TaskEntry`."""
 
     event: Literal["worked"] = "worked"
     at: float
@@ -50,14 +49,14 @@ class WorkEntry(LedgerEntry):
 
 
 class EnteredEntry(LedgerEntry):
-    """The number of an exchange is used up. at: seconds since 1970, 0 where it is not known."""
+    """The number of an exchange is used up. `at` is in seconds since 1970, 0 if unknown."""
 
     event: Literal["entered"] = "entered"
     at: float = 0.0
 
 
 class RefusedEntry(LedgerEntry):
-    """This client did not go on with an exchange. check, subject: as the server was told; at: seconds since 1970."""
+    """This client left an exchange, with the check and subject of its withdrawal; `at` is in seconds since 1970."""
 
     event: Literal["refused"] = "refused"
     at: float
@@ -66,7 +65,7 @@ class RefusedEntry(LedgerEntry):
 
 
 class UploadEntry(LedgerEntry):
-    """An update, or a reply, was about to leave this machine. size: in bytes. form: what the server can do with it."""
+    """An update, or a reply, was about to leave this machine: its size in bytes, and whether the server can read it."""
 
     event: Literal["sent"] = "sent"
     form: Literal["masked", "readable"]
@@ -74,14 +73,14 @@ class UploadEntry(LedgerEntry):
 
 
 class SpentEntry(LedgerEntry):
-    """A noised update was about to leave this machine. attempt: what its sum reveals, and who was to make it up."""
+    """A noised update was about to leave this machine; `attempt` has what its sum reveals, and its cohort."""
 
     event: Literal["spent"] = "spent"
     attempt: NoisedSum
 
 
 class RefundEntry(LedgerEntry):
-    """It is proven that what was spent in this exchange never left the masks."""
+    """The transcript proves that the sum of this exchange stayed masked."""
 
     event: Literal["returned"] = "returned"
 
@@ -94,7 +93,7 @@ class DrawEntry(LedgerEntry):
 
 
 class ScalesEntry(LedgerEntry):
-    """The scales of an exchange keep their rule. layout: digest of the model's layout, hex."""
+    """The scales of an exchange follow the rule; `layout` is a digest of the model's layout, hex."""
 
     event: Literal["scaled"] = "scaled"
     layout: str
@@ -109,15 +108,16 @@ class UnmaskEntry(LedgerEntry):
 
 
 class LeaveEntry(LedgerEntry):
-    """An exchange is over for this client, whatever its end was.
+    """An exchange is over for this client, however it ended.
 
-    up, down: bytes of all requests and answers meanwhile, without what TLS adds; 0 where an earlier start was ended in
-    the middle of it. A masked update has the size that the task gives it, whatever the data.
+    A masked update has the size that the task gives it, whatever the data.
     """
 
     event: Literal["left"] = "left"
     up: int = 0
+    """Bytes sent meanwhile, without what TLS adds; 0 if the agent ended in the middle of it."""
     down: int = 0
+    """Bytes received, likewise."""
 
 
 Entry: TypeAlias = Annotated[
@@ -139,5 +139,5 @@ _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)
 
 
 def read_entries(path: Path, content: bytes) -> Iterator[Entry]:
-    """The entries of `content`, which was read from `path` and consists of whole lines; raises ConfigurationError."""
+    """Parse complete lines of the ledger at `path`; raises ConfigurationError."""
     return read_lines(path, content, _ENTRY.validate_json, unknown="in which exchanges this client took part")

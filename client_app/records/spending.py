@@ -1,8 +1,8 @@
-"""What differential privacy bounds of all that left a client, and how it is said: one answer for whoever shows it.
+"""The privacy budget that a client has spent, in numbers and in words, for the audit, the status page and transcripts.
 
-Epsilon bounds what is told about the client as a whole. An update without noise of the client's has no such bound,
-however many others are in its sum, and so neither has all that left together. The noise that statistics may add for
-each record (`fedcore.codec.privacy.site_noise`) protects records, not the client, and is no part of this.
+Epsilon bounds what the sums reveal about the client as a whole. An update without noise has no such bound, however many
+others are in its sum, and then neither has the total. The noise that statistics may add for each record
+(`fedcore.codec.privacy.site_noise`) protects records, not the client, and does not count here.
 """
 
 from __future__ import annotations
@@ -20,44 +20,38 @@ from fedcore.federation.admission.owner import AgreedSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentBudget:
-    """What was spent.
-
-    noised
-        Updates with noise of which it is not proven that they stayed masked.
-    noiseless
-        Updates without noise that began to leave.
-    epsilon
-        Of all of them together; None where nothing bounds it, which one without noise is enough for.
-    noised_epsilon
-        Of those with noise alone, which is what `max-epsilon` counts.
-    allowed, left
-        By the owner's policy, of `noised_epsilon`; None where it sets no limit.
-    """
+    """The epsilon spent, and what the owner's policy leaves."""
 
     noised: int
+    """Updates with noise that are not proven to have stayed masked."""
     noiseless: int
+    """Updates without noise that began to leave."""
     epsilon: float | None
+    """Of all updates; None if it is unbounded, for which one update without noise is enough."""
     noised_epsilon: float
+    """Of the updates with noise, which is what `max-epsilon` counts."""
     delta: float
     allowed: float | None = None
+    """The policy's limit of `noised_epsilon`; None for no limit."""
     left: float | None = None
+    """What is left of that limit; None for no limit."""
 
     def __str__(self) -> str:
         if not self.noised and not self.noiseless:
             return "nothing was released"
         if not self.noised:
-            return "no noise was added: epsilon has no bound"
+            return "no noise was added: epsilon is unbounded"
         bounded = f"epsilon {self.noised_epsilon:.4g} at delta {self.delta:g}"
         if not self.noiseless:
             return bounded
         of = self.noised + self.noiseless
         return (
-            f"no noise was added to {self.noiseless} of {of} updates: epsilon has no bound ({bounded} for the others)"
+            f"no noise was added to {self.noiseless} of {of} updates: epsilon is unbounded ({bounded} for the others)"
         )
 
     @property
     def limit(self) -> str:
-        """What the owner's limit leaves."""
+        """What the owner's limit leaves, in words."""
         if self.allowed is None or self.left is None:
             return "policy.toml sets no limit"
         left = f"{self.left:.4g}" if self.left else "nothing"
@@ -73,7 +67,14 @@ class SpentBudget:
 
 
 def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allowed: float = 0.0) -> SpentBudget:
-    """What these sums and so many without noise spent. allowed: by the owner's policy, 0 for no limit."""
+    """The budget that these sums have spent.
+
+    Args:
+        noised: the sums with noise.
+        noiseless: how many updates without noise there are.
+        delta: at which epsilon is stated.
+        allowed: the policy's limit, 0 for no limit.
+    """
     releases = Counter(noised)
     epsilon = _epsilon(tuple(releases.items()), delta)
     return SpentBudget(
@@ -88,7 +89,7 @@ def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allo
 
 
 def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[SpentBudget, dict[str, SpentBudget]]:
-    """What a ledger's client spent in all, and in each run in which something left."""
+    """The budget that a ledger's client has spent: in total, and in each run with an upload."""
     noised, noiseless = _left(entries)
     runs = {run for run, _ in (*noised, *noiseless)}
     each = {
@@ -103,7 +104,7 @@ def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[SpentBudget,
 
 
 def _left(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set[tuple[str, int]]]:
-    """By run and exchange: noised sums that may have been opened, and those that an update without noise began for."""
+    """By run and exchange: noised sums that may have been opened, and exchanges with an upload without noise."""
     noised: dict[tuple[str, int], Release] = {}
     began: set[tuple[str, int]] = set()
     returned: set[tuple[str, int]] = set()

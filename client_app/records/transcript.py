@@ -1,8 +1,8 @@
-"""This client's own copy of the federation's transcript, and the check of what the server says it is.
+"""The client's copy of the federation's transcript, and the check of the server's against it.
 
 The copy is a file in the state folder. A record that this client signs is in it before the signature leaves, so no
 crash makes it forget; a record of others is in it once its signatures have been checked. Every secure task names the
-head of the chain. Where that is not the head known here, the records between are fetched first:
+head of the chain. If that is not the head known here, the client first fetches the records between:
 
 | check             | stops                                                                                    |
 | ----------------- | ---------------------------------------------------------------------------------------- |
@@ -10,7 +10,7 @@ head of the chain. Where that is not the head known here, the records between ar
 | transcript-gap    | a transcript that does not lead from this client's last record to the one the task names |
 | transcript-forged | a record whose signatures do not hold                                                    |
 
-After any of them the copy is as it was, so that this client takes part again only in what contains it.
+After any of these the copy stays as it was, so the client takes part again only in a transcript that contains it.
 """
 
 from __future__ import annotations
@@ -41,39 +41,41 @@ from fedcore.wire.control import Message, ProblemKind, Sha256, Task
 
 TRANSCRIPT_FILE: Final = "transcript.jsonl"
 MAX_FETCHED: Final = 10_000
-"""Most records that are fetched before one exchange: a server could make up unfinished ones without end."""
+"""Most records fetched before one exchange: a server could make up unfinished ones without end."""
 
 Fetch = Callable[[str], Awaitable[TranscriptOut | None]]
 """The hash of a record -> those after it, as the server has them."""
 
 
 class TranscriptEntry(Message):
-    """A line of the file: a roster, where the copy begins, a record that this client signs, one that has its place."""
+    """A line of the file: a roster, the start of the copy, a record that this client signs, or one with its place."""
 
     event: Literal["roster", "began", "signed", "linked"]
     hash: Sha256 | Literal[""]
     roster: Roster | None = None
     unfinished: Sha256 | Literal[""] = ""
     """Of a signed record, whose `hash` is that of the complete one: the hash that it has if too few others sign; ""
-    where it is known that enough did."""
+    once enough have signed."""
     record: ExchangeRecord | None = None
     linked: SignedRecord | None = None
 
 
 class ClientTranscript:
-    """The copy of one client; `ClientTranscript(folder, roster)` reads what earlier starts wrote.
-
-    roster: the one that the client knows now; `know` tells of the next ones. The folder is locked by the ledger.
-    Raises ConfigurationError when the file is damaged.
-    """
+    """The copy of one client, in a folder that the ledger locks."""
 
     def __init__(self, folder: Path, roster: Roster) -> None:
+        """Read the file; raises ConfigurationError if it is damaged.
+
+        Args:
+            folder: the client's state folder.
+            roster: the newest one of the client; `know` adds later ones.
+        """
         self.path = folder / TRANSCRIPT_FILE
         self.chain = Chain()
         self._begun = False
         self._rosters: dict[str, Roster] = {}
         self._signed: dict[str, str] = {}
-        """Records that this client signed and that have no place yet: complete hash -> unfinished one."""
+        """Records that this client signed and that have no place yet: hash if complete -> hash if unfinished."""
         self._file = AppendOnlyFile(self.path, what="the agent's transcript")
         try:
             for entry in read_entries(self.path, self._file.read()):
@@ -84,12 +86,12 @@ class ClientTranscript:
             raise
 
     def know(self, roster: Roster) -> None:
-        """Keep a roster that has been verified: its records can be checked from now on."""
+        """Add a verified roster, under which records can be checked from now on."""
         if (name := roster.hash().hex()) not in self._rosters:
             self._append(TranscriptEntry(event="roster", hash=name, roster=roster))
 
     async def follow(self, task: Task, fetch: Fetch) -> str:
-        """Bring the copy to the record that the task names; what there is to tell the owner, or "".
+        """Extend the copy to the record that the task names; returns a line for the owner, or "".
 
         Raises ProtocolViolation, as above, and what `fetch` raises.
         """
@@ -107,16 +109,16 @@ class ClientTranscript:
         return f"{len(entries)} records of others checked" if entries else ""
 
     def sign(self, task: Task, outcome: Outcome, roster: Roster) -> ExchangeRecord:
-        """Keep a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
+        """Write down a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
         record = ExchangeRecord.of(task, federation=roster.federation, roster_hash=roster.hash(), outcome=outcome)
         complete, unfinished = (record_hash(outcome, complete=complete) for complete in (True, False))
         self._append(TranscriptEntry(event="signed", hash=complete, unfinished=unfinished, record=record))
         return record
 
     def complete(self, record: ExchangeRecord, outcome: Outcome, signatures: SignatureSet) -> None:
-        """Give its place to a record whose quorum of signatures this client was shown, and has checked.
+        """Link a record whose quorum of signatures this client has checked.
 
-        That of a group is known once those of the other groups are. What is known now is that it is complete.
+        A group's record gets its place only with those of the other groups; until then it is noted as complete.
         """
         if record.announced().group is not None:
             self._append(TranscriptEntry(event="signed", hash=record_hash(outcome, complete=True), record=record))
@@ -152,10 +154,10 @@ class ClientTranscript:
         return page
 
     def _check_signed(self, links: list[ChainLink]) -> None:
-        """Everything that this client ever signed is in the chain."""
-        found = {link.hash for link in links}
+        """Check that the chain has every record that this client signed."""
+        hashes = {link.hash for link in links}
         for complete, unfinished in self._signed.items():
-            if not found & {complete, unfinished}:
+            if not hashes & {complete, unfinished}:
                 raise self._fork(f"the record {complete[:12]}…, which this client signed")
 
     def _fork(self, what: str) -> ProtocolViolation:
@@ -193,7 +195,7 @@ class ClientTranscript:
 
 
 def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[TranscriptEntry]:
-    """Extend the chain by a page, as far as the record `last`; the lines for it."""
+    """Extend the chain by a page, up to the record `last`; returns the lines to write."""
     entries: list[TranscriptEntry] = []
     for signed in page.records:
         if chain.head == last:
@@ -204,5 +206,5 @@ def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[Tra
 
 
 def read_entries(path: Path, content: bytes) -> Iterator[TranscriptEntry]:
-    """The entries of `content`, which was read from `path` and consists of whole lines; raises ConfigurationError."""
+    """Parse complete lines of the copy at `path`; raises ConfigurationError."""
     return read_lines(path, content, TranscriptEntry.model_validate_json, unknown="what this client has signed")

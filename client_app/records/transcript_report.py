@@ -1,4 +1,4 @@
-"""What `fedcore transcript` does: read a copy or the server's transcript, check all of it, and say what is in it."""
+"""Report of `fedcore transcript`: reads a copy or the server's transcript, checks it and prints its content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATE: Final = "state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptSource:
-    """Where the command line says that the transcript is: exactly one of the first three."""
+    """Which transcript to read: exactly one of the first three."""
 
     copy: Path | None = None
     kit: Path | None = None
@@ -41,7 +41,7 @@ class TranscriptSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLine:
-    """One exchange, as it is shown. epsilon: of this sum alone; None without noise."""
+    """One exchange in the report; `epsilon` is that of this sum alone, None without noise."""
 
     record: str
     run: str
@@ -60,20 +60,19 @@ class ExchangeLine:
 
 @dataclass(slots=True)
 class TranscriptReport:
-    """What is in a transcript, as far as it holds. anchor: the record after which it begins, "" for all of it.
-
-    open: what the copy's client signed and has not been shown the place of yet; each as complete and as unfinished,
-    and with the draw that it is a group of.
-    """
+    """The content of a transcript, up to the first record that fails a check."""
 
     federation: str = ""
     anchor: str = ""
+    """The record after which it begins, "" for all of it."""
     lines: list[ExchangeLine] = field(default_factory=list)
     open: list[tuple[tuple[str, str], str]] = field(default_factory=list)
+    """Records that the copy's client signed and whose place is unknown: hashes if complete and if unfinished, and the
+    draw of the group."""
     releases: dict[str, list[Release | None]] = field(default_factory=dict)
 
     def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
-        """A record that was checked."""
+        """Add a checked record."""
         release = release_of(task.encoding) if task.encoding is not None else None
         self.federation = signed.record.federation
         self.releases.setdefault(task.run, []).append(release)
@@ -96,16 +95,16 @@ class TranscriptReport:
         )
 
     def runs(self, delta: float) -> dict[str, SpentBudget]:
-        """What each run spent of a client that was in all of its exchanges."""
+        """The budget that each run spent, for a client in all of its exchanges."""
         return {run: _spending(releases, delta) for run, releases in self.releases.items()}
 
     def spending(self, delta: float) -> SpentBudget:
-        """That of a client that was in all exchanges of all runs."""
+        """The budget that all runs spent, for a client in all exchanges."""
         return _spending((release for run in self.releases.values() for release in run), delta)
 
 
 def report(source: TranscriptSource, *, delta: float, every: bool, as_json: bool) -> None:
-    """Check a transcript and print what is in it; raises FedcoreError, ProtocolViolation where it does not hold."""
+    """Check a transcript and print its content; raises FedcoreError, ProtocolViolation if a check fails."""
     findings = TranscriptReport()
     try:
         _check(source, findings, delta)
@@ -151,9 +150,9 @@ def _extend(
 
 
 def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta: float) -> None:
-    """A client's copy: its rosters, its chain, and that nothing is missing of what the client signed."""
+    """Check a client's copy: its rosters, its chain, and that nothing that the client signed is missing."""
     if not path.exists():
-        raise ConfigurationError(f"there is no transcript at {path}; a client has one once it was asked to take part")
+        raise ConfigurationError(f"there is no transcript at {path}; a client has one after its first exchange")
     content = path.read_bytes()
     entries = list(read_entries(path, content[: whole_lines(content)]))
     rosters = [entry.roster for entry in entries if entry.roster is not None]
@@ -173,9 +172,9 @@ def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta:
 
 
 def _place(link: ChainLink, findings: TranscriptReport) -> None:
-    """A record has its place: whatever the client signed before has to have one, too.
+    """Note the place of a record; every record that the client signed before must have one, too.
 
-    But for another group of the draw that this one is of: they come in any order.
+    The groups of one draw come in any order.
     """
     findings.open = [(names, draw) for names, draw in findings.open if link.hash not in names]
     for (complete, _), draw in findings.open:
@@ -186,9 +185,9 @@ def _place(link: ChainLink, findings: TranscriptReport) -> None:
 
 
 def _spending(releases: Iterable[Release | None], delta: float) -> SpentBudget:
-    """None stands for a sum without noise."""
-    found = list(releases)
-    return spending_of((release for release in found if release is not None), found.count(None), delta=delta)
+    """The budget of these sums; None is a sum without noise."""
+    listed = list(releases)
+    return spending_of((release for release in listed if release is not None), listed.count(None), delta=delta)
 
 
 def _print_json(findings: TranscriptReport, delta: float, error: ProtocolViolation | None) -> None:
@@ -221,7 +220,7 @@ def _print(findings: TranscriptReport, delta: float, every: bool) -> None:
     if findings.lines:
         console.print(f"a client in all of them: {findings.spending(delta)}")
     if findings.open:
-        console.print(f"{len(findings.open)} signed by this client whose place is not known yet")
+        console.print(f"{len(findings.open)} signed by this client do not have their place yet")
     console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")
 
 

@@ -56,6 +56,6 @@ def test_a_run_that_fails_half_way_says_where_its_results_are(here: Deployment, 
     assert shown.returncode == 5, shown.stdout
     assert "the ServerApp raised ValueError: no test data" in shown.stderr
     assert f"results saved to {tmp_path}/m.results.json" in shown.stdout
-    assert "the model is a checkpoint: the run came to no end, 1 round is in it" in shown.stdout
+    assert "the model is a checkpoint: the run did not finish, 1 round is in it" in shown.stdout
     results = json.loads((tmp_path / "m.results.json").read_text())
     assert [sorted(results[part]) for part in ("server", "train")] == [["0"], ["1"]]

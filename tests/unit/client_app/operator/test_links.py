@@ -15,7 +15,7 @@ from tests.support.raising import raises
 async def test_a_link_is_made_used_and_revoked(here: Site) -> None:
     content, url, until, how = await operate(here, lambda client: make_link(client, "the board", 7))
     assert url == content["url"]
-    assert "for the board, good until 20" in until
+    assert "for the board, valid until 20" in until
     viewer = await here.sign_in(url.partition("#view=")[2])
     content, line = await operate(here, list_links)
     (listed,) = content["links"]

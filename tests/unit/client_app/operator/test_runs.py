@@ -14,7 +14,7 @@ from support.serverside import TINY, Site
 
 from client_app.operator.download import export_run, fetch_model
 from client_app.operator.following import Screen, follow
-from client_app.operator.resolve_run import find_run
+from client_app.operator.resolve_run import resolve_run
 from client_app.operator.runs import attach_to, print_logs, show_list, show_run, stop_run
 from fedcore.errors import ConfigurationError, RunFailed, ServerUnreachable
 from fedcore.flower.app import AppBundle
@@ -32,12 +32,12 @@ async def said(here: Site, capsys: pytest.CaptureFixture[str], what: functools.p
 async def test_a_run_is_named_by_what_is_known_of_it(here: Site) -> None:
     first, _ = await here.begin()
     second = (await here.submit()).run
-    found = await operate(here, lambda client: [find_run(client, word) for word in (first, first[:6], "last")])
+    found = await operate(here, lambda client: [resolve_run(client, word) for word in (first, first[:6], "last")])
     assert found == [first, first, second]
     with raises(ConfigurationError, check="ambiguous", match="run-"):
-        await operate(here, lambda client: find_run(client, "run-"))
+        await operate(here, lambda client: resolve_run(client, "run-"))
     with raises(ConfigurationError, check="no-run", match="nothing"):
-        await operate(here, lambda client: find_run(client, "nothing"))
+        await operate(here, lambda client: resolve_run(client, "nothing"))
 
 
 async def test_the_list_and_one_of_it(here: Site, capsys: pytest.CaptureFixture[str]) -> None:
