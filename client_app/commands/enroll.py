@@ -10,7 +10,7 @@ from fedcore.federation.fingerprint import fingerprint
 
 
 def request(folder: Path, name: str, as_json: bool) -> str:
-    """Ask to join under `name`, or, where it is empty, for a new key; returns the text for the owner."""
+    """Ask to join under `name`, or for a new key if it is empty; returns the text for the owner."""
     path, made = ask(folder, name) if name else rotate(folder)
     code = fingerprint(made.public_key)
     if as_json:

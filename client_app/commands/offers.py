@@ -20,15 +20,15 @@ def list_offers(kit: Path, state_dir: Path | None, *, diff: bool, as_json: bool)
     state = state_dir or loaded.folder / "state"
     offers = Offers(state)
     installed, approval = offers.installed(), offers.approval()
-    shown = [sha256 for sha256 in offers.hashes() if installed is None or sha256 != installed.app]
+    others = [sha256 for sha256 in offers.hashes() if installed is None or sha256 != installed.app]
     if as_json:
-        entries = [{"app": sha256, **both_bundles(offers, state, sha256)[2].to_json()} for sha256 in shown]
+        entries = [{"app": sha256, **both_bundles(offers, state, sha256)[2].to_json()} for sha256 in others]
         approved = approval.app if approval is not None else None
         yield json.dumps({"installed": installed.app if installed else None, "approved": approved, "offers": entries})
         return
-    if not shown:
+    if not others:
         yield "no other app is offered"
-    for sha256 in shown:
+    for sha256 in others:
         mark = (
             "  approved, the agent switches to it between two exchanges" if approval and approval.app == sha256 else ""
         )

@@ -70,8 +70,8 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     """Take part in one exchange; raises what ended it early: `unread` if the task was not read to its end.
 
     A client whose owner does not let the machine train leaves before it enters the exchange. One that loses its leave
-    while it trains contributes nothing, or leaves where it may say so; once its update is on its way it stays to the
-    end, which takes little, and spares the others the work that a dropout costs them.
+    while it trains contributes nothing, or leaves if the policy reports failures; once its update is on its way it
+    stays to the end, which takes little, and spares the others the work that a dropout costs them.
     """
     note_task(task, client.agreed, client.ledger)
     if unread is not None:
@@ -262,7 +262,7 @@ class _ClientExchange:
     async def _run_app(self, model: ModelState | None) -> LocalAnswer:
         local = await self._run_on(model.path if model else None)
         if local.trained != self.task.trains:
-            raise AppError("the worker returned a model that was not asked for, or none where one was")
+            raise AppError("the worker returned a model that was not requested, or none although one was")
         return local
 
     async def _run_on(self, sent: Path | None) -> LocalAnswer:
@@ -345,8 +345,8 @@ class _ClientExchange:
 
     async def _complain(self, session: ClientSession, delivery: ShareDelivery, dealer: int) -> ComplaintIn:
         """The proof against a neighbour that signed what was delivered in its name; else ProtocolViolation."""
-        shown = await self._poll(f"key-shares/{dealer}", DealingOut)
-        dealing = secagg_codec.dealing_from_wire(dealer, shown)
+        answer = await self._poll(f"key-shares/{dealer}", DealingOut)
+        dealing = secagg_codec.dealing_from_wire(dealer, answer)
         return secagg_codec.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
 
     async def _upload(self, session: ClientSession, vector: Vector) -> None:
@@ -365,8 +365,8 @@ class _ClientExchange:
 
     async def _unmask(self, session: ClientSession, admitted: AdmittedSum) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
-        shown, started = await self._poll("survivors", SurvivorsOut), self.client.clock()
-        survivors = secagg_codec.survivors_from_wire(shown, self.task.cohort)
+        answer, started = await self._poll("survivors", SurvivorsOut), self.client.clock()
+        survivors = secagg_codec.survivors_from_wire(answer, self.task.cohort)
         agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript
         await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.heard)

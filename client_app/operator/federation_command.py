@@ -141,14 +141,14 @@ def approve(
     from fedcore.federation.requests import ADMISSION_SUFFIX, JoinRequest
 
     authority = Authority.load(federation)
-    asked = [JoinRequest.load(path) for path in requests]
-    for request in asked:
+    joining = [JoinRequest.load(path) for path in requests]
+    for request in joining:
         authority.known(request)
         _confirm(request, fingerprint or [])
-    authority = authority.approve(asked)
+    authority = authority.approve(joining)
     ids = {member.name: member.id for member in authority.roster.members}
     granted: list[dict[str, Any]] = []
-    for path, request in zip(requests, asked, strict=True):
+    for path, request in zip(requests, joining, strict=True):
         granted.append({"name": request.name, "id": ids[request.name], "admission": None})
         if not request.replaces:  # a member has a kit, which follows the roster by itself
             target = (out or path.parent) / f"{request.name}{ADMISSION_SUFFIX}"

@@ -149,8 +149,8 @@ def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool)
         return
     console = Console()
     metrics = metrics_text(summary["metrics"])
-    shown = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
-    _print_lines(console, [*filter(None, shown), *saved_lines(summary)])
+    lines = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    _print_lines(console, [*filter(None, lines), *saved_lines(summary)])
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         console.print(line, highlight=False, soft_wrap=True)

@@ -79,8 +79,8 @@ class Remote:
                 client.fetch_model(run.run, run.model, home.model)
             results: dict[str, Any] = {}
             if run.status.final:
-                found = fetch_results(client.files(run.run), home, partial(client.fetch_file, run.run))
-                results = dict(found["results"] or {})
+                summary = fetch_results(client.files(run.run), home, partial(client.fetch_file, run.run))
+                results = dict(summary["results"] or {})
             return results
 
     def statistics(
@@ -103,8 +103,8 @@ class Remote:
             epsilon=epsilon,
             delta=delta,
         )
-        found = ask_federation(request, self.kit, server=self.server, connect_seconds=self.connect_seconds)
-        return found, request.quantiles
+        statistics = ask_federation(request, self.kit, server=self.server, connect_seconds=self.connect_seconds)
+        return statistics, request.quantiles
 
     def _client(self) -> OperatorClient:
         return operator_client(self.kit, self.server, self.connect_seconds)

@@ -106,27 +106,27 @@ def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, c
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
         run = client.submit(submission).run
         try:
-            final, found = _follow(client, run)
+            final, event = _follow(client, run)
         except KeyboardInterrupt:
             with contextlib.suppress(ServerUnreachable, Refused):
                 client.cancel(run)
             raise
     if final.status is not RunStatus.FINISHED:
         raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
-    if found is None:
+    if event is None:
         raise PeerError(f"the server ended run {final.run} without statistics; does it run this version of fedcore?")
-    return from_plain(STATISTICS, found.statistics, what="the server's answer", error=RunFailed)  # type: ignore[arg-type]
+    return from_plain(STATISTICS, event.statistics, what="the server's answer", error=RunFailed)  # type: ignore[arg-type]
 
 
 def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
-    found = None
+    event = None
     with ProgressView(Console(stderr=True), "federated") as view:
         for state in client.follow(run):
             for recorded in state.events:
                 view.show(recorded.event)
                 if isinstance(recorded.event, StatisticsFound):
-                    found = recorded.event
-    return state, found
+                    event = recorded.event
+    return state, event
 
 
 def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None, in_json: bool) -> None:
@@ -138,8 +138,8 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
     if in_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
-    found = ([visible(as_text(value)) for value in row] for row in rows(statistics, quantiles))
-    lines = [headings(quantiles), *found]
+    table = ([visible(as_text(value)) for value in row] for row in rows(statistics, quantiles))
+    lines = [headings(quantiles), *table]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]

@@ -96,14 +96,14 @@ class OwnerPage:
             return _message("Refused", "This page answers to 127.0.0.1 and localhost only.", 421)
         if request.method not in ("GET", "HEAD") and request.headers.get("origin") != f"http://{host}":
             return _message("Refused", "This was not sent by this page.", 403)
-        if (given := request.query_params.get("token")) is not None:
-            return self._open(given)
+        if (token := request.query_params.get("token")) is not None:
+            return self._open(token)
         if not self._knows(request.cookies.get(self._cookie, "")):
             return _message("Closed", "Open the address that `fedcore client status --page` printed.", 403)
         return None
 
-    def _open(self, given: str) -> Response:
-        if not self.token or not secrets.compare_digest(given.encode(), self.token.encode()):
+    def _open(self, token: str) -> Response:
+        if not self.token or not secrets.compare_digest(token.encode(), self.token.encode()):
             return _message("Closed", "This address was used before. Start the command again for a new one.", 403)
         self.token = ""
         session = secrets.token_urlsafe(32)
@@ -177,13 +177,13 @@ class OwnerPage:
             body += chunk
             if len(body) > _FORM_BYTES:
                 return _message("Refused", "This is no form of this page.", 413)
-        given = parse_qs(body.decode("latin-1")).get("seen", [""])[0]
-        return await in_thread(partial(self._agree, sha256, given))
+        proof = parse_qs(body.decode("latin-1")).get("seen", [""])[0]
+        return await in_thread(partial(self._agree, sha256, proof))
 
-    def _agree(self, sha256: str, given: str) -> Response:
+    def _agree(self, sha256: str, proof: str) -> Response:
         state = self._state()
         before, _, _ = both_bundles(Offers(state), state, sha256)
-        if not hmac.compare_digest(given.encode(), self._seen(sha256, before.sha256).encode()):
+        if not hmac.compare_digest(proof.encode(), self._seen(sha256, before.sha256).encode()):
             return _message(
                 "Refused", "The difference of this app has changed, or was not shown; look at it again.", 403
             )

@@ -149,20 +149,22 @@ def _apps_text(apps: Apps) -> Iterator[str]:
     yield "Runs need these other apps; none of them has run here." if apps.offers else "No other app is offered."
 
 
-def changes(found: dict[str, Any] | None) -> str:
+def changes(difference: dict[str, Any] | None) -> str:
     """The difference of an offer, in short."""
-    if found is None:
+    if difference is None:
         return "cannot be compared"
-    counts = [f"{counted(len(found[key]), 'file')} {key}" for key in ("added", "removed", "changed") if found[key]]
-    counts += [counted(len(found["config"]), "setting")] if found["config"] else []
+    counts = [
+        f"{counted(len(difference[key]), 'file')} {key}" for key in ("added", "removed", "changed") if difference[key]
+    ]
+    counts += [counted(len(difference["config"]), "setting")] if difference["config"] else []
     return ", ".join(counts) or "nothing"
 
 
 def _runs(status: Status) -> StatusSection:
     newest = sorted(status.runs, key=lambda run: run.last, reverse=True)
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
-    asked = counted(len(status.runs), "run")
-    text = [f"{asked} asked this client. {size(up)} were sent and {size(down)} received in exchanges."]
+    runs = counted(len(status.runs), "run")
+    text = [f"{runs} asked this client. {size(up)} were sent and {size(down)} received in exchanges."]
     text += [f"The newest {MOST_RUNS} are shown."] if len(newest) > MOST_RUNS else []
     headings = ("run", "first", "last", "app", "asked for", "updates", "sums", "with others", "refused", "sent",
                 "received", "epsilon")  # fmt: skip

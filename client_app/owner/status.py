@@ -183,23 +183,23 @@ def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, SpentBudget]
     by_run: dict[str, list[AuditedExchange]] = {}
     for exchange in exchanges:
         by_run.setdefault(exchange.run, []).append(exchange)
-    for run, asked in by_run.items():
-        times = [exchange.at for exchange in asked if exchange.at]
-        outcomes = Counter(exchange.outcome for exchange in asked)
-        forms = Counter(exchange.sent for exchange in asked)
+    for run, own in by_run.items():
+        times = [exchange.at for exchange in own if exchange.at]
+        outcomes = Counter(exchange.outcome for exchange in own)
+        forms = Counter(exchange.sent for exchange in own)
         yield RunHistory(
             run=run,
             first=min(times, default=0.0),
             last=max(times, default=0.0),
-            apps=tuple(dict.fromkeys(exchange.app_sha256 for exchange in asked if exchange.app_sha256)),
-            kinds=dict(Counter(exchange.message_type for exchange in asked if exchange.message_type)),
+            apps=tuple(dict.fromkeys(exchange.app_sha256 for exchange in own if exchange.app_sha256)),
+            kinds=dict(Counter(exchange.message_type for exchange in own if exchange.message_type)),
             masked=forms["masked"],
             readable=forms["readable"],
             summed=outcomes["released"],
-            others=min((exchange.others for exchange in asked if exchange.outcome == "released"), default=None),
-            refused=sum(bool(exchange.check) for exchange in asked),
-            up=sum(exchange.up for exchange in asked),
-            down=sum(exchange.down for exchange in asked),
+            others=min((exchange.others for exchange in own if exchange.outcome == "released"), default=None),
+            refused=sum(bool(exchange.check) for exchange in own),
+            up=sum(exchange.up for exchange in own),
+            down=sum(exchange.down for exchange in own),
             spending=spent.get(run, nothing),
         )
 
@@ -239,7 +239,7 @@ def _apps(kit: ClientKit, state: Path) -> Apps:
     offers = Offers(state)
     installed, approval = offers.installed(), offers.approval()
     agreed = approval.app if approval is not None else None
-    shown = [sha256 for sha256 in offers.hashes() if installed is None or sha256 != installed.app]
+    others = [sha256 for sha256 in offers.hashes() if installed is None or sha256 != installed.app]
     return Apps(
         installed=installed.app if installed else None,
         named=installed.named if installed else None,
@@ -248,7 +248,7 @@ def _apps(kit: ClientKit, state: Path) -> Apps:
         approved_at=approval.at if approval else None,
         offers=tuple(
             Offer(app=sha256, approved=sha256 == agreed, difference=_difference(offers, state, sha256))
-            for sha256 in reversed(shown)
+            for sha256 in reversed(others)
         ),
     )
 

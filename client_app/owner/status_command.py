@@ -57,8 +57,8 @@ def _say_address(url: str, *, as_json: bool) -> None:
     )
 
 
-def _print(shown: list[StatusSection], console: Console) -> None:
-    for number, section in enumerate(shown):
+def _print(listed: list[StatusSection], console: Console) -> None:
+    for number, section in enumerate(listed):
         if number:
             console.print()
         console.print(f"[bold{' red' if section.bad else ''}]{escape(section.title)}[/]")
@@ -72,12 +72,12 @@ def _print_table(table: Table, console: Console) -> None:
     """A table if it fits, otherwise one row below the other, so that nothing is cut off."""
     widths = [max(map(len, column)) for column in zip(table.headings, *table.rows, strict=True)]
     if sum(widths) + 2 * len(widths) <= console.width:
-        shown = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        grid = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for heading in table.headings:
-            shown.add_column(heading, no_wrap=True)
+            grid.add_column(heading, no_wrap=True)
         for row in table.rows:
-            shown.add_row(*map(escape, row))
-        console.print(shown)
+            grid.add_row(*map(escape, row))
+        console.print(grid)
         return
     widest = max(map(len, table.headings))
     for number, row in enumerate(table.rows):

@@ -164,18 +164,18 @@ def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
     by_run: dict[str, list[AuditedExchange]] = {}
     for exchange in exchanges:
         by_run.setdefault(exchange.run, []).append(exchange)
-    for run, asked in by_run.items():
-        kinds = Counter(exchange.message_type for exchange in asked if exchange.message_type)
-        repeats = Counter(exchange.message_type for exchange in asked if exchange.attempt > 1)
-        outcomes = Counter(exchange.outcome for exchange in asked)
-        others = [exchange.others for exchange in asked if exchange.outcome == "released"]
-        changed = {key: value for exchange in asked for key, value in exchange.changed.items()}
+    for run, own in by_run.items():
+        kinds = Counter(exchange.message_type for exchange in own if exchange.message_type)
+        repeats = Counter(exchange.message_type for exchange in own if exchange.attempt > 1)
+        outcomes = Counter(exchange.outcome for exchange in own)
+        others = [exchange.others for exchange in own if exchange.outcome == "released"]
+        changed = {key: value for exchange in own for key, value in exchange.changed.items()}
         readable = f", {outcomes['readable']} readable" if outcomes["readable"] else ""
         table.add_row(
             _text(run[:16]),
-            _time(min(exchange.at for exchange in asked)),
+            _time(min(exchange.at for exchange in own)),
             "\n".join(f"{count} {_text(kind)}{_again(repeats[kind])}" for kind, count in kinds.items()),
-            str(len({exchange.model for exchange in asked} - {""})),
+            str(len({exchange.model for exchange in own} - {""})),
             f"{outcomes['released']}{readable}",
             str(min(others)) if others else "-",
             str(outcomes["refused"]),

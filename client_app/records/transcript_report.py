@@ -122,8 +122,8 @@ def report(source: TranscriptSource, *, delta: float, every: bool, as_json: bool
 
 
 def _check(source: TranscriptSource, findings: TranscriptReport, delta: float) -> None:
-    given = [place for place in (source.copy, source.kit, source.operator) if place is not None]
-    if len(given) != 1:
+    sources = [path for path in (source.copy, source.kit, source.operator) if path is not None]
+    if len(sources) != 1:
         raise ConfigurationError("name one transcript: a PATH, --kit KIT or --operator KIT")
     if source.operator is not None:
         with OperatorClient(OperatorKit.load(source.operator)) as client:
@@ -135,7 +135,7 @@ def _check(source: TranscriptSource, findings: TranscriptReport, delta: float) -
         return
     if source.authority is None:
         raise ConfigurationError("--authority is missing: the authority.pub under whose rosters the copy is checked")
-    path = given[0] / TRANSCRIPT_FILE if given[0].is_dir() else given[0]
+    path = sources[0] / TRANSCRIPT_FILE if sources[0].is_dir() else sources[0]
     _check_copy(path, read_authority(source.authority), findings, delta)
 
 

@@ -164,7 +164,7 @@ async def test_ranks_killed_from_outside(
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the moment in which the process is there and nobody knows of it yet."""
+    """At the moment at which the process exists and is not registered yet."""
     reached = asyncio.Event()
     start = asyncio.create_subprocess_exec
     started: list[asyncio.subprocess.Process] = []

@@ -1,4 +1,4 @@
-"""A server that is killed and started anew, that does not lead, or that something stands in front of."""
+"""A server that is killed and restarted, that does not lead, or that is behind a proxy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def instead(script: Script, route: str, answer: Callable[[], Response | None]) -
 
 class TestAnExchange:
     async def test_goes_on_when_the_server_does(self, script: Script, client: Client) -> None:
-        """It was away while the app trained: nothing of that is lost, and the server is told anew who this is."""
+        """It was away while the app trained: no work is lost, and the client joins again."""
         client.work.goes_on = asyncio.Event()
         script.tasks.append(script.task)
         async with agent_running(client) as running:

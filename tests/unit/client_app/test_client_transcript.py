@@ -113,7 +113,7 @@ async def test_what_others_summed_meanwhile_counts(
 async def test_a_transcript_without_what_it_signed_is_a_fork(
     script: Script, client: Client, make_task: MakeTask, others: Callable[[int], list[SignedRecord]], log: StringIO
 ) -> None:
-    """The server leaves out the exchange that this client was in, and goes on with others from before it."""
+    """The server leaves out the exchange that this client was in, and continues with others from before it."""
     await offer(script, client)
     honest, head = list(script.records), script.head
     script.head = ""

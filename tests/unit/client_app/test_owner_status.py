@@ -1,4 +1,4 @@
-"""`fedcore client status`: what an owner is told of its client, from the records on disk alone."""
+"""`fedcore client status`: the status of a client for its owner, from the records on disk alone."""
 
 from __future__ import annotations
 

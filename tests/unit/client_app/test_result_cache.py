@@ -1,4 +1,4 @@
-"""What the local work gave is kept while the same may be asked again, and no longer."""
+"""The result of the local work is cached while the exchange may be repeated, and no longer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestExchange:
     async def test_a_failure_that_nobody_is_told_of_fails_again(
         self, script: Script, client: Client, allow: Callable[..., Client], make_task: Make
     ) -> None:
-        """Were it tried anew, two sums of one question would differ by this client's update."""
+        """Were it tried again, two sums of one task would differ by this client's update."""
         client = allow(client, report_failures=False)
         task = make_task()
         script.task = task.model_copy(update={"encoding": replace(task.encoding, failures=1)})

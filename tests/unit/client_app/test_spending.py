@@ -1,4 +1,4 @@
-"""What an owner is told that differential privacy bounds, from the records that real exchanges leave."""
+"""The spent privacy budget as its owner sees it, from the records of real exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that a device makes until it fails: whatever leaves is one vector, the processor's, bit for bit."""
+"""A device encodes an update until it fails: what leaves is one vector, the processor's, bit for bit."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ async def test_a_session_whose_upload_failed_is_abandoned(
 
 
 async def test_sending_makes_no_second_copy_of_the_vector(client: Client, listening_to: Callable[..., Any]) -> None:
-    """Beside the vector itself there are chunks on the line, whatever its length."""
+    """In addition to the vector itself only the chunks on the line take memory, whatever its length."""
 
     async def swallow(scope: Any, receive: Any, send_: Any) -> None:
         while (await receive()).get("more_body"):

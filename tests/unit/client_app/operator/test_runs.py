@@ -1,4 +1,4 @@
-"""`fedcore runs`: a run is found, shown, followed, stopped and kept by whoever comes back to it."""
+"""`fedcore runs`: find, show, follow, stop and save a run."""
 
 from __future__ import annotations
 
