@@ -106,7 +106,8 @@ class AdmittedSum:
     def agree(self, client: int, survivors: Collection[int], *, present: Collection[int]) -> None:
         """A client agrees to the sum over `survivors`, durably; raises ProtocolViolation if its owner does not.
 
-        present: who takes part, as their signed keys show.
+        Args:
+            present: who takes part, as their signed keys show.
         """
         participant = self.admitted.participants[client]
         policy, history = participant.owner.policy, participant.history

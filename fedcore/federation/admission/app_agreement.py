@@ -122,7 +122,8 @@ class AppAgreement:
     def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[ConfigChange]:
         """Every value of a run that differs from the app's.
 
-        settings: those for clients.
+        Args:
+            settings: those for clients.
         """
         yield from _differences(run_config, self.run_config)
         yield from _differences(settings, self.settings.for_clients(), SETTINGS_PREFIX)

@@ -25,7 +25,8 @@ def check_draw(
 ) -> None:
     """Refuse one draw too many, and an exchange with a group that no draw made; raises ProtocolViolation.
 
-    settings: the run's, which say whether trainings are cut into groups.
+    Args:
+        settings: the run's, which say whether trainings are cut into groups.
     """
     grouped = settings.groups > 1 and task.trains and task.aggregation == "secure"
     if not grouped and task.cut is None and task.group is None:

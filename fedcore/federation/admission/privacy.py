@@ -31,7 +31,10 @@ _ROUNDING: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacySpending:
-    """The account of one exchange. chain: the transcript that it goes on from, as this client has checked it."""
+    """The account of one exchange.
+
+    chain: the transcript that it goes on from, as this client has checked it.
+    """
 
     task: Task
     encoding: AnyEncoding
@@ -52,7 +55,8 @@ class PrivacySpending:
     def confirm(self, present: Collection[int]) -> None:
         """Before the update leaves, with every attempt that is not proven to have stayed masked.
 
-        present: who takes part, as their keys that were signed for this exchange show.
+        Args:
+            present: who takes part, as their keys that were signed for this exchange show.
         """
         self._return_masked(present)
         self._check(())

@@ -104,7 +104,8 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
 def describe(refusal: Refusal, *, queries: bool = False) -> str:
     """One refusal as an operator reads it: the check, what it failed on, and a sentence.
 
-    queries: as `Task.queries`.
+    Args:
+        queries: as `Task.queries`.
     """
     name = f"{refusal.check} {refusal.subject}".rstrip()
     sentence = SENTENCES.get(refusal.check, "")

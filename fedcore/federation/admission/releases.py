@@ -74,8 +74,9 @@ def agree(
 ) -> None:
     """Agree to the sum over `survivors`, durably; raises ProtocolViolation if the owner does not allow it.
 
-    chain: the transcript up to the task.
-    present: who takes part, as their keys that were signed show.
+    Args:
+        chain: the transcript up to the task.
+        present: who takes part, as their keys that were signed show.
     """
     scales, bounds = scales_and_bounds(encoding)
     asked = AgreedSum(
@@ -156,7 +157,8 @@ def check_smallest_group(
 def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collection[str]) -> None:
     """Refuse to round or bound a sum of the same survivors in another way, and scales without an end.
 
-    bounds: all names of the requested ones.
+    Args:
+        bounds: all names of the requested ones.
     """
     alike = [one for one in earlier if one.survivors == asked.survivors]
     for one in alike:

@@ -227,7 +227,8 @@ class AdmittedExchange:
     def before_upload(self, client: int, heard: Collection[int]) -> None:
         """A client is about to send its masked update.
 
-        heard: whose keys it received.
+        Args:
+            heard: whose keys it received.
         """
         if self.sum is None or release_of(self.sum.encoding) is None:
             return

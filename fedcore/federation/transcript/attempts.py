@@ -48,13 +48,15 @@ class NoisedSum(Message):
 def never_unmasked(attempt: NoisedSum, chain: Chain, *, present: Collection[int] = ()) -> bool:
     """Whether the chain proves that no server, and no `corrupt` clients with it, ever took the masks off the sum.
 
-    present: clients that take part in a later exchange of the same run, on this very chain, as their signed keys show.
-
     An honest client goes on only with a chain that holds every record it signed, and never returns to an earlier
     exchange of a run. So a client that signed a later record of a chain without this attempt, or advertised keys
     after it, did not sign its survivors and will not. If more than n - quorum + corrupt of the cohort did, no quorum
     can have signed. If the attempt has an unfinished record, they may have signed, but they saw no quorum and so keep
     their shares: on the full graph more than n - threshold + corrupt of them leave too few to rebuild a secret.
+
+    Args:
+        present: clients that take part in a later exchange of the same run, on this very chain, as their signed keys
+            show.
     """
     later = chain.after(attempt.previous)
     if later is None:

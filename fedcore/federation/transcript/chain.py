@@ -41,11 +41,16 @@ def keys_of(rosters: Iterable[Roster]) -> Keys:
 class ChainLink:
     """A record's place in the chain, and what was summed.
 
-    previous: the head that its exchange was opened at. draw: of which draw it is a group, "" for none.
-    signers: who stood at its end and signed. purpose: as the task has it. model: `Task.asked_of`. survivors: ids of 4
-    bytes each, a small part of what a set of them would take. cohort: likewise. threshold, corrupt, full_graph: as an
-    `Attempt` has them. buffered: of a buffered exchange, what was summed: client, SHA-256 of
-    the model that it began from, and what its update counts (`Task.updates_of`).
+    previous: the head that its exchange was opened at.
+    draw: of which draw it is a group, "" for none.
+    signers: who stood at its end and signed.
+    purpose: as the task has it.
+    model: `Task.asked_of`.
+    survivors: ids of 4 bytes each, a small part of what a set of them would take.
+    cohort: likewise.
+    threshold, corrupt, full_graph: as an `Attempt` has them.
+    buffered: of a buffered exchange, what was summed: client, SHA-256 of the model that it began from, and what its
+        update counts (`Task.updates_of`).
     """
 
     hash: str
@@ -163,8 +168,9 @@ class Chain:
     def sums(self, purpose: str, model: str, *, present: Collection[int] | None = None) -> set[frozenset[int]]:
         """The sets of survivors of all records of one purpose and model, unfinished ones among them.
 
-        present: who takes part in an exchange that continues this chain, as their signed keys show; sums that are
-        proven to stay masked for good are then left out.
+        Args:
+            present: who takes part in an exchange that continues this chain, as their signed keys show; sums that are
+                proven to stay masked for good are then left out.
         """
         found: set[bytes] = set()
         elsewhere = set(present or ())

@@ -41,7 +41,7 @@ class ExchangeRecord(Message):
     advertised: L1.
     sharers, survivors: U2 and U3, ascending.
     words, encoding: of the vector, and the codec's canonical parameters, as they are in ctx, since the codec of another
-    version makes others of the same task; None in old records, for which `legacy_encodings` computes them.
+        version makes others of the same task; None in old records, for which `legacy_encodings` computes them.
     """
 
     federation: Name
@@ -126,8 +126,10 @@ class TranscriptOut(Message):
 def check_signatures(signed: SignedRecord, task: Task, keys: Mapping[int, bytes]) -> str:
     """Check a record by itself; returns its hash.
 
-    keys: client id -> raw Ed25519 public key, of the roster that the record names.
     Raises ProtocolViolation("transcript-forged").
+
+    Args:
+        keys: client id -> raw Ed25519 public key, of the roster that the record names.
     """
     record, name = signed.record, name_of(task)
     for what, inner, outer in (
