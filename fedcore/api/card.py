@@ -199,15 +199,15 @@ def _privacy(sources: Sources) -> CardSection:
     if facts is None or (facts.kind == "own" and facts.epsilon is None):
         return CardSection("Privacy", (("differential privacy", UNKNOWN),))
     if facts.epsilon is None:
-        said = "No differential privacy: what the model tells of single sites or records is not bounded."
-        return CardSection("Privacy", (("differential privacy", "none"),), (said,))
+        promise = "No differential privacy: what the model tells of single sites or records is not bounded."
+        return CardSection("Privacy", (("differential privacy", "none"),), (promise,))
     delta = f"{facts.delta:g}" if facts.delta is not None else UNKNOWN
-    said = (
+    promise = (
         f"A promise to each site (epsilon {facts.epsilon:.3f}, delta {delta}): with its data or without them, every "
         "outcome of the run is at most e^epsilon times as likely, but for a probability of delta. It holds for the "
         "whole run up to this model, whatever is done with it, and for no other run of the same sites."
     )
-    return CardSection("Privacy", (("epsilon", f"{facts.epsilon:.3f}"), ("delta", delta)), (said,))
+    return CardSection("Privacy", (("epsilon", f"{facts.epsilon:.3f}"), ("delta", delta)), (promise,))
 
 
 def _results(record: RunRecord | None) -> CardSection:

@@ -64,8 +64,8 @@ def check(
             return _report(str(app) if isinstance(app, str | Path) else "the app", clients, findings, {})
         findings.folder = loaded.folder
         config = _config(loaded, run_config or {}, findings)
-        wanted = {**loaded.settings.to_mapping(), **(settings or {})}
-        chosen = collected_settings(wanted, "settings", findings, otherwise=loaded.settings)
+        values = {**loaded.settings.to_mapping(), **(settings or {})}
+        chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
         facts = _checked(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
     return _report(loaded.name, clients, findings, facts)
 

@@ -91,9 +91,9 @@ def compare(
             yield emit
 
     with left or contextlib.nullcontext(), _unguarded_scripts():
-        found = carry_out(job, watch, force=force, drop=(lambda reason: None) if asked == ALL_MODES else None)
-    write_report(found, folder)
-    return ComparisonResult(report=found, folder=folder, runs=tuple(run.folder for run in plan(job)), left=left)
+        comparison = carry_out(job, watch, force=force, drop=(lambda reason: None) if asked == ALL_MODES else None)
+    write_report(comparison, folder)
+    return ComparisonResult(report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), left=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -250,8 +250,8 @@ def _which(run: RunResult) -> dict[str, Any]:
 
 
 def _facts(point: Any) -> dict[str, Any]:
-    found = {name: getattr(point, name) for name in _FACTS}
-    return {name: value for name, value in found.items() if value is not None}
+    facts = {name: getattr(point, name) for name in _FACTS}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _table(rows: list[dict[str, Any]], index: tuple[str, ...]) -> pandas.DataFrame:

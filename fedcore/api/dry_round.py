@@ -130,7 +130,7 @@ class DryRound(Simulation):
             with self.findings.expecting("the ClientApp's reply"):
                 total = encoded(encoding, request.model, result.state(), result.examples, result.metrics) * np.uint64(n)
                 try:
-                    found = decode(encoding, total, survivors=n, base=base, sums=task.queries)
+                    decoded = decode(encoding, total, survivors=n, base=base, sums=task.queries)
                 except UpdateTooLarge as error:  # a round would repeat it with wider scales
                     self._plan.learn_overflow(request.message_type, encoding, error.statistics)
                     return _nothing(request)
@@ -139,12 +139,12 @@ class DryRound(Simulation):
                         raise
                     self._plan.learn_coarse(request.message_type, encoding, error.statistics)
                     return _nothing(request)
-                self._plan.learn(request.message_type, encoding, found)
+                self._plan.learn(request.message_type, encoding, decoded)
                 if base is not None:  # from now on with the packed fields of the settings
                     model = _model_hash(request)
                     later = self._plan.encoding(request.message_type, base.layout, n, self.clients, model=model)
                     self.facts["bytes_up"] = later.words * 8
-                return ExchangeReply.of_cohort(found)
+                return ExchangeReply.of_cohort(decoded)
         return _nothing(request)
 
     def check_budget(self) -> None:

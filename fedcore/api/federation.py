@@ -147,21 +147,21 @@ class Federation:
         Raises ConfigurationError if there is no such run.
         """
         operator = self._remote()
-        found, record = operator.show(run), RunRecord()
-        for event in found.events:
+        details, record = operator.show(run), RunRecord()
+        for event in details.events:
             record.add(event.event, event.seconds)
-        record.status = record.status or found.status.value
-        return self._result(operator, found, record)
+        record.status = record.status or details.status.value
+        return self._result(operator, details, record)
 
     def model(self, run: str = "last") -> ModelState:
         """The model of a run, or its last checkpoint; raises ConfigurationError if it has none."""
         operator = self._remote()
-        found = operator.show(run)
-        if found.model is None:
-            raise ConfigurationError(f"run {found.run} ({found.status}) has no model")
+        details = operator.show(run)
+        if details.model is None:
+            raise ConfigurationError(f"run {details.run} ({details.status}) has no model")
         with private_folder() as folder:
             home = OutputPaths.beside(folder / "model.safetensors")
-            operator.fetch(found, home)
+            operator.fetch(details, home)
             return ModelState.open(home.model)  # stays mapped when the file has gone
 
     def runs(self, limit: int = 20) -> pandas.DataFrame:
@@ -198,11 +198,11 @@ class Federation:
         from fedcore.flower.memory_app import folder_of
 
         chosen = self._app(None if app is None else folder_of(app, "a federation"))
-        found, quantiles = self._remote().statistics(
+        statistics, quantiles = self._remote().statistics(
             chosen.folder, bounds=bounds or {}, bins=bins, epsilon=dp_epsilon, delta=dp_delta
         )
         names = headings(quantiles)
-        return pandas.DataFrame(rows(found, quantiles), columns=list(names)).set_index(names[0])
+        return pandas.DataFrame(rows(statistics, quantiles), columns=list(names)).set_index(names[0])
 
     def __repr__(self) -> str:
         if self._local is None:
@@ -235,22 +235,22 @@ class Federation:
 
             return operator.follow(run, take, lambda why: show(Warned(line=why))), record
 
-    def _result(self, operator: RemoteOperator, found: RunOut, record: RunRecord) -> Run:
+    def _result(self, operator: RemoteOperator, details: RunOut, record: RunRecord) -> Run:
         left = OutputFolder()
         with left, private_folder() as folder:
             home = replace(OutputPaths.beside(folder / "model.safetensors"), files=left.path)
-            results = operator.fetch(found, home)
-            model = ModelState.open(home.model) if found.model is not None else None
-            facts = read_facts(home.model) if found.model is not None else None
+            results = operator.fetch(details, home)
+            model = ModelState.open(home.model) if details.model is not None else None
+            facts = read_facts(home.model) if details.model is not None else None
         return Run(
-            app=found.app,
+            app=details.app,
             clients=len(operator.members().clients),
             record=record,
             model=model,
             results=results,
-            run_config=found.run_config,
-            settings=found.settings,
-            id=found.run,
+            run_config=details.run_config,
+            settings=details.settings,
+            id=details.run,
             facts=facts,
             left=left if left.holds_files() else None,
         )

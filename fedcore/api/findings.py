@@ -55,7 +55,7 @@ class CheckReport:
     def to_plain(self) -> dict[str, Any]:
         """As plain JSON."""
         errors, warnings = (
-            [{"about": one.about, "text": one.text} for one in found] for found in (self.errors, self.warnings)
+            [{"about": one.about, "text": one.text} for one in findings] for findings in (self.errors, self.warnings)
         )
         return {
             "app": self.app,
@@ -71,9 +71,9 @@ class CheckReport:
         if self.ok and not self.warnings:
             return f"{self.app}: nothing found that would go wrong among {self.clients} clients"
         counts = [
-            f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
-            for found, word in ((self.errors, "error"), (self.warnings, "warning"))
-            if found
+            f"{len(findings)} {word}{'' if len(findings) == 1 else 's'}"
+            for findings, word in ((self.errors, "error"), (self.warnings, "warning"))
+            if findings
         ]
         return f"{self.app}: {' and '.join(counts)} among {self.clients} clients"
 

@@ -60,14 +60,14 @@ def final_metrics(record: RunRecord, results: Mapping[str, Any]) -> dict[str, An
 
 def _metrics(record: RunRecord, results: Mapping[str, Any]) -> dict[str, ByRound]:
     """Kind -> round -> metrics; what a strategy made of them in place of the means."""
-    found: dict[str, ByRound] = {kind: defaultdict(dict) for kind in _KINDS}
+    series: dict[str, ByRound] = {kind: defaultdict(dict) for kind in _KINDS}
     for exchange in record.exchanges:
         if not is_query(exchange.message_type):
-            found["train" if exchange.trains else "evaluate"][exchange.server_round] |= _shown(exchange.metrics)
+            series["train" if exchange.trains else "evaluate"][exchange.server_round] |= _shown(exchange.metrics)
     for kind in _KINDS:
         for number, values in results.get(kind, {}).items():
-            found[kind][int(number)] |= _shown({name: value for name, value in values.items() if name != _EXAMPLES})
-    return found
+            series[kind][int(number)] |= _shown({name: value for name, value in values.items() if name != _EXAMPLES})
+    return series
 
 
 def _shown(metrics: Figures) -> dict[str, Any]:

@@ -58,11 +58,11 @@ def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) 
     from fedcore.federation import OperatorKit
 
     OperatorKit.load(kit)
-    found = entry_points(group=_GROUP)
-    if not found:
+    entries = entry_points(group=_GROUP)
+    if not entries:
         raise EnvironmentFailure(
             f"this installation of fedcore has no entry point {_GROUP!r}, so it cannot operate a federation; install "
             "fedcore again"
         )
-    make = next(iter(found)).load()
+    make = next(iter(entries)).load()
     return cast(RemoteOperator, make(kit, server, connect_seconds))

@@ -190,8 +190,8 @@ class Run:
         return f"{what}: {figures}" if figures else what
 
     def _note(self) -> str:
-        said = [self.record.reason]
+        notes = [self.record.reason]
         if self.record.privacy is not None:
             terms = self.record.privacy
-            said.append(f"each client has ({self.epsilon:.3g}, {terms.delta:g})-differential privacy")
-        return "; ".join(filter(None, said))
+            notes.append(f"each client has ({self.epsilon:.3g}, {terms.delta:g})-differential privacy")
+        return "; ".join(filter(None, notes))

@@ -21,16 +21,16 @@ _CELL: Final = "padding:.2em .8em;border-bottom:1px solid rgba(128,128,128,.35)"
 
 def html_table(title: str, frame: pandas.DataFrame, *, note: str = "") -> str:
     """A heading and the last rows of a table as HTML; every text is escaped."""
-    shown = frame.tail(_ROWS)
-    left_out = len(frame) - len(shown)
+    rows = frame.tail(_ROWS)
+    left_out = len(frame) - len(rows)
     head = "".join(f'<th scope="col" style="{_CELL}">{escape(str(name))}</th>' for name in _heads(frame))
     body = "".join(
         f'<tr><th scope="row" style="{_CELL}">{escape(_label(index))}</th>'
         + "".join(f'<td style="{_CELL}">{escape(cell(value))}</td>' for value in row)
         + "</tr>"
-        for index, row in zip(shown.index, shown.itertuples(index=False), strict=True)
+        for index, row in zip(rows.index, rows.itertuples(index=False), strict=True)
     )
-    more = f"the last {len(shown)} of {len(frame)} rows; all of them are in .history" if left_out else ""
+    more = f"the last {len(rows)} of {len(frame)} rows; all of them are in .history" if left_out else ""
     notes = "".join(f"<div><small>{escape(text)}</small></div>" for text in (note, more) if text)
     return (
         f'<div class="fedcore-result"><div><strong>{escape(title)}</strong></div>'

@@ -96,16 +96,16 @@ def simulate(
     record, began = RunRecord(), time.monotonic()
     with (
         IN_TURN,
-        load_app(app, run_config or {}) as found,
+        load_app(app, run_config or {}) as loaded,
         data_folder(data_dir),
         OutputFolder() as left,
         ExitStack() as stack,
     ):
         quiet_flower()
-        config = chosen_config(found.app, run_config, rounds=rounds, seed=seed)
-        chosen = chosen_settings(found.app, settings, aggregation)
-        clients = clients or found.app.simulation_clients
-        config = with_cohort(config, run_config or {}, per_round, clients, reads=found.in_memory)
+        config = chosen_config(loaded.app, run_config, rounds=rounds, seed=seed)
+        chosen = chosen_settings(loaded.app, settings, aggregation)
+        clients = clients or loaded.app.simulation_clients
+        config = with_cohort(config, run_config or {}, per_round, clients, reads=loaded.in_memory)
         show = stack.enter_context(shown(progress, "simulated", clients=clients))
         if engine != "inline":
             folder_of(app, f'engine="{engine}"')
@@ -115,10 +115,10 @@ def simulate(
             show(event)
 
         executor = stack.enter_context(
-            make_executor(checked_engine(engine), found.app, clients, workers, clients_at_once)
+            make_executor(checked_engine(engine), loaded.app, clients, workers, clients_at_once)
         )
         simulation = Simulation(
-            app=found.app,
+            app=loaded.app,
             clients=clients,
             run_config=config,
             settings=chosen,
@@ -136,9 +136,9 @@ def simulate(
             emit=emit,
         )
         outcome = simulation.run()
-        facts = None if found.in_memory else model_facts(simulation, record)
+        facts = None if loaded.in_memory else model_facts(simulation, record)
     return Run(
-        app=found.app.name,
+        app=loaded.app.name,
         clients=clients,
         record=record,
         model=outcome.state,

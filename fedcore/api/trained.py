@@ -74,8 +74,10 @@ class Export:
         shapes = [list(one.shape) for one in inputs]
         if as_json:
             facts = asdict(trained.facts) if trained.facts is not None else None
-            said = {"model": str(self.model), "out": str(self.out), "to": self.kind, "checked": checked}
-            typer.echo(json.dumps({**said, "inputs": shapes, "output": list(expected.shape), "facts": facts}, indent=2))
+            summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "checked": checked}
+            typer.echo(
+                json.dumps({**summary, "inputs": shapes, "output": list(expected.shape), "facts": facts}, indent=2)
+            )
         else:
             how = f"its output is the module's ({checked})" if checked else "its output was not checked: no onnxruntime"
             typer.echo(
@@ -96,9 +98,9 @@ class Export:
         make, run = (_make_onnx, _run_onnx) if self.kind == "onnx" else (_make_torch, _run_torch)
         try:
             make(trained, inputs, draft)
-            found, checked = run(draft, inputs)
-            if found is not None and not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-                worst = float((found - expected).abs().max())
+            output, checked = run(draft, inputs)
+            if output is not None and not torch.allclose(output, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+                worst = float((output - expected).abs().max())
                 raise AppError(
                     f"the exported program's output differs from the module's by {worst:.3g}; it is not kept",
                     check="differs",
@@ -117,8 +119,8 @@ def _free_batch(inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
 
 
 def _metadata(trained: TrainedModel) -> dict[str, str]:
-    known = trained.facts.to_metadata() if trained.facts is not None else {}
-    return {key: text for key, text in known.items() if key != "format"}  # of safetensors alone
+    facts = trained.facts.to_metadata() if trained.facts is not None else {}
+    return {key: text for key, text in facts.items() if key != "format"}  # of safetensors alone
 
 
 def _make_onnx(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
@@ -153,8 +155,8 @@ def _make_torch(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -
 
 def _run_torch(path: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, str]:
     with path.open("rb") as file, torch.no_grad():
-        found = torch.export.load(file).module()(*inputs)
-    return found, f"torch {torch.__version__}"
+        output = torch.export.load(file).module()(*inputs)
+    return output, f"torch {torch.__version__}"
 
 
 Row = Mapping[str, Any]
@@ -200,8 +202,13 @@ class Prediction:
 
     def _summary(self, trained: TrainedModel, rows: Sequence[Row]) -> dict[str, Any]:
         facts = asdict(trained.facts) if trained.facts is not None else None
-        known = {"model": str(self.model), "app": trained.app.name, "facts": facts, "warnings": list(trained.warnings)}
-        return {**known, "count": len(rows)} | ({"rows": list(rows)} if self.out is None else {"out": str(self.out)})
+        summary = {
+            "model": str(self.model),
+            "app": trained.app.name,
+            "facts": facts,
+            "warnings": list(trained.warnings),
+        }
+        return {**summary, "count": len(rows)} | ({"rows": list(rows)} if self.out is None else {"out": str(self.out)})
 
 
 def predicted(trained: TrainedModel, file: Path) -> list[Row]:

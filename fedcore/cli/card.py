@@ -49,13 +49,13 @@ def from_server(sources: Sources, run: str, kit: Path) -> Sources:
     Args:
         run: as `fedcore runs show` takes it.
     """
-    found = remote_operator(kit.expanduser().absolute()).show(run)
-    if sources.facts is not None and sources.facts.run != found.run:
-        made = f"run {sources.facts.run}" if sources.facts.run else "no run of a federation"
+    details = remote_operator(kit.expanduser().absolute()).show(run)
+    if sources.facts is not None and sources.facts.run != details.run:
+        origin = f"run {sources.facts.run}" if sources.facts.run else "no run of a federation"
         raise ConfigurationError(
-            f"--run: {sources.model} was made by {made}, and not by run {found.run}", check="other-run"
+            f"--run: {sources.model} was made by {origin}, and not by run {details.run}", check="other-run"
         )
     record = RunRecord()
-    for item in found.events:
+    for item in details.events:
         record.add(item.event, item.seconds)
-    return replace(sources, record=record, settings=found.settings)
+    return replace(sources, record=record, settings=details.settings)

@@ -60,8 +60,8 @@ def check(
         typer.echo(json.dumps(report.to_plain(), indent=2))
     else:
         console = Console()
-        for kind, color, found in (("error", "red", report.errors), ("warning", "yellow", report.warnings)):
-            for one in found:
+        for kind, color, findings in (("error", "red", report.errors), ("warning", "yellow", report.warnings)):
+            for one in findings:
                 console.print(f"[{color}]{kind:<8}[/] {escape(str(one))}", highlight=False, soft_wrap=True)
         console.print(escape(report.headline()), highlight=False, soft_wrap=True)
     if not report.ok:

@@ -133,14 +133,14 @@ def _assignments(incomplete: str, values: Mapping[str, Any], choices: Mapping[st
 
 def _choices(cls: type) -> dict[str, tuple[str, ...]]:
     """The fields of a settings class that have a few values, by their keys."""
-    found: dict[str, tuple[str, ...]] = {}
+    choices: dict[str, tuple[str, ...]] = {}
     for name, hint in get_type_hints(cls).items():
         key = name.replace("_", "-")
         if get_origin(hint) is Literal:
-            found[key] = tuple(map(str, get_args(hint)))
+            choices[key] = tuple(map(str, get_args(hint)))
         elif hint is bool:
-            found[key] = ("true", "false")
-    return found
+            choices[key] = ("true", "false")
+    return choices
 
 
 def _beginning(incomplete: str, offers: Mapping[str, str]) -> list[Offer]:

@@ -45,9 +45,9 @@ def partition(
 
     if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigurationError(f"--out {out}: a picture is .svg, .png or .pdf")
-    with contextlib.redirect_stdout(sys.stderr), data_folder(data_dir), load_app(app, {}) as found:
-        given = parse_assignments(run_config) if run_config else {}
-        counts = label_counts(found.app, override(found.app.run_config, given, "the run config"), clients)
+    with contextlib.redirect_stdout(sys.stderr), data_folder(data_dir), load_app(app, {}) as loaded:
+        changes = parse_assignments(run_config) if run_config else {}
+        counts = label_counts(loaded.app, override(loaded.app.run_config, changes, "the run config"), clients)
     if as_json:
         typer.echo(json.dumps(counts.to_plain()))
     else:
@@ -74,8 +74,14 @@ def draw(counts: LabelCounts, out: Path) -> None:
             ends = counts.train.cumsum(axis=1)
             for label in range(kinds):
                 name = str(counts.labels[label]) if counts.labels else None
-                held = counts.train[:, label]
-                axes.barh(np.arange(clients) + 1, held, left=ends[:, label] - held, color=colours(label), label=name)
+                counts_of_label = counts.train[:, label]
+                axes.barh(
+                    np.arange(clients) + 1,
+                    counts_of_label,
+                    left=ends[:, label] - counts_of_label,
+                    color=colours(label),
+                    label=name,
+                )
             axes.set(xlabel="training examples", yticks=np.arange(clients) + 1)
             axes.invert_yaxis()
             if counts.labels:
@@ -93,15 +99,15 @@ def _print(counts: LabelCounts) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = counts.labels[:_SHOWN_LABELS]
-    title = "training examples by label" if shown else None
+    labels_shown = counts.labels[:_SHOWN_LABELS]
+    title = "training examples by label" if labels_shown else None
     table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_style="")
-    for heading in ("client", "train", "test", *(str(label) for label in shown)):
+    for heading in ("client", "train", "test", *(str(label) for label in labels_shown)):
         table.add_column(heading, justify="right")
     for number, (train, test) in enumerate(zip(counts.train, counts.test, strict=True), start=1):
-        labels = [str(train[label]) if train[label] else "." for label in shown]
+        labels = [str(train[label]) if train[label] else "." for label in labels_shown]
         table.add_row(str(number), str(train.sum()), str(test.sum()), *labels)
     console = Console()
     console.print(table)
-    if len(counts.labels) > len(shown):
+    if len(counts.labels) > len(labels_shown):
         console.print(f"{len(counts.labels)} labels; --json has all of them, --out draws them")

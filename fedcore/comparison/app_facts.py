@@ -81,11 +81,11 @@ class AppFacts(WorkerReport):
         A strategy that keeps models on the clients is judged by what these report, any other by the run's own model.
         """
         named = {str(run.config.get(STRATEGY, "")) for run in runs}
-        if (self.strategy or not self.refusal) and (kept := named & PERSONAL) and named - PERSONAL:
+        if (self.strategy or not self.refusal) and (personal := named & PERSONAL) and named - PERSONAL:
             raise ConfigurationError(
-                f"strategy {', '.join(sorted(kept))} keeps models on the clients, which are judged by what the clients "
-                f"report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with an "
-                "--out of its own",
+                f"strategy {', '.join(sorted(personal))} keeps models on the clients, which are judged by what the "
+                f"clients report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with "
+                "its own --out",
                 check="two-judgements",
             )
 

@@ -97,8 +97,8 @@ def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:
     try:
         choose(job.metric, reported([result]))
     except ConfigurationError as error:
-        kept = "runs that finished are kept, and the same command with another --metric goes on"
-        raise ConfigurationError(f"{error}; {kept}", check="no-such-metric") from None
+        advice = "runs that finished are kept, and the same command with another --metric goes on"
+        raise ConfigurationError(f"{error}; {advice}", check="no-such-metric") from None
 
 
 def reported(results: Sequence[RunResult]) -> Known:
@@ -108,9 +108,9 @@ def reported(results: Sequence[RunResult]) -> Known:
     """
     done = [one for one in results if one.status == "finished"]
     names = {name for one in done for name in one.by_server}
-    found = [name for one in done for name in one.metrics]
-    server = known_by_name(name for name in found if name in names)
-    return {**server, **known_by_name(name for name in found if name not in names)}
+    metrics = [name for one in done for name in one.metrics]
+    server = known_by_name(name for name in metrics if name in names)
+    return {**server, **known_by_name(name for name in metrics if name not in names)}
 
 
 def _unseen(result: RunResult) -> None:
@@ -143,13 +143,13 @@ def execute(
 
 def finished(runs: Sequence[PlannedRun]) -> dict[int, RunResult]:
     """Results that are there already, by the number of their run."""
-    found = {}
+    results = {}
     for number, run in enumerate(runs):
         if (run.folder / RESULT_FILE).is_file():
             result = RunResult.load(run.folder)
             if result.status == "finished":
-                found[number] = result
-    return found
+                results[number] = result
+    return results
 
 
 def in_groups(runs: Sequence[PlannedRun]) -> list[tuple[int, PlannedRun]]:
@@ -180,8 +180,8 @@ def seconds_left(runs: Sequence[PlannedRun], results: Mapping[int, RunResult]) -
     if not by_label:
         return None
     overall = fmean(seconds for group in by_label.values() for seconds in group)
-    left = (run.label for number, run in enumerate(runs) if number not in results)
-    return sum(fmean(by_label.get(label, [overall])) for label in left)
+    remaining = (run.label for number, run in enumerate(runs) if number not in results)
+    return sum(fmean(by_label.get(label, [overall])) for label in remaining)
 
 
 def build_comparison(
@@ -191,7 +191,7 @@ def build_comparison(
     fixed = {key: values[0] for key, values in job.sweep.items() if len(values) == 1}
     config = {key: fixed.get(key, value) for key, value in job.config().items()}
     settings = {key: fixed.get(key, value) for key, value in job.app.settings.to_mapping().items()}
-    known = facts.metrics or reported(results)
+    metrics = facts.metrics or reported(results)
     return Comparison(
         app=job.app.name,
         sites=job.sites,
@@ -205,7 +205,7 @@ def build_comparison(
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
         runs=tuple(results),
         # If nothing was evaluated there is nothing to judge by, and the report says so.
-        judged_by=choose(job.metric, known) if known else None,
+        judged_by=choose(job.metric, metrics) if metrics else None,
         own_evaluation=not facts.metrics,
         network=job.network,
         cost=runs[0].cost,
@@ -292,16 +292,17 @@ def _evaluated(run: PlannedRun, trained: Trained, workers: Workers) -> RunResult
     result, last = trained.result, max(trained.models, default=0)
     if not last:
         return result
-    found = evaluate_rounds(run, workers, trained.models, trained.tested)
+    evaluations = evaluate_rounds(run, workers, trained.models, trained.tested)
     curve = tuple(
-        replace(point, metrics=found[point.round].metrics) if point.round in found else point for point in result.curve
+        replace(point, metrics=evaluations[point.round].metrics) if point.round in evaluations else point
+        for point in result.curve
     )
     if result.status == "failed":
         return replace(result, curve=curve)
     # In mode local, a site that was lost has no model in the last round.
     for path in set(trained.models[last].values()):
         os.replace(path, path.with_name(MODEL_FILE))
-    return replace(result, curve=curve, sites=found[last].sites)
+    return replace(result, curve=curve, sites=evaluations[last].sites)
 
 
 def _with_last_model(run: PlannedRun, result: RunResult) -> RunResult:

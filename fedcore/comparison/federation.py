@@ -184,14 +184,14 @@ class _Running:
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = ClientKiller(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
-        given = SentModels(held=self.held)
+        sent = SentModels(held=self.held)
         versions = ModelVersions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
         before = {name: path.stat().st_size for name, path in logs.items()}
 
         def show(event: RunEvent) -> None:
             emit(event)
-            given.see(event)
+            sent.see(event)
             versions.see(event)
             killing.see(event)
 
@@ -200,14 +200,14 @@ class _Running:
             record = follow(self.group, child, show)
         finally:
             self.group.stop(_RUN)
-        told = {name: told_since(path, before[name]) for name, path in logs.items()}
+        progress = {name: told_since(path, before[name]) for name, path in logs.items()}
         return FederatedOutcome(
             record=record,
             losses=killing.losses(record),
-            models=tuple(given.models),
-            fetched=tuple(given.fetched),
-            taken={name: taken_in(one) for name, one in told.items()},
-            tested={name: told_tests(one) for name, one in told.items()},
+            models=tuple(sent.models),
+            fetched=tuple(sent.fetched),
+            taken={name: taken_in(one) for name, one in progress.items()},
+            tested={name: told_tests(one) for name, one in progress.items()},
             results=_results(out),
             versions=versions.found,
         )
@@ -226,18 +226,18 @@ def told_since(log: Path, start: int) -> list[ProgressLine]:
         return list(parse_progress(file.read().decode(errors="replace").splitlines()))
 
 
-def taken_in(told: Iterable[ProgressLine]) -> dict[int, int]:
+def taken_in(lines: Iterable[ProgressLine]) -> dict[int, int]:
     """Round -> examples that were trained on in it, however often it was asked for."""
-    taken: Counter[int] = Counter()
-    for one in told:
+    examples: Counter[int] = Counter()
+    for one in lines:
         if isinstance(one, TrainingProgress):
-            taken[one.round] += one.examples
-    return dict(taken)
+            examples[one.round] += one.examples
+    return dict(examples)
 
 
-def told_tests(told: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
+def told_tests(lines: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
     """Round -> what its model gave, the last time that it was asked for."""
-    return {one.round: one for one in told if isinstance(one, EvaluationProgress)}
+    return {one.round: one for one in lines if isinstance(one, EvaluationProgress)}
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:
@@ -293,8 +293,8 @@ class ClientKiller:
         """Nobody, or the one that was killed."""
         if self.kill is None or self._killed_at is None:
             return ()
-        left = f"the run went on with {self.sites - 1} of {self.sites} clients"
-        outcome = left if record.status == "finished" else f"the run failed: {record.reason}"
+        remainder = f"the run went on with {self.sites - 1} of {self.sites} clients"
+        outcome = remainder if record.status == "finished" else f"the run failed: {record.reason}"
         return (
             LostWorker(
                 worker=worker_name(self.kill.site),
@@ -304,8 +304,8 @@ class ClientKiller:
             ),
         )
 
-    def _note(self, noticed: str) -> None:
-        self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
+    def _note(self, outcome: str) -> None:
+        self._noticed, self._seconds = outcome, self.clock() - (self._killed_at or 0.0)
 
 
 @dataclass(slots=True)
@@ -328,10 +328,10 @@ class ModelVersions:
         for path in self.data.glob("work/*/versions/*.safetensors"):
             number = int(path.stem)
             if number not in self.found:
-                kept = self.out / f"version-{number}.safetensors"
+                copy = self.out / f"version-{number}.safetensors"
                 with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
-                    shutil.copyfile(path, kept)
-                    self.found[number] = kept
+                    shutil.copyfile(path, copy)
+                    self.found[number] = copy
 
 
 @dataclass(slots=True, kw_only=True)

@@ -68,8 +68,8 @@ class OutFolder:
         """What was found out about the app when the comparison began; None if it has not."""
         if not (self.path / JOB_FILE).is_file():
             return None
-        found = self._read()["survey"]
-        return AppFacts.model_validate(found) if found else None
+        document = self._read()["survey"]
+        return AppFacts.model_validate(document) if document else None
 
     def keep_facts(self, facts: AppFacts) -> None:
         """For when the comparison goes on after an interruption, by the same clock."""
@@ -88,11 +88,11 @@ class OutFolder:
     def _empty(self) -> bool:
         return not self.path.exists() or not any(self.path.iterdir())
 
-    def _check_same(self, asked: Mapping[str, Any]) -> None:
-        found = self._read()["job"]
-        differing = [key for key in asked if found.get(key) != asked[key]]
+    def _check_same(self, requested: Mapping[str, Any]) -> None:
+        stored = self._read()["job"]
+        differing = [key for key in requested if stored.get(key) != requested[key]]
         if differing:
-            which = "; ".join(f"{key}: {found.get(key)} there, {asked[key]} here" for key in differing)
+            which = "; ".join(f"{key}: {stored.get(key)} there, {requested[key]} here" for key in differing)
             raise ConfigurationError(
                 f"{self.path} holds another comparison ({which}); choose another --out, or --force to replace it",
                 check="other-comparison",

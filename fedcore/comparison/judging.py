@@ -51,35 +51,35 @@ class MetricChoice:
 
 def known_by_name(names: Iterable[str]) -> dict[str, Better | None]:
     """Metrics of which the names alone are known: accuracies first, then losses, then the others."""
-    found = list(dict.fromkeys(names))
-    known: dict[str, Better | None] = {
-        name: better for word, better in _WORDS.items() for name in found if word in name.lower()
+    distinct = list(dict.fromkeys(names))
+    directions: dict[str, Better | None] = {
+        name: better for word, better in _WORDS.items() for name in distinct if word in name.lower()
     }
-    return {**known, **{name: None for name in found if name not in known}}
+    return {**directions, **{name: None for name in distinct if name not in directions}}
 
 
-def choose(wanted: MetricChoice | None, known: Known) -> JudgedBy | None:
+def choose(choice: MetricChoice | None, metrics: Known) -> JudgedBy | None:
     """The metric to judge by: the one that was asked for, else the first with a known direction; None if there is none.
 
     Raises ConfigurationError, with what there is, for a name that does not exist or an unknown direction.
     """
-    if wanted is None:
-        return next((JudgedBy(name=name, better=better) for name, better in known.items() if better), None)
-    if wanted.name not in known:
+    if choice is None:
+        return next((JudgedBy(name=name, better=better) for name, better in metrics.items() if better), None)
+    if choice.name not in metrics:
         raise ConfigurationError(
-            f"--metric {wanted.name}: there is no such metric; {listed(known)}", check="no-such-metric"
+            f"--metric {choice.name}: there is no such metric; {listed(metrics)}", check="no-such-metric"
         )
-    better = wanted.better or known[wanted.name]
+    better = choice.better or metrics[choice.name]
     if better is None:
-        name = wanted.name
+        name = choice.name
         raise ConfigurationError(
             f"--metric {name}: say whether more of it is better, {name}:max or {name}:min", check="no-direction"
         )
-    return JudgedBy(name=wanted.name, better=better)
+    return JudgedBy(name=choice.name, better=better)
 
 
-def listed(known: Known) -> str:
+def listed(metrics: Known) -> str:
     """The metrics in a sentence."""
-    if not known:
+    if not metrics:
         return "nothing was evaluated"
-    return "there are " + ", ".join(f"{name}:{better}" if better else name for name, better in known.items())
+    return "there are " + ", ".join(f"{name}:{better}" if better else name for name, better in metrics.items())

@@ -45,8 +45,8 @@ def _apart(metrics: Metrics, names: Mapping[str, None]) -> dict[str, float | tup
 
 
 def _by_round(results: Mapping[str, Any], part: str) -> dict[int, Metrics]:
-    found = {int(number): as_metrics(_numbers(metrics)) for number, metrics in results.get(part, {}).items()}
-    return {number: metrics for number, metrics in found.items() if metrics}
+    rounds = {int(number): as_metrics(_numbers(metrics)) for number, metrics in results.get(part, {}).items()}
+    return {number: metrics for number, metrics in rounds.items() if metrics}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

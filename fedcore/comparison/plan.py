@@ -62,15 +62,15 @@ class CompareJob:
 
     def config(self) -> dict[str, Scalar]:
         """The run config before seeds, sweep and modes."""
-        given = dict(self.run_config)
+        changes = dict(self.run_config)
         for key, value, option in ((SEED, self.seeds, "--seeds"), (PARTITION, self.partition, "--partition")):
             if value and key not in self.app.run_config:
                 raise ConfigurationError(
                     f"{option} needs the key {key!r} in the run config of {self.app.name}", check="key-needed"
                 )
         if self.partition:
-            given[PARTITION] = self.partition
-        return override(self.app.run_config, given, _RUN_CONFIG)
+            changes[PARTITION] = self.partition
+        return override(self.app.run_config, changes, _RUN_CONFIG)
 
 
 def plan(job: CompareJob) -> tuple[PlannedRun, ...]:
@@ -126,19 +126,19 @@ def parse_sweep(words: list[str], *, option: str = "--set") -> dict[str, tuple[S
         parts = re.findall(r'(?:"[^"]*"|[^,])+', values)
         if not parts:
             raise ConfigurationError(f"expected key=value or key=value,value, not {key}=")
-        found = tuple(parse_assignments([f'"{key}"={part}'])[key] for part in parts)
-        if key in sweep or len({json.dumps(value) for value in found}) != len(found):
+        parsed = tuple(parse_assignments([f'"{key}"={part}'])[key] for part in parts)
+        if key in sweep or len({json.dumps(value) for value in parsed}) != len(parsed):
             raise ConfigurationError(f"{option} names each key once, with each value once: {key}={values}")
-        sweep[key] = found
+        sweep[key] = parsed
     return sweep
 
 
 def parse_kill(text: str) -> Kill:
     """Read `client-2@3`: the second site's worker, after round 3."""
-    found = re.fullmatch(r"client-([1-9]\d*)@([1-9]\d*)", text)
-    if found is None:
+    match = re.fullmatch(r"client-([1-9]\d*)@([1-9]\d*)", text)
+    if match is None:
         raise ConfigurationError(f"--kill is SITE@ROUND, as in client-2@3, not {text!r}")
-    return Kill(site=int(found[1]) - 1, round=int(found[2]))
+    return Kill(site=int(match[1]) - 1, round=int(match[2]))
 
 
 def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:

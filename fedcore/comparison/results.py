@@ -186,11 +186,11 @@ def number_of(metrics: Metrics, name: str) -> float | None:
 
 def stored_precision(folder: Path) -> str:
     """Data types of the weights in every model.safetensors below `folder`, as in "float32"; "" if there is none."""
-    found = set()
+    dtypes = set()
     for path in folder.rglob("model.safetensors"):
         with safe_open(path, framework="numpy") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return ", ".join(sorted(_FLOATS[kind] for kind in found & _FLOATS.keys()))
+            dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return ", ".join(sorted(_FLOATS[kind] for kind in dtypes & _FLOATS.keys()))
 
 
 def as_metrics(reported: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:

@@ -53,7 +53,7 @@ def comparison_of(
     seed = own_seed if isinstance(own_seed, int) else seed
     result = _result(record, results, seed=seed, parameters=parameters)
     usual = JobSettings().to_mapping()
-    known = reported([result])
+    metrics = reported([result])
     return Comparison(
         app=app,
         sites=clients,
@@ -66,7 +66,7 @@ def comparison_of(
         machine=machine(),
         modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title),),
         runs=(result,),
-        judged_by=_judged_by(known, target),
+        judged_by=_judged_by(metrics, target),
         own_evaluation=True,
         target=target,
     )
@@ -81,10 +81,10 @@ def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoi
     return _result(record, results, seed=0, parameters=0).curve
 
 
-def _judged_by(known: Known, target: Target | None) -> JudgedBy | None:
-    if target is not None and target.metric in known:
+def _judged_by(metrics: Known, target: Target | None) -> JudgedBy | None:
+    if target is not None and target.metric in metrics:
         return JudgedBy(name=target.metric, better=target.better)
-    return choose(None, known) if known else None
+    return choose(None, metrics) if metrics else None
 
 
 def check_report_place(out: Path, *, force: bool) -> None:

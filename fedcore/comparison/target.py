@@ -67,9 +67,9 @@ class Target:
         return cls(metric=name, value=value, better="max" if better == "max" else "min")
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
-        """Of what `told` says."""
-        return cls(metric=told["metric"], value=told["value"], better=told["better"])
+    def of(cls, target: Mapping[str, Any]) -> Self:
+        """Of what `target` says."""
+        return cls(metric=target["metric"], value=target["value"], better=target["better"])
 
     def __str__(self) -> str:
         return f"{self.metric} {'≥' if self.better == 'max' else '≤'} {self.value:g}"
@@ -97,10 +97,10 @@ class Target:
         reached: as `Reached`, None if no model did. best: the best value of any model, None if no evaluation
         reports the metric.
         """
-        found = self.reached(curve)
-        known = [value for point in curve if (value := number_of(point.metrics, self.metric)) is not None]
-        best = (max if self.better == "max" else min)(known, default=None)
-        return {**asdict(self), "reached": None if found is None else asdict(found), "best": best}
+        reached = self.reached(curve)
+        values = [value for point in curve if (value := number_of(point.metrics, self.metric)) is not None]
+        best = (max if self.better == "max" else min)(values, default=None)
+        return {**asdict(self), "reached": None if reached is None else asdict(reached), "best": best}
 
 
 class Unseen:
@@ -135,9 +135,9 @@ def line_of(told: Mapping[str, Any], reported: Iterable[str]) -> str:
         reported: names of metrics that there are, for who asked for another.
     """
     target = Target.of(told)
-    if (found := told["reached"]) is not None:
-        clock = "" if found["virtual_seconds"] is None else f", virtual {found['virtual_seconds']:.1f} s"
-        return f"{target}: first in round {found['round']}, after {found['seconds']:.1f} s of training{clock}"
+    if (reached := told["reached"]) is not None:
+        clock = "" if reached["virtual_seconds"] is None else f", virtual {reached['virtual_seconds']:.1f} s"
+        return f"{target}: first in round {reached['round']}, after {reached['seconds']:.1f} s of training{clock}"
     if told["best"] is not None:
         return f"{target}: not reached, the best was {told['best']:.4f}"
     names = ", ".join(sorted(reported))

@@ -34,13 +34,13 @@ class ApprovedApps:
         """Hash -> name of the app; empty if there is no file yet. Raises KitError."""
         if not self.path.exists():
             return {}
-        found = {}
+        apps = {}
         for number, line in enumerate(read_text(self.path).splitlines(), start=1):
             match = _LINE.fullmatch(line)
             if match is None:
                 raise broken(self.path, f"line {number} is not a hash, two blanks and a name", "mend or remove it")
-            found[match[1]] = match[2]
-        return found
+            apps[match[1]] = match[2]
+        return apps
 
     def approve(self, sha256: str, name: str) -> None:
         """Let an app run from now on; raises KitError."""

@@ -126,8 +126,8 @@ class Authority:
         if unknown := [name for name in names if name not in known]:
             raise KitError(f"there is no member {unknown[0]}; members: {', '.join(known) or 'none'}", check="no-member")
         leaving = {known[name] for name in names}
-        left = [member for member in self.roster.members if member not in leaving]
-        return self._keep(self.roster.followed_by(left, {*self.roster.revoked, *leaving}, self._key()))
+        remaining = [member for member in self.roster.members if member not in leaving]
+        return self._keep(self.roster.followed_by(remaining, {*self.roster.revoked, *leaving}, self._key()))
 
     def admission(self, client_id: int) -> Admission:
         """What the client with this id completes its kit with."""
@@ -159,7 +159,7 @@ class Authority:
                 "name the server's own certificate",
                 check="other-certificate",
             )
-        made = tls.make_server_certificate(
+        renewed = tls.make_server_certificate(
             hosts or tls.hosts_of(old),
             key,
             ca=ca,
@@ -167,8 +167,8 @@ class Authority:
             now=now,
             randomness=randomness,
         )
-        replace_file(certificate, tls.certificate_pem(made))
-        return made
+        replace_file(certificate, tls.certificate_pem(renewed))
+        return renewed
 
     def leave_at_server(self) -> Path | None:
         """Put the rosters into the server's folder next to this one, as `create` makes them, for its next start.

@@ -19,9 +19,9 @@ def fingerprint(public_key: bytes) -> str:
     return "-".join(digits[start : start + _GROUP] for start in range(0, len(digits), _GROUP))
 
 
-def check_fingerprint(public_key: bytes, told: Iterable[str], what: str) -> None:
-    """KitError unless one that was `told`, grouped in any way, is the fingerprint of `public_key`."""
-    if _digits(fingerprint(public_key)) not in map(_digits, told):
+def check_fingerprint(public_key: bytes, expected: Iterable[str], what: str) -> None:
+    """KitError unless one that was `expected`, grouped in any way, is the fingerprint of `public_key`."""
+    if _digits(fingerprint(public_key)) not in map(_digits, expected):
         raise KitError(
             f"{what} has the fingerprint {fingerprint(public_key)}, which is not the one that was named; ask its owner "
             "over a line that you trust, and accept nothing until the two agree",

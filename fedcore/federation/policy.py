@@ -185,12 +185,12 @@ class Policy:
     def load(cls, path: Path) -> Self:
         """Read policy.toml; raises KitError or UnknownKey."""
         values = read_toml(path, _TYPES, optional=frozenset(_TYPES) - {"min-cohort", "min-threshold"})
-        given = {key.replace("-", "_"): value for key, value in values.items()}
-        rules = {key: given.pop(key) for key in EligibilityRules.__slots__ if key in given}
-        if "allow_config" in given:
-            given["allow_config"] = dict(_flat(given["allow_config"]))
+        fields = {key.replace("-", "_"): value for key, value in values.items()}
+        rules = {key: fields.pop(key) for key in EligibilityRules.__slots__ if key in fields}
+        if "allow_config" in fields:
+            fields["allow_config"] = dict(_flat(fields["allow_config"]))
         try:
-            return cls(**{**given, "app_sha256": given.get("app_sha256") or None, "eligibility": _eligibility(rules)})
+            return cls(**{**fields, "app_sha256": fields.get("app_sha256") or None, "eligibility": _eligibility(rules)})
         except KitError as error:
             raise broken(path, str(error), "mend the line", check=error.check) from None
 

@@ -14,8 +14,8 @@ def event_line(event: RunEvent) -> str:
     if isinstance(event, AppPrinted):
         return f"app: {visible(event.line)}"
     data: Mapping[str, Any] = event.model_dump(exclude={"kind"})
-    shown = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
-    return f"{event.kind}: " + ", ".join(f"{key} {visible(_short(value))}" for key, value in shown)
+    pairs = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
+    return f"{event.kind}: " + ", ".join(f"{key} {visible(_short(value))}" for key, value in pairs)
 
 
 def _short(value: Any) -> str:

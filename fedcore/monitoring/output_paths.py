@@ -51,13 +51,13 @@ class OutputPaths:
             return self.results
         return self.files.joinpath(*PurePosixPath(path).parts[1:])
 
-    def write(self, results: Mapping[str, Any], left: Path) -> dict[str, Any]:
-        """Keep results, and copies of the files in the folder `left`; what the summary says of it. Raises OSError."""
+    def write(self, results: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Keep results, and copies of the files in the folder `folder`; what the summary says of it. Raises OSError."""
         self.model.parent.mkdir(parents=True, exist_ok=True)
         if results:
             write_file(self.results, json.dumps(results, indent=2) + "\n")
         count = 0
-        for path, file, _ in LeftFiles(left).read():
+        for path, file, _ in LeftFiles(folder).read():
             target = self.files / path
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as copy:

@@ -120,9 +120,11 @@ class ProgressView:
     def picture(self) -> RenderableType:
         """The live part as it stands."""
         width, height = self._console.size
-        seconds, heard = self._heard
-        left = self._left.left(seconds + self._clock() - heard)
-        place = [self._place, *([f"{in_words(left)} left"] if left is not None else [])] if self._place else []
+        seconds, updated = self._heard
+        remaining = self._left.left(seconds + self._clock() - updated)
+        place = (
+            [self._place, *([f"{in_words(remaining)} left"] if remaining is not None else [])] if self._place else []
+        )
         line = Text.assemble(f"{self._label}  ", (", ".join(place), "bold"), "  " if place else "", self._doing)
         line.no_wrap, line.overflow = True, "ellipsis"
         self._spinner.text = line
@@ -217,9 +219,9 @@ class ProgressView:
             self._line(line)
 
     def _on_figures(self, event: FiguresFound) -> None:
-        if shown := metrics_text(event.metrics):
+        if text := metrics_text(event.metrics):
             where = "at the server" if event.source == "server" else f"{event.source}, all clients together"
-            self._line(f"round {self._round(event.server_round)}  {where}: {escape(shown)}")
+            self._line(f"round {self._round(event.server_round)}  {where}: {escape(text)}")
 
     def _on_failure(self, event: ExchangeFailed | GroupEnded) -> None:
         """A group that gave its sum is part of its round's line."""
@@ -236,17 +238,17 @@ class ProgressView:
         self._place = f"round {self._round(event.server_round).lstrip()}"
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
-        shown = f"  {escape(metrics)}" if metrics else ""
+        text = f"  {escape(metrics)}" if metrics else ""
         if event.virtual_seconds:
-            shown = f"  virtual {event.virtual_seconds:.1f} s{shown}"
+            text = f"  virtual {event.virtual_seconds:.1f} s{text}"
         groups = f"{event.groups} groups  " if event.groups > 1 else ""
         if is_query(event.message_type):
-            shown = f"  {len(event.metrics)} sums" if event.metrics else ""
+            text = f"  {len(event.metrics)} sums" if event.metrics else ""
         count = len(event.survivors)
         clients = f"{count:,} clients" if count != 1 else "1 client "
         self._line(
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {clients}  "
-            f"{groups}{event.seconds:5.1f} s{shown}{epsilon}{self._time_left()}"
+            f"{groups}{event.seconds:5.1f} s{text}{epsilon}{self._time_left()}"
         )
         self._tell_dropped()
         for warning in _warnings(event):
@@ -254,8 +256,8 @@ class ProgressView:
 
     def _time_left(self) -> str:
         """For a line of a run that nobody sees a live part of."""
-        left = None if self.live else self._left.left(self._heard[0])
-        return f"  ({in_words(left)} left)" if left is not None and left >= _WORTH_SAYING else ""
+        remaining = None if self.live else self._left.left(self._heard[0])
+        return f"  ({in_words(remaining)} left)" if remaining is not None and remaining >= _WORTH_SAYING else ""
 
     def _tell_dropped(self) -> None:
         """Say of many clients how many dropped out of an exchange, why, and who some of them are."""
@@ -333,8 +335,8 @@ def epsilon_line(privacy: PrivacyTerms, epsilon_spent: float) -> str:
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """Metrics for a line that a person reads; long lists are cut, and sums that others are made of are left out."""
-    shown = {name: value for name, value in metrics.items() if not name.endswith("/sums")}
-    return "  ".join(f"{name} {_number(value)}" for name, value in shown.items())
+    visible = {name: value for name, value in metrics.items() if not name.endswith("/sums")}
+    return "  ".join(f"{name} {_number(value)}" for name, value in visible.items())
 
 
 def _number(value: Any) -> str:

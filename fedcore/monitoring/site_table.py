@@ -56,8 +56,8 @@ class SiteTable:
                 self._come_and_go(event)
             case ExchangeStarted():
                 for name in self.sites.keys() | set(event.cohort):
-                    asked = name in event.cohort
-                    self._set(name, "asked" if asked else "waiting", "" if asked else "not asked this time")
+                    selected = name in event.cohort
+                    self._set(name, "asked" if selected else "waiting", "" if selected else "not asked this time")
             case ClientDropped():
                 self._set(event.client, "dropped", f"{event.stage}: {event.reason}")
             case ClientBlamed():
@@ -73,9 +73,9 @@ class SiteTable:
         """Take what the server says of the clients now, which is more than the events do."""
         with self._lock:
             for client in clients:
-                known = self.sites.setdefault(client.name, Site())
-                if known.state != "blamed" and not (client.state is ClientRunState.WAITING and known.state == "done"):
-                    known.state, known.why = client.state.value, client.why
+                site = self.sites.setdefault(client.name, Site())
+                if site.state != "blamed" and not (client.state is ClientRunState.WAITING and site.state == "done"):
+                    site.state, site.why = client.state.value, client.why
 
     def render(self, *, rows: int, width: int) -> Table | None:
         """The table, at most `rows` lines below its heading; None if no client is known."""
@@ -89,8 +89,8 @@ class SiteTable:
         for name in ("sent", "received") if wide else ():
             table.add_column(name, no_wrap=True, justify="right")
         with self._lock:
-            shown, rest = self._chosen(rows)
-        for name, site in shown:
+            names, rest = self._chosen(rows)
+        for name, site in names:
             colour = _COLOURS.get(site.state, "default")
             traffic = (_size(site.up), _size(site.down)) if wide else ()
             table.add_row(escape(name), f"[{colour}]{site.state}[/]", escape(site.why), *traffic)
@@ -132,8 +132,8 @@ class SiteTable:
 def in_sum(table: SiteTable) -> Text:
     """All clients in one line, where a table of them would tell nobody anything."""
     states, up, down = table.sums()
-    shown = ", ".join(f"{count:,} {state}" for state, count in states.items())
-    return Text(f"{shown}; sent {_size(up)}, received {_size(down)}", style="dim", no_wrap=True, overflow="ellipsis")
+    text = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    return Text(f"{text}; sent {_size(up)}, received {_size(down)}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _by_number(name: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ _SAID = re.compile(r"\S+ \((forms [0-9.]+)\)")
 def our_forms() -> str:
     """Those of this fedcore: the numbers of wire, task, encoding, noised encoding and protocol."""
     tags = (TASK_TAG, ENCODING_TAG, PRIVATE_ENCODING_TAG, Usage.CONTEXT.value)
-    numbers = [found[1] for tag in tags if (found := _NUMBER.search(tag))]
+    numbers = [match[1] for tag in tags if (match := _NUMBER.search(tag))]
     return "forms " + ".".join([str(WIRE), *numbers])
 
 
@@ -38,8 +38,8 @@ def our_version() -> str:
 
 def understands(version: str) -> bool:
     """Whether this side understands one that says this of itself; versions of before say no forms."""
-    said = _SAID.fullmatch(version)
-    return said is not None and said[1] == our_forms()
+    match = _SAID.fullmatch(version)
+    return match is not None and match[1] == our_forms()
 
 
 def refusal(*, server: str, client: str) -> str:

@@ -324,11 +324,16 @@ class _RecordReader:
         if isinstance(value, bool | int | float | str):
             return value
         start, end = value[BYTES]
-        held = self.state[BYTES]
-        if list(value) != [BYTES] or held.dtype != np.uint8 or start != self._taken or not start <= end <= held.size:
+        content = self.state[BYTES]
+        if (
+            list(value) != [BYTES]
+            or content.dtype != np.uint8
+            or start != self._taken
+            or not start <= end <= content.size
+        ):
             raise _unsound(self.name, "a value lies outside of the file, or in another one")
         self._taken = end
-        return held[start:end].tobytes()
+        return content[start:end].tobytes()
 
 
 def _unsound(name: str, reason: str) -> PeerError:

@@ -90,13 +90,13 @@ class NonceCache:
             oldest: the earliest creation time that is still accepted, in seconds since 1970.
         """
         with self._lock:
-            seen = self._keys.setdefault(key_id, _NonceWindow(floor=self._not_before))
-            seen.forget_before(oldest)
-            if created < seen.floor:
+            window = self._keys.setdefault(key_id, _NonceWindow(floor=self._not_before))
+            window.forget_before(oldest)
+            if created < window.floor:
                 raise Unauthorized("the signature is older than the requests that are remembered", check="older")
-            if nonce in seen.nonces:
+            if nonce in window.nonces:
                 raise Unauthorized("the same signed request came before; sign each attempt again", check="replayed")
-            seen.remember(nonce, created, self._per_key)
+            window.remember(nonce, created, self._per_key)
 
     def __len__(self) -> int:
         with self._lock:
@@ -220,10 +220,10 @@ class _Claim:
         described, signed = _SIGNATURE_INPUT.fullmatch(signature_input), _SIGNATURE.fullmatch(signature)
         if described is None or signed is None or described[1] != signed[1]:
             raise Unauthorized("the request must carry one signature, in its canonical form")
-        found = [parameter.groups() for parameter in _PARAMETER.finditer(described[4])]
-        numbers = {name: number for name, number, _ in found if number is not None}
-        texts = {name: text for name, _, text in found if text is not None}
-        if len(found) != 4 or numbers.keys() != {"created"} or texts.keys() != {"keyid", "nonce", "tag"}:
+        parameters = [parameter.groups() for parameter in _PARAMETER.finditer(described[4])]
+        numbers = {name: number for name, number, _ in parameters if number is not None}
+        texts = {name: text for name, _, text in parameters if text is not None}
+        if len(parameters) != 4 or numbers.keys() != {"created"} or texts.keys() != {"keyid", "nonce", "tag"}:
             raise Unauthorized("the signature must have exactly the parameters created, keyid, nonce and tag")
         if texts["tag"] != TAG:
             raise Unauthorized(f'the tag of the signature must be "{TAG}"')
@@ -279,16 +279,16 @@ def _fields(headers: Mapping[str, str]) -> tuple[str, str, str]:
 
     Reading a long one would cost more than everything else that a stranger can ask for.
     """
-    found: dict[str, list[str]] = {name: [] for name in _LONGEST}
+    fields: dict[str, list[str]] = {name: [] for name in _LONGEST}
     for line, value in headers.items():
-        if (name := line.lower()) in found:
-            found[name].append(value.strip(" \t"))
-    for name, values in found.items():
+        if (name := line.lower()) in fields:
+            fields[name].append(value.strip(" \t"))
+    for name, values in fields.items():
         if sum(map(len, values)) > _LONGEST[name]:
             raise Unauthorized(f"the field {name} is longer than {_LONGEST[name]} characters", check="field-length")
         if len(values) != 1:
             raise Unauthorized(f"the request must carry one {_NAMES[name]}", check="field-count")
-    return found["content-digest"][0], found["signature-input"][0], found["signature"][0]
+    return fields["content-digest"][0], fields["signature-input"][0], fields["signature"][0]
 
 
 def _components(path_and_query: str) -> tuple[str, ...]:

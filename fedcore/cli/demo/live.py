@@ -82,8 +82,8 @@ class _Page:
         if self.as_json:
             sys.stdout.write(json.dumps(link) + "\n")
             sys.stdout.flush()
-        shown = has_screen() and webbrowser.open(link["url"])
-        what = "the page is open in your browser" if shown else "open this page in a browser"
+        opened = has_screen() and webbrowser.open(link["url"])
+        what = "the page is open in your browser" if opened else "open this page in a browser"
         self.console.print(f"{what}: {link['url']}", highlight=False, soft_wrap=True)
         self.console.print(
             "the browser warns, because this federation has made its own certificate authority a moment ago; go on. "

@@ -61,9 +61,9 @@ class _AdoptionPlan:
         """The statements that make these expressions' names known: libraries first, then the copied script."""
         names = {name for one in expressions if one is not None for name in one.names}
         libraries, own = self.script.imports(), self.script.definitions()
-        found = sorted(libraries[name] for name in names if name in libraries)
+        imports = sorted(libraries[name] for name in names if name in libraries)
         mine = sorted(name for name in names if name in own and name not in libraries)
-        return found + ([f"from {self.package}.script import {', '.join(mine)}"] if mine else [])
+        return imports + ([f"from {self.package}.script import {', '.join(mine)}"] if mine else [])
 
 
 def adopt(folder: Path, path: Path) -> dict[str, Any]:
@@ -110,14 +110,15 @@ def _plan_model(plan: _AdoptionPlan) -> None:
         plan.values |= {"model": None, "model_todo": plan.leave("make the model and return it", "model.py")}
         plan.values |= {"model_imports": [], "model_before": ()}
         return
-    made = plan.script.expression(node)
-    plan.find(f"the model: {ast.unparse(node)}", made.lines)
+    expression = plan.script.expression(node)
+    plan.find(f"the model: {ast.unparse(node)}", expression.lines)
     todo = ""
-    if made.unknown:
-        what = f"say what {', '.join(made.unknown)} is in {plan.script.path.name}, line {node.lineno}"
+    if expression.unknown:
+        what = f"say what {', '.join(expression.unknown)} is in {plan.script.path.name}, line {node.lineno}"
         todo = plan.leave(what, "model.py")
     plan.values |= {
-        "model": made.text, "model_before": made.before, "model_imports": plan.imported(made), "model_todo": todo,
+        "model": expression.text, "model_before": expression.before, "model_imports": plan.imported(expression),
+        "model_todo": todo,
     }  # fmt: skip
 
 
@@ -131,11 +132,11 @@ def _plan_optimizer(plan: _AdoptionPlan) -> None:
         plan.values["optimizer"] = called(call)
         plan.find(f"the optimizer: {called(call)}", [call.lineno])
         rate = keyword(call, "lr", 1)
-        found = plan.script.expression(rate) if rate is not None else None
-        number = _number(found)
+        expression = plan.script.expression(rate) if rate is not None else None
+        number = _number(expression)
         if number is not None:
             lr = repr(float(number))
-            plan.find(f"lr = {lr}", found.lines if found else ())
+            plan.find(f"lr = {lr}", expression.lines if expression else ())
         else:
             plan.todo.append(f"pyproject.toml: choose lr, which line {call.lineno} does not say in a number")
         others = [one for one in call.keywords if one.arg not in ("lr", "params", None)]
@@ -172,10 +173,10 @@ def _plan_data(plan: _AdoptionPlan) -> None:
         node = keyword(call, "dataset", 0) if call is not None else None
         if node is None:
             continue
-        parts[name] = found = plan.script.expression(node)
-        plan.find(f"the {name} data: {ast.unparse(node)}", found.lines)
-        if found.unknown:
-            what = f"say what {', '.join(found.unknown)} is in {plan.script.path.name}, line {node.lineno}"
+        parts[name] = expression = plan.script.expression(node)
+        plan.find(f"the {name} data: {ast.unparse(node)}", expression.lines)
+        if expression.unknown:
+            what = f"say what {', '.join(expression.unknown)} is in {plan.script.path.name}, line {node.lineno}"
             todo[name] = plan.leave(what, "data.py")
     if parts["train"] is None:
         todo["train"] = plan.leave("return a Dataset of pairs (input, target); no DataLoader was found", "data.py")
@@ -238,12 +239,12 @@ def _of_script(script: Script, node: ast.expr) -> Expression:
     return script.expression(node)
 
 
-def _number(found: Expression | None) -> float | None:
+def _number(expression: Expression | None) -> float | None:
     """The number that an expression is, if it is one by itself."""
-    if found is None or found.before or found.names or found.unknown:
+    if expression is None or expression.before or expression.names or expression.unknown:
         return None
     try:
-        value = ast.literal_eval(found.text)
+        value = ast.literal_eval(expression.text)
     except ValueError:
         return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

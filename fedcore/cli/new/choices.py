@@ -77,29 +77,29 @@ def _tabular(answers: Answers) -> Filling:
     if answers.csv is None:
         if answers.target or answers.categories or answers.task:
             raise ConfigurationError("--target, --task and --categories are about a table: name it with --csv FILE")
-        found, place, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
+        table, place, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
         about += " of the breast cancer data of Wisconsin, which come with scikit-learn"
     else:
         _check_target(answers)
-        found = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
+        table = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
         place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
         about += f" in `{answers.csv.name}`"
-    schema = found.schema
+    schema = table.schema
     values = {
-        **_table_values(found, place, own=answers.csv is not None),
-        "about": f"{about.format(schema.target, len(schema.columns), found.rows)}.",
+        **_table_values(table, place, own=answers.csv is not None),
+        "about": f"{about.format(schema.target, len(schema.columns), table.rows)}.",
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
         "figures": _FIGURES[schema.task].format(len(schema.classes)),
     }
-    return Filling(values=values, data=data, notes=found.notes)
+    return Filling(values=values, data=data, notes=table.notes)
 
 
 def _survival(answers: Answers) -> Filling:
     if answers.csv is None:
         if answers.target or answers.event or answers.categories:
             raise ConfigurationError("--target, --event and --categories are about a table: name it with --csv FILE")
-        found, place, data = _example("patients.csv", patients_csv(), "years")
+        table, place, data = _example("patients.csv", patients_csv(), "years")
         event, about = "died", "Survival of 600 patients who do not exist"
     else:
         _check_target(answers)
@@ -108,16 +108,16 @@ def _survival(answers: Answers) -> Filling:
                 "a survival analysis needs --event COLUMN: 1 if it happened at the time of --target, and 0 if "
                 "the patient was last seen then"
             )
-        found = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
+        table = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
         place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
-        event, about = answers.event, f"Survival by the {found.rows} rows of `{answers.csv.name}`"
-    _check_event(found.schema, event)
+        event, about = answers.event, f"Survival by the {table.rows} rows of `{answers.csv.name}`"
+    _check_event(table.schema, event)
     values = {
-        **_table_values(found, place, own=answers.csv is not None),
+        **_table_values(table, place, own=answers.csv is not None),
         "event": event,
-        "about": f"{about}: Cox regression on `{found.schema.target}` and `{event}`.",
+        "about": f"{about}: Cox regression on `{table.schema.target}` and `{event}`.",
     }
-    return Filling(values=values, data=data, notes=found.notes)
+    return Filling(values=values, data=data, notes=table.notes)
 
 
 def _example(name: str, content: str, target: str) -> tuple[InferredTable, Path, dict[str, str]]:
@@ -127,8 +127,8 @@ def _example(name: str, content: str, target: str) -> tuple[InferredTable, Path,
     with tempfile.TemporaryDirectory(prefix="fedcore-new-") as folder:
         path = Path(folder) / name
         path.write_text(content, encoding="utf-8")
-        found = infer_table(path, target, task="regression" if target == "years" else "")
-    return found, Path(name), {EXAMPLE + name: content, ".example-csv": f"{EXAMPLE}{name}\n"}
+        table = infer_table(path, target, task="regression" if target == "years" else "")
+    return table, Path(name), {EXAMPLE + name: content, ".example-csv": f"{EXAMPLE}{name}\n"}
 
 
 def _check_target(answers: Answers) -> None:
@@ -146,12 +146,12 @@ def _check_event(schema: TableSchema, event: str) -> None:
     )
 
 
-def _table_values(found: InferredTable, place: Path, *, own: bool) -> dict[str, Any]:
+def _table_values(table: InferredTable, place: Path, *, own: bool) -> dict[str, Any]:
     # The least of fedcore.data.partition, so that every client has enough to train and to test on.
-    clients = max(2, min(10, found.rows // 20))
+    clients = max(2, min(10, table.rows // 20))
     # The app goes to every site, and a path of this machine must not go with it.
     data = "FOLDER" if own else EXAMPLE.rstrip("/")
-    values = {"schema": found.schema, "notes": found.notes, "csv_name": place.name, "clients": clients}
+    values = {"schema": table.schema, "notes": table.notes, "csv_name": place.name, "clients": clients}
     return {**values, "data_dir": data}
 
 

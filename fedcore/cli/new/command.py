@@ -53,73 +53,73 @@ def new(
         return
     if name is None:
         raise typer.BadParameter("name the app, as in: fedcore new my-app", param_hint="'NAME'")
-    asked = {"--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories}
+    answers = {"--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories}
     if from_ is not None:
-        if other := [option for option, value in {"--template": template, **asked}.items() if value]:
+        if other := [option for option, value in {"--template": template, **answers}.items() if value]:
             raise ConfigurationError(f"--from reads a script, and {other[0]} does not go with it")
-        made = _from_script(name, from_)
+        result = _from_script(name, from_)
     else:
-        made = _from_template(name, template or ("tabular" if csv or target else "image"), asked)
+        result = _from_template(name, template or ("tabular" if csv or target else "image"), answers)
     if as_json:
-        typer.echo(json.dumps(made, indent=2))
+        typer.echo(json.dumps(result, indent=2))
     else:
-        _print(made)
+        _print(result)
 
 
-def _from_template(folder: Path, template: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> dict[str, Any]:
     from fedcore.cli.new.choices import EXAMPLE, TEMPLATES, Answers
     from fedcore.cli.new.writing import check_free, project_name, write_app
     from fedcore.errors import ConfigurationError, UnknownKey
 
     if template not in TEMPLATES:
         raise UnknownKey(template, TEMPLATES, "--template")
-    given = [option for option, value in asked.items() if value]
+    given = [option for option, value in options.items() if value]
     if given and not TEMPLATES[template].table:
         raise ConfigurationError(f"{given[0]} goes with --template tabular or survival, not with {template}")
-    if asked["--event"] and template != "survival":
+    if options["--event"] and template != "survival":
         raise ConfigurationError("--event goes with --template survival")
-    if asked["--task"] not in ("", "classification", "regression"):
-        raise ConfigurationError(f"--task is classification or regression, not {asked['--task']!r}")
+    if options["--task"] not in ("", "classification", "regression"):
+        raise ConfigurationError(f"--task is classification or regression, not {options['--task']!r}")
     project_name(folder)
     check_free(folder)  # before a large file is read
-    csv: Path | None = asked["--csv"]
+    csv: Path | None = options["--csv"]
     answers = Answers(
         csv=csv,
-        target=asked["--target"],
-        event=asked["--event"],
-        task=asked["--task"],
-        categories=_categories(asked["--categories"] or ()),
+        target=options["--target"],
+        event=options["--event"],
+        task=options["--task"],
+        categories=_categories(options["--categories"] or ()),
     )
     filling = TEMPLATES[template].fill(answers)
     files = write_app(folder, template, filling.values, filling.data)
-    made: dict[str, Any] = {"folder": str(folder), "template": template, "files": [str(path) for path in files]}
+    result: dict[str, Any] = {"folder": str(folder), "template": template, "files": [str(path) for path in files]}
     if schema := filling.values.get("schema"):
         features = {column.name: list(column.categories) or column.kind for column in schema.columns}
-        made |= {"target": schema.target, "task": schema.task, "classes": list(schema.classes), "columns": features}
+        result |= {"target": schema.target, "task": schema.task, "classes": list(schema.classes), "columns": features}
     data: Path | None = None
     if TEMPLATES[template].table:  # what is compared are processes that know the app, and not what lies beside it
         data = Path(EXAMPLE) if csv is None else csv.absolute().parent
-    return {**made, "notes": list(filling.notes), "next": _next(folder, filling.values["clients"], data)}
+    return {**result, "notes": list(filling.notes), "next": _next(folder, filling.values["clients"], data)}
 
 
 def _from_script(folder: Path, script: Path) -> dict[str, Any]:
     from fedcore.cli.new.adoption import adopt
 
-    found = adopt(folder, script)
-    return {"folder": str(folder), "template": "script", **found, "next": _next(folder, 5)}
+    result = adopt(folder, script)
+    return {"folder": str(folder), "template": "script", **result, "next": _next(folder, 5)}
 
 
 def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     from fedcore.errors import ConfigurationError
 
-    found: dict[str, tuple[str, ...]] = {}
+    categories: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, _, listed = text.partition("=")
         values = tuple(value.strip() for value in listed.split("|") if value.strip())
         if not name or len(values) < 2 or len(set(values)) < len(values):
             raise ConfigurationError(f"--categories {text!r} is not COLUMN=A|B|C, with two categories or more")
-        found[name.strip()] = values
-    return found
+        categories[name.strip()] = values
+    return categories
 
 
 def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
@@ -148,28 +148,30 @@ def _list(as_json: bool) -> None:
         typer.echo(f"{name:9} {template.about}")
 
 
-def _print(made: Mapping[str, Any]) -> None:
+def _print(result: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     from fedcore.system.terminal import escape
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in (*_summary(made), "", "next:", *(f"  {line}" for line in made["next"])):
+    for line in (*_summary(result), "", "next:", *(f"  {line}" for line in result["next"])):
         console.print(escape(line))
 
 
-def _summary(made: Mapping[str, Any]) -> list[str]:
-    lines = [f"made {made['folder']}, {made['template']}: {len(made['files'])} files"]
-    if "columns" in made:
-        classes = f": {', '.join(made['classes'])}" if made["classes"] else ""
-        lines.append(f"predicts {made['target']} ({made['task']}{classes}) from {len(made['columns'])} columns")
-        for column, kind in made["columns"].items():
+def _summary(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"made {result['folder']}, {result['template']}: {len(result['files'])} files"]
+    if "columns" in result:
+        classes = f": {', '.join(result['classes'])}" if result["classes"] else ""
+        lines.append(f"predicts {result['target']} ({result['task']}{classes}) from {len(result['columns'])} columns")
+        for column, kind in result["columns"].items():
             lines.append(f"  {column}: {kind if isinstance(kind, str) else 'one of ' + ', '.join(kind)}")
-    if "lines" in made:
+    if "lines" in result:
         lines.append(
-            "{used} of {script} lines of the script are reused unchanged, {changed} are changed".format(**made["lines"])
+            "{used} of {script} lines of the script are reused unchanged, {changed} are changed".format(
+                **result["lines"]
+            )
         )
     for title, key in (("found in the script", "found"), ("for you to decide", "todo"), ("look at", "notes")):
-        if made.get(key):
-            lines += [f"{title}:", *(f"  {line}" for line in made[key])]
+        if result.get(key):
+            lines += [f"{title}:", *(f"  {line}" for line in result[key])]
     return lines

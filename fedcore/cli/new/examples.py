@@ -16,9 +16,9 @@ def breast_cancer_csv() -> str:
     """569 samples of 30 measurements with a diagnosis: Wolberg, Street and Mangasarian (1993), UCI, in scikit-learn."""
     from sklearn.datasets import load_breast_cancer
 
-    found = load_breast_cancer(as_frame=True)
-    table = found.frame.rename(columns={"target": "diagnosis"})
-    table["diagnosis"] = [str(found.target_names[place]) for place in table["diagnosis"]]
+    dataset = load_breast_cancer(as_frame=True)
+    table = dataset.frame.rename(columns={"target": "diagnosis"})
+    table["diagnosis"] = [str(dataset.target_names[place]) for place in table["diagnosis"]]
     return str(table.to_csv(index=False))
 
 
@@ -33,11 +33,11 @@ def patients_csv() -> str:
     age, marker = rng.normal(62, 11, _PATIENTS).clip(25, 95), rng.lognormal(1.0, 0.5, _PATIENTS)
     stage, smoker = rng.choice(["I", "II", "III"], _PATIENTS, p=[0.4, 0.35, 0.25]), rng.random(_PATIENTS) < 0.3
     risk = 0.04 * (age - 62) + 0.5 * np.log(marker) + 0.8 * (stage == "III") + 0.3 * smoker
-    death, seen = rng.exponential(6 * np.exp(-risk)), rng.exponential(5, _PATIENTS)
+    death, times = rng.exponential(6 * np.exp(-risk)), rng.exponential(5, _PATIENTS)
     table = pandas.DataFrame(
         {
             "age": age.round(1), "marker": marker.round(2), "stage": stage, "smoker": smoker.astype(int),
-            "years": (np.minimum(death, seen) + 0.01).round(2), "died": (death <= seen).astype(int),
+            "years": (np.minimum(death, times) + 0.01).round(2), "died": (death <= times).astype(int),
         }
     )  # fmt: skip
     table.loc[rng.random(_PATIENTS) < 0.05, "marker"] = np.nan

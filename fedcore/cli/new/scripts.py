@@ -75,8 +75,8 @@ class Script:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with one of these names, whatever module they are of, in the order of their lines."""
-        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
-        return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
+        return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
     def optimizer(self) -> ast.Call | None:
         """The first optimizer that is made."""
@@ -84,22 +84,22 @@ class Script:
 
     def modules(self) -> list[ast.ClassDef]:
         """Classes of the module that are models: subclasses of nn.Module, or of another one of them."""
-        found: list[ast.ClassDef] = []
+        modules: list[ast.ClassDef] = []
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef):
                 bases = {_last(base) for base in node.bases}
-                if bases & {"Module", *(one.name for one in found)}:
-                    found.append(node)
-        return found
+                if bases & {"Module", *(one.name for one in modules)}:
+                    modules.append(node)
+        return modules
 
     def model(self) -> ast.expr | None:
         """What the optimizer's parameters are of, without `.to(device)`; else the last model that is made."""
         if (optimizer := self.optimizer()) is not None:
             for node in ast.walk(optimizer):
                 if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
-                    made = self.assigned(node.value, optimizer)
-                    if made is not None and isinstance(made.value, ast.expr):
-                        return _unwrapped(made.value)
+                    expression = self.assigned(node.value, optimizer)
+                    if expression is not None and isinstance(expression.value, ast.expr):
+                        return _unwrapped(expression.value)
         calls = self.calls(*(one.name for one in self.modules()))
         outside = [call for call in calls if not any(isinstance(s, ast.ClassDef) for s in self.scopes[call])]
         return outside[-1] if outside else None
@@ -108,32 +108,32 @@ class Script:
         """The DataLoaders of training and of testing."""
         train = test = None
         for call in self.calls("DataLoader"):
-            said = f"{self._target_of(call)} {ast.unparse(call)}".lower()
-            shuffled = "shuffle=true" in said.replace(" ", "")
-            if any(word in said for word in ("test", "val", "eval")) and not shuffled:
+            text = f"{self._target_of(call)} {ast.unparse(call)}".lower()
+            shuffled = "shuffle=true" in text.replace(" ", "")
+            if any(word in text for word in ("test", "val", "eval")) and not shuffled:
                 test = test or call
-            elif train is None or (shuffled and "train" in said):
+            elif train is None or (shuffled and "train" in text):
                 train = call
         return train, test
 
     def assigned(self, target: ast.expr, before: ast.AST) -> ast.Assign | ast.AnnAssign | None:
         """The last assignment to a name or to self.name, in the scopes of a node and above its line."""
-        wanted = ast.unparse(target)
-        own = wanted.startswith("self.")
+        name = ast.unparse(target)
+        own = name.startswith("self.")
         line = getattr(before, "lineno", 0)
         for scope in reversed(self.scopes[before]):
             if isinstance(scope, ast.ClassDef) and not own:
                 continue
             innermost = scope is next(s for s in reversed(self.scopes[before]) if not isinstance(s, ast.ClassDef))
-            found = [
+            assignments = [
                 node
                 for node in ast.walk(scope)
                 if isinstance(node, ast.Assign | ast.AnnAssign)
-                and wanted in _targets(node)
+                and name in _targets(node)
                 and (own or (self.scopes[node][-1] is scope and (node.lineno < line or not innermost)))
             ]
-            if found:
-                return max(found, key=lambda node: node.lineno)
+            if assignments:
+                return max(assignments, key=lambda node: node.lineno)
         return None
 
     def expression(self, node: ast.expr) -> Expression:
@@ -152,7 +152,7 @@ class Script:
 
     def imports(self) -> dict[str, str]:
         """Names that the module imports, and the statement for each."""
-        found = {}
+        statements = {}
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "module", "") == "__future__":
                 continue
@@ -160,8 +160,8 @@ class Script:
                 one: ast.stmt = ast.Import(names=[alias])
                 if isinstance(node, ast.ImportFrom):
                     one = ast.ImportFrom(module=node.module, names=[alias], level=node.level)
-                found[alias.asname or alias.name.partition(".")[0]] = ast.unparse(one)
-        return found
+                statements[alias.asname or alias.name.partition(".")[0]] = ast.unparse(one)
+        return statements
 
     def definitions(self) -> dict[str, ast.AST]:
         """Functions and classes of the module."""
@@ -234,19 +234,21 @@ class _DependencyCollector(ast.NodeTransformer):
 
     def _is_given(self, name: ast.Name) -> bool:
         """Whether it is an object of options, made from what a person types, or a parameter."""
-        found = self.script.assigned(name, self._at)
-        return found is None or found.value is None or _asks(found.value)
+        assignment = self.script.assigned(name, self._at)
+        return assignment is None or assignment.value is None or _asks(assignment.value)
 
     def _assignment(self, node: ast.expr, name: ast.Name) -> ast.AST:
         """The name, once what is assigned to it comes before it; or the default of a parameter of that name."""
-        found = self.script.assigned(node, self._at)
-        if found is not None and found.value is not None and not _asks(found.value):
-            if isinstance(found.value, ast.Constant):
-                return found.value
-            if found.lineno not in self.before:
-                self.before[found.lineno] = ""  # seen, so that a circle ends
-                targets = ", ".join(one.removeprefix("self.") for one in _targets(found))
-                self.before[found.lineno] = f"{targets} = {self._rewritten(found.value)}  # line {found.lineno}"
+        assignment = self.script.assigned(node, self._at)
+        if assignment is not None and assignment.value is not None and not _asks(assignment.value):
+            if isinstance(assignment.value, ast.Constant):
+                return assignment.value
+            if assignment.lineno not in self.before:
+                self.before[assignment.lineno] = ""  # seen, so that a circle ends
+                targets = ", ".join(one.removeprefix("self.") for one in _targets(assignment))
+                self.before[assignment.lineno] = (
+                    f"{targets} = {self._rewritten(assignment.value)}  # line {assignment.lineno}"
+                )
             return name
         default = _parameter_default(self.script.scopes[self._at], name.id)
         if default is None:

@@ -90,13 +90,13 @@ def _environment() -> Environment:
 
 def _paths(folder: Traversable, before: str = "") -> list[str]:
     """Of the templates below, without their ending."""
-    found = []
+    paths = []
     for entry in folder.iterdir():
         if entry.is_dir():
-            found += _paths(entry, f"{before}{entry.name}/")
+            paths += _paths(entry, f"{before}{entry.name}/")
         elif entry.name.endswith(".j2"):
-            found.append(before + entry.name.removesuffix(".j2"))
-    return found
+            paths.append(before + entry.name.removesuffix(".j2"))
+    return paths
 
 
 def _target(path: str, package: str) -> Path:

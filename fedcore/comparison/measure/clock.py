@@ -143,7 +143,7 @@ def buffered_seconds(
     Whose updates are in which sum, and what they began from, is what really happened.
     """
     _, after = trips_seconds(network, secure=True)
-    made, free = [0.0], dict[int, float]()
+    times, free = [0.0], dict[int, float]()
     for number, exchange in enumerate(exchanges):
         rate = min(network.bandwidth, network.server / len(exchange.up))
         ends = []
@@ -151,20 +151,20 @@ def buffered_seconds(
             began = number - exchange.staleness.get(site, 0)
             work = _own_seconds(schedule, site, began, cost, network.slowdown)
             took = client_seconds(work, down=exchange.down[site], up=exchange.up[site], down_rate=rate, up_rate=rate)
-            ends.append(max(made[began], free.get(site, 0.0)) + took)
-        made.append(max(*ends, made[-1]) + after)
-        free.update(dict.fromkeys(exchange.up, made[-1]))
-    return made[1:]
+            ends.append(max(times[began], free.get(site, 0.0)) + took)
+        times.append(max(*ends, times[-1]) + after)
+        free.update(dict.fromkeys(exchange.up, times[-1]))
+    return times[1:]
 
 
 def paces(schedule: Schedule, rounds: int, cost: Cost, network: Network, *, quickest: float) -> list[list[float]]:
     """Seconds of each site's training in each round, in proportion to what it computes; the quickest of all as said."""
-    found = [
+    seconds = [
         [_own_seconds(schedule, site, number, cost, network.slowdown) for number in range(rounds)]
         for site in range(len(schedule.counts))
     ]
-    least = min(map(min, found))
-    return [[quickest * one / least if least else quickest for one in own] for own in found]
+    least = min(map(min, seconds))
+    return [[quickest * one / least if least else quickest for one in own] for own in seconds]
 
 
 def ring_seconds(workers: int, sent: float, network: Network) -> float:

@@ -52,7 +52,7 @@ class TcpBytes:
 
 def _connections() -> list[socket.socket]:
     """A duplicate of every TCP socket of this process; one for several descriptors of the same."""
-    found: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not os.readlink(entry).startswith("socket:"):
@@ -61,11 +61,11 @@ def _connections() -> list[socket.socket]:
         except OSError:  # closed meanwhile, as is the descriptor that lists this folder
             continue
         kind = (duplicate.family, duplicate.type, duplicate.proto)
-        if inode in found or kind not in _TCP:
+        if inode in connections or kind not in _TCP:
             duplicate.close()
         else:
-            found[inode] = duplicate
-    return list(found.values())
+            connections[inode] = duplicate
+    return list(connections.values())
 
 
 _TCP: Final = {(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) for family in (socket.AF_INET, socket.AF_INET6)}

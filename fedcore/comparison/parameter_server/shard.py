@@ -120,9 +120,9 @@ class FlatModel:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Trained parameters, then floating point buffers of the state, by name."""
-    kept = module.state_dict(keep_vars=True)
+    state = module.state_dict(keep_vars=True)
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    buffers = {name: tensor for name, tensor in module.named_buffers() if name in kept and tensor.is_floating_point()}
+    buffers = {name: tensor for name, tensor in module.named_buffers() if name in state and tensor.is_floating_point()}
     return {**trained, **buffers}
 
 

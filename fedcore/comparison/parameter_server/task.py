@@ -157,8 +157,8 @@ def assemble(report: ReportSink, task: ServerTask, rounds: Sequence[int]) -> Non
     ranges = KeyRanges.of(engine.module, shards=task.shards)
     flat = FlatModel(engine.module, ranges)
     for number in rounds:
-        kept = [np.load(task.range_file(number, shard)) for shard in range(task.shards)]
-        flat.write(torch.from_numpy(np.concatenate(kept)), buffers=True)
+        parts = [np.load(task.range_file(number, shard)) for shard in range(task.shards)]
+        flat.write(torch.from_numpy(np.concatenate(parts)), buffers=True)
         with FileSink(snapshot(task.run.folder, number), engine.layout(only=names)) as sink:
             engine.save(sink, only=names)
     report(ModelSize(parameters=ranges.trained))

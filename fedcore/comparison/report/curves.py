@@ -174,16 +174,16 @@ def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str
     if metric is None:
         return None
     lines = {label: mean_line(of, metric, lambda point: point.round) for label, of in best_points(comparison).items()}
-    found = {label: dict(zip(line.x, line.y, strict=True)) for label, line in lines.items() if line}
-    if not found:
+    values = {label: dict(zip(line.x, line.y, strict=True)) for label, line in lines.items() if line}
+    if not values:
         return None
-    rounds = sorted({number for line in found.values() for number in line})
+    rounds = sorted({number for line in values.values() for number in line})
     shown = [number for number in rounds if number in rounds[:: _every(rounds)] or number == rounds[-1]]
     rows = [
-        (count(number), *(metric.form(line[number]) if number in line else NONE for line in found.values()))
+        (count(number), *(metric.form(line[number]) if number in line else NONE for line in values.values()))
         for number in shown
     ]
-    return (f"round: {metric.column}", *found), rows
+    return (f"round: {metric.column}", *values), rows
 
 
 def _every(values: Sequence[object]) -> int:
@@ -265,10 +265,10 @@ def _metric_axis(axes: Axes, metric: JudgedMetric, lines: Mapping[str, MeanCurve
 
 def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
     """The whole of all curves, from the first model on, but for how far one that diverges gets below the start."""
-    found = list(lines)
-    values = [value for line in found for value in (*line.low, *line.high)]
+    curves = list(lines)
+    values = [value for line in curves for value in (*line.low, *line.high)]
     best = max(sign * value for value in values)
-    start = min(sign * line.y[0] for line in found)
+    start = min(sign * line.y[0] for line in curves)
     worst = max(min(sign * value for value in values), start - _BELOW * (best - start))
     low, high = sorted((sign * worst, sign * best))
     return low, high
@@ -281,13 +281,13 @@ def _swept(comparison: Comparison, label: str, key: str, metric: JudgedMetric) -
         if run.mode == label and key in run.point:
             other = tuple(item for item in run.point.items() if item[0] != key)
             groups.setdefault(run.point[key], {}).setdefault(other, []).append(run)
-    found = []
+    points = []
     for value, settings in groups.items():
         spreads = [spread for runs in settings.values() if (spread := metric.final(runs)) is not None]
         finite = [spread for spread in spreads if math.isfinite(spread.mean)]
         if finite:
-            found.append((value, max(finite, key=metric.rank)))
-    return sorted(found, key=lambda item: item[0] if isinstance(item[0], int | float) else 0)
+            points.append((value, max(finite, key=metric.rank)))
+    return sorted(points, key=lambda item: item[0] if isinstance(item[0], int | float) else 0)
 
 
 def _draw_sweep(

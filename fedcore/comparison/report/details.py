@@ -107,8 +107,8 @@ def _bar_hovers(
 
 def _sites(comparison: Comparison) -> Drawing | None:
     metric = JudgedMetric.of(comparison)
-    found = by_site(comparison, metric) if metric else {}
-    if not found or metric is None:
+    spreads = by_site(comparison, metric) if metric else {}
+    if not spreads or metric is None:
         return None
     return Drawing(
         name="sites",
@@ -116,29 +116,29 @@ def _sites(comparison: Comparison) -> Drawing | None:
         title=f"{titled(metric.name)} of the last model, by site",
         caption=f"A dot is a site{', its mean over the seeds' if len(comparison.seeds) > 1 else ''}; the stroke is the "
         "mean of the sites. Each site has its own test examples; in local, also its own model.",
-        height=0.75 + 0.32 * len(found),
-        draw=partial(_draw_sites, found=found, styles=looks(comparison.labels), metric=metric),
+        height=0.75 + 0.32 * len(spreads),
+        draw=partial(_draw_sites, spreads=spreads, styles=looks(comparison.labels), metric=metric),
     )
 
 
 def by_site(comparison: Comparison, metric: JudgedMetric) -> dict[str, dict[str, Spread]]:
     """A metric of the last models, by mode and site; modes for which it is unknown are left out."""
-    found: dict[str, dict[str, Spread]] = {}
+    spreads: dict[str, dict[str, Spread]] = {}
     for label, runs in best_points(comparison).items():
         for name in dict.fromkeys(site.site for run in runs for site in run.sites):
             spread = Spread.of(metric.at(site) for run in runs for site in run.sites if site.site == name)
             if spread is not None:
-                found.setdefault(label, {})[name] = spread
-    return found
+                spreads.setdefault(label, {})[name] = spread
+    return spreads
 
 
 def _draw_sites(
-    figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: JudgedMetric
+    figure: Figure, *, spreads: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: JudgedMetric
 ) -> list[Hover]:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=_LEFT, right=0.96, bottom=0.48 / height, top=1 - 0.1 / height)
-    for row, (label, sites) in enumerate(found.items()):
+    for row, (label, sites) in enumerate(spreads.items()):
         values = [spread.mean for spread in sites.values()]
         look = styles[label]
         axes.plot([min(values), max(values)], [row, row], color=look.color, linewidth=1, alpha=0.6)
@@ -146,16 +146,16 @@ def _draw_sites(
             values, [row] * len(values), look.marker, color=look.color, markersize=5, alpha=0.75, markeredgewidth=0
         )
         axes.plot([sum(values) / len(values)], [row], "|", color=INK, markersize=12, markeredgewidth=1.4)
-    axes.set_yticks(range(len(found)), [short(label) for label in found])
+    axes.set_yticks(range(len(spreads)), [short(label) for label in spreads])
     axes.tick_params("y", labelcolor=INK)
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_ylim(len(spreads) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{metric.name} on the test examples of a site")
     if metric.percent:
         percent_axis(axes, "x")
     return [
         Hover.at(axes, spread.mean, row, f"{label}, {site}: {metric.shown(spread)}")
-        for row, (label, sites) in enumerate(found.items())
+        for row, (label, sites) in enumerate(spreads.items())
         for site, spread in sites.items()
     ]
 

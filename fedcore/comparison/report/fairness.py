@@ -69,18 +69,18 @@ def _complete(comparison: Comparison) -> FairnessCheck:
         words += [f"{lost} of {len(runs)} runs lost a worker"] if lost else []
         if words:
             missing[mode.label] = "; ".join(words)
-    asked = f"seeds {', '.join(map(str, comparison.seeds))}"
-    values = missing or {"all modes": f"{asked} finished, with all workers"}
-    return _check("Runs", not missing, f"{asked} in every mode", values)
+    seeds = f"seeds {', '.join(map(str, comparison.seeds))}"
+    values = missing or {"all modes": f"{seeds} finished, with all workers"}
+    return _check("Runs", not missing, f"{seeds} in every mode", values)
 
 
 def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     values, worst = {}, 0.0
     for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
-        found = {_name(run): samples_of(run) or 0 for run in peers}
-        low, high = min(found.values()), max(found.values())
+        counts = {_name(run): samples_of(run) or 0 for run in peers}
+        low, high = min(counts.values()), max(counts.values())
         worst = max(worst, (high - low) / high)
-        values[place] = _same_or_each({name: count(number) for name, number in found.items()})
+        values[place] = _same_or_each({name: count(number) for name, number in counts.items()})
     detail = "counted where they were trained on, repetitions with them, all workers together"
     if worst:
         detail += f"; {100 * worst:.2g} % between the fewest and the most"
@@ -94,17 +94,17 @@ def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
 
 def _versions(comparison: Comparison) -> FairnessCheck:
     machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
-    found = {name: machine_text(machine) for name, machine in machines.items()}
-    return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
+    texts = {name: machine_text(machine) for name, machine in machines.items()}
+    return _check("Machine and versions", len(set(texts.values())) == 1, "where the runs were made", texts)
 
 
 def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
     """Whether merged reports were made under the same conditions."""
     fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network", "metric")
     for name in fields if comparison.sources else ():
-        found = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
-        equal = len(set(found.values())) == 1
-        yield _check(name.replace("_", " ").capitalize(), equal, "of the reports laid over one another", found)
+        texts = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
+        equal = len(set(texts.values())) == 1
+        yield _check(name.replace("_", " ").capitalize(), equal, "of the reports laid over one another", texts)
 
 
 def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
@@ -138,17 +138,17 @@ def _equal(
     )
 
 
-def _same_or_each(found: Mapping[str, str]) -> str:
-    if len(set(found.values())) == 1:
-        words = "1 mode" if len(found) == 1 else f"all {len(found)} modes"
-        return f"{next(iter(found.values()))} ({words})"
-    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in _by_value(found).items())
+def _same_or_each(values: Mapping[str, str]) -> str:
+    if len(set(values.values())) == 1:
+        words = "1 mode" if len(values) == 1 else f"all {len(values)} modes"
+        return f"{next(iter(values.values()))} ({words})"
+    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in _by_value(values).items())
 
 
-def _by_value(found: Mapping[str, str]) -> dict[str, list[str]]:
+def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
     """The keys that have each value."""
     keys: dict[str, list[str]] = {}
-    for key, value in found.items():
+    for key, value in values.items():
         keys.setdefault(value, []).append(key)
     return keys
 

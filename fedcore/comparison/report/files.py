@@ -202,11 +202,11 @@ def _context(comparison: Comparison) -> dict[str, Any]:
 
 
 def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    sections: dict[str, list[dict[str, Any]]] = {}
     for drawing in drawings:
         # The drawing's own text is escaped by the library that draws it.
-        found.setdefault(drawing.section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
-    return found
+        sections.setdefault(drawing.section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
+    return sections
 
 
 def _cells(row: Sequence[str]) -> str:

@@ -207,8 +207,8 @@ def _best(runs: Runs, metric: JudgedMetric) -> str:
 
 def _finals(runs: Runs, metric: JudgedMetric) -> dict[str, Spread]:
     """Spreads over the last models, if known and finite."""
-    found = {label: metric.final(of) for label, of in runs.items()}
-    return {label: spread for label, spread in found.items() if spread is not None and math.isfinite(spread.mean)}
+    finals = {label: metric.final(of) for label, of in runs.items()}
+    return {label: spread for label, spread in finals.items() if spread is not None and math.isfinite(spread.mean)}
 
 
 def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
@@ -278,7 +278,7 @@ def _privacy(runs: Runs) -> list[str]:
 
 def _left_out(runs: Runs) -> list[str]:
     """Sites whose data had no part in a model, by mode and seed."""
-    found = []
+    failures = []
     for label, of in runs.items():
         absent = {
             run.seed: [name for name, count in run.sums.items() if not count] for run in of if any(run.sums.values())
@@ -287,10 +287,10 @@ def _left_out(runs: Runs) -> list[str]:
             seeds = [str(seed) for seed, missing in absent.items() if tuple(missing) == names]
             when = f" with seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}" if len(of) > 1 else ""
             were = "were" if len(names) > 1 else "was"
-            found.append(
+            failures.append(
                 f"In {label}{when} {_listed(names)} {were} in no sum: the model has learnt nothing from there."
             )
-    return found
+    return failures
 
 
 def _readable(runs: Runs) -> list[str]:

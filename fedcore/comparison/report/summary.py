@@ -107,8 +107,8 @@ class JudgedMetric:
     @classmethod
     def named(cls, name: str, comparison: Comparison, *, sign: int = 1) -> JudgedMetric:
         """Any metric; an accuracy is shown in percent, unless an app reports something else under its name."""
-        found = [number_of(point.metrics, name) for run in comparison.runs for point in run.curve]
-        shares = "acc" in name.lower() and all(value is None or not value > 1 for value in found)
+        values = [number_of(point.metrics, name) for run in comparison.runs for point in run.curve]
+        shares = "acc" in name.lower() and all(value is None or not value > 1 for value in values)
         return cls(name=name, form=percent if shares else decimal, sign=sign, percent=shares)
 
     @property
@@ -163,12 +163,12 @@ class ToTarget:
     virtual_seconds: Spread | None
 
     @classmethod
-    def of(cls, found: Sequence[Reached | None]) -> ToTarget:
+    def of(cls, targets: Sequence[Reached | None]) -> ToTarget:
         """Of what each run had."""
-        known = [one for one in found if one is not None]
+        known = [one for one in targets if one is not None]
         return cls(
             reached=len(known),
-            runs=len(found),
+            runs=len(targets),
             round=Spread.of(one.round for one in known),
             seconds=Spread.of(one.seconds for one in known),
             virtual_seconds=Spread.of(one.virtual_seconds for one in known),
@@ -247,11 +247,11 @@ def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:
 
 def points_of(runs: Iterable[RunResult]) -> dict[PointKey, tuple[RunResult, ...]]:
     """Runs by their point of the sweep, in the order of their first appearance."""
-    found: dict[PointKey, tuple[RunResult, ...]] = {}
+    points: dict[PointKey, tuple[RunResult, ...]] = {}
     for run in runs:
         key = tuple(run.point.items())
-        found[key] = (*found.get(key, ()), run)
-    return found
+        points[key] = (*points.get(key, ()), run)
+    return points
 
 
 def finished(runs: Iterable[RunResult]) -> tuple[RunResult, ...]:
@@ -271,11 +271,11 @@ def samples_of(run: RunResult) -> int | None:
 
 def numbers(run: RunResult) -> dict[str, float]:
     """The metrics of the last model, each number of those that have several by itself."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in run.metrics.items():
         each = {f"{name}[{i}]": one for i, one in enumerate(value)} if isinstance(value, tuple) else {name: value}
-        found.update(each)
-    return found
+        values.update(each)
+    return values
 
 
 def point_text(point: Mapping[str, Value]) -> str:
@@ -285,8 +285,8 @@ def point_text(point: Mapping[str, Value]) -> str:
 
 def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None, target: Target | None) -> Summary:
     done = finished(runs)
-    found = [numbers(run) for run in done]
-    spreads = {name: Spread.of(one.get(name) for one in found) for one in found for name in one}
+    values = [numbers(run) for run in done]
+    spreads = {name: Spread.of(one.get(name) for one in values) for one in values for name in one}
     return Summary(
         mode=runs[0].mode,
         kind=kind,

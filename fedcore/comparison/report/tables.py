@@ -83,11 +83,11 @@ class ReportColumn:
 def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[ReportColumn, ...]:
     """The columns that have data; the first is the mode."""
     failed = any(one.failed for one in summaries)
-    found = [ReportColumn(title="mode", cell=lambda one: one.mode)]
+    result = [ReportColumn(title="mode", cell=lambda one: one.mode)]
     if comparison.sweeps:
-        found.append(ReportColumn(title="set", cell=lambda one: point_text(one.point) or NONE))
-    found += _metric_columns(comparison)
-    found += [
+        result.append(ReportColumn(title="set", cell=lambda one: point_text(one.point) or NONE))
+    result += _metric_columns(comparison)
+    result += [
         ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
         ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
         ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size)),
@@ -98,11 +98,11 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
         ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
     ]
     if comparison.simulated:
-        found.append(ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
-    found += _target_columns(comparison)
+        result.append(ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
+    result += _target_columns(comparison)
     if failed or len(comparison.seeds) > 1:
-        found.append(ReportColumn(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
-    return tuple(found)
+        result.append(ReportColumn(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
+    return tuple(result)
 
 
 def _seen_by(one: Summary) -> str:
@@ -112,19 +112,19 @@ def _seen_by(one: Summary) -> str:
 def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
     """The metric that models are judged by, and next to it the loss."""
     metric, loss = JudgedMetric.of(comparison), loss_name(comparison)
-    found = []
+    result = []
     if metric is not None:
         name, form = metric.name, metric.form
-        found.append(ReportColumn(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
+        result.append(ReportColumn(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
         if _alone(comparison):
             own = "at its own site" + (" %" if metric.percent else "")
-            found.append(ReportColumn(title=own, cell=lambda one: mean(one.own, form), narrow=False))
-    found.append(ReportColumn(title="seen by", cell=_seen_by))
+            result.append(ReportColumn(title=own, cell=lambda one: mean(one.own, form), narrow=False))
+    result.append(ReportColumn(title="seen by", cell=_seen_by))
     if loss and (metric is None or loss != metric.name):
-        found.append(
+        result.append(
             ReportColumn(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
         )
-    return found
+    return result
 
 
 def _target_columns(comparison: Comparison) -> list[ReportColumn]:
@@ -157,25 +157,27 @@ def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[s
 
     Of a sweep, at the value that is the best by the metric that models are judged by.
     """
-    shown = {loss_name(comparison), *([comparison.judged_by.name] if comparison.judged_by else [])}
+    main = {loss_name(comparison), *([comparison.judged_by.name] if comparison.judged_by else [])}
     runs = best_points(comparison)
-    found = {label: [numbers(run) for run in of] for label, of in runs.items()}
-    names = dict.fromkeys(name for each in found.values() for one in each for name in one if name not in shown)
+    values = {label: [numbers(run) for run in of] for label, of in runs.items()}
+    names = dict.fromkeys(name for each in values.values() for one in each for name in one if name not in main)
     if not names:
         return None
     rows = []
     for name in names:
         form = JudgedMetric.named(name, comparison).form
-        cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in found.values())
+        cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in values.values())
         rows.append((JudgedMetric.named(name, comparison).column, *cells))
-    return ("metric", *found), rows
+    return ("metric", *values), rows
 
 
 def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and rows, one row for each mode and point."""
     summaries = summarize(comparison)
-    found = columns(comparison, summaries)
-    return tuple(column.title for column in found), [tuple(column.cell(one) for column in found) for one in summaries]
+    shown_columns = columns(comparison, summaries)
+    return tuple(column.title for column in shown_columns), [
+        tuple(column.cell(one) for column in shown_columns) for one in summaries
+    ]
 
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
@@ -183,11 +185,11 @@ def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...]
     metric = JudgedMetric.of(comparison)
     if metric is None:
         return None
-    found = by_site(comparison, metric)
-    names = list(dict.fromkeys(site for sites in found.values() for site in sites))
+    spreads = by_site(comparison, metric)
+    names = list(dict.fromkeys(site for sites in spreads.values() for site in sites))
     if not 0 < len(names) <= most:
         return None
-    rows = [(label, *(mean_sd(by.get(name), metric.form) for name in names)) for label, by in found.items()]
+    rows = [(label, *(mean_sd(by.get(name), metric.form) for name in names)) for label, by in spreads.items()]
     return (f"mode: {metric.column}", *names), rows
 
 
@@ -277,7 +279,7 @@ def terminal_table(comparison: Comparison) -> Table:
     What was not equal in all modes, and which runs failed, is said in red.
     """
     summaries = summarize(comparison)
-    found = [column for column in columns(comparison, summaries) if column.narrow]
+    narrow = [column for column in columns(comparison, summaries) if column.narrow]
     view = Table(
         title=escape(f"{comparison.app}: {comparison.divided}"),
         caption=_caption(comparison),
@@ -287,7 +289,7 @@ def terminal_table(comparison: Comparison) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for index, column in enumerate(found):
+    for index, column in enumerate(narrow):
         if index:
             view.add_column(column.title, justify="right", no_wrap=True)
         else:
@@ -297,7 +299,7 @@ def terminal_table(comparison: Comparison) -> Table:
         # How many runs failed is the widest cell where there is the least room.
         cells = [
             escape(column.cell(one).replace(" ", "\n") if column.title == _RUNS else column.cell(one))
-            for column in found
+            for column in narrow
         ]
         view.add_row(*cells, style=None if one.finished else "red")
     return view
