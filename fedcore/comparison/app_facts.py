@@ -84,8 +84,8 @@ class AppFacts(WorkerReport):
         if (self.strategy or not self.refusal) and (personal := named & PERSONAL) and named - PERSONAL:
             raise ConfigurationError(
                 f"strategy {', '.join(sorted(personal))} keeps models on the clients, which are judged by what the "
-                f"clients report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with "
-                "its own --out",
+                f"clients report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each "
+                "with its own --out",
                 check="two-judgements",
             )
 

@@ -81,23 +81,23 @@ def infer_table(
         if name == target:
             continue
         try:
-            column, target_column = _column(rows[name], (categories or {}).get(name))
+            column, column_notes = _column(rows[name], (categories or {}).get(name))
             columns.append(column)
-            notes += target_column
+            notes += column_notes
         except _ExcludedColumn as reason:
             left_out[name] = str(reason)
             notes.append(f"column {name!r} is left out: {reason}")
     if not columns:
         raise DataError(f"{path} has no column to learn from beside {target!r}: {'; '.join(notes)}")
-    kind, classes, bounds, target_column = _target(rows[target], task)
+    kind, classes, bounds, column_notes = _target(rows[target], task)
     unit = max(1.0, (bounds[1] - bounds[0]) / _WIDEST)
     if unit > 1:
-        target_column.append(f"errors of {target!r} are told in units of {unit:g}")
+        column_notes.append(f"errors of {target!r} are told in units of {unit:g}")
     schema = TableSchema(
         target=target, task=kind, classes=classes, target_low=bounds[0], target_high=bounds[1], target_unit=unit,
         columns=tuple(columns), left_out=tuple(left_out.items()),
     )  # fmt: skip
-    return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + target_column))
+    return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + column_notes))
 
 
 def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]) -> None:
