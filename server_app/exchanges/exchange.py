@@ -239,7 +239,7 @@ class Exchange(MessageReceiver):
     def _deadline(self, stage: str, began: float) -> float:
         """When a stage ends. The first lasts longer while clients download the model, up to the time for local work."""
         end, step = began + self.seconds_for(stage), self.context.settings.step_seconds
-        newest = self.transfers.newest(self.clients.missing) if self.stages.is_first else None
+        newest = self.transfers.last_progress(self.clients.missing) if self.stages.is_first else None
         if newest is None:
             return end
         return max(end, min(newest + step, began + step + self.task.seconds))
@@ -265,7 +265,7 @@ class Exchange(MessageReceiver):
         """Drop the clients that the stage waits for and that have been silent for too long."""
         settings, task = self.context.settings, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
-            pause = settings.pause_seconds if self.transfers.under_way(client) else None
+            pause = settings.pause_seconds if self.transfers.current(client) else None
             if reason := self.services.presence.absence_reason(client, task, settings.liveness_seconds, pause):
                 self.give_up(client, reason)
 

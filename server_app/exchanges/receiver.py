@@ -143,7 +143,7 @@ class MessageReceiver(ABC):
         if self.was_taken(client, step, digest):
             return
         self.require_step(client, step)
-        self.transfers.went_on(client)
+        self.transfers.end_download(client)
         apply()
         with self._persisting():
             await self.receipts.keep(client, step, digest, body)
@@ -162,7 +162,7 @@ class MessageReceiver(ABC):
         """
         self.require_step(client, "part")
         self.uploads.limits.check_size(size)
-        return self.uploads.held(client)
+        return self.uploads.received(client)
 
     async def take_part(self, client: int, index: int, body: Body) -> None:
         """One part of the client's update: spooled and checked, and of no use before the manifest."""
@@ -175,7 +175,7 @@ class MessageReceiver(ABC):
             self.services.presence.touch(client)
 
         try:
-            with self.transfers.sending(client):
+            with self.transfers.receiving(client):
                 await self.uploads.take(client, index, body, admit=admit, progress=progress)
         except StorageFull:
             self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
@@ -198,7 +198,7 @@ class MessageReceiver(ABC):
             # happens to the client, and the stage does not end before that.
             self.require_step(client, "manifest")
             self.clients.admit(client)
-            self.transfers.sent(client)
+            self.transfers.end_upload(client)
             taking = asyncio.create_task(self.use_update(client, manifest, digest))
             self._taking.add(taking)
             taking.add_done_callback(self._taking.discard)

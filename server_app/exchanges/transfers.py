@@ -48,24 +48,24 @@ class Transfers:
         self._downloads: dict[int, _Download] = {}
         self._uploads: set[int] = set()
 
-    def asked(self, client: int) -> None:
-        """The client asks for the model."""
+    def start_download(self, client: int) -> None:
+        """The client begins to download the model."""
         self._downloads[client] = _Download(None, self._clock())
 
-    def heard(self, client: int, received: int | None) -> None:
-        """What a heartbeat says: bytes of the model so far, None where the client fetches none."""
+    def note_progress(self, client: int, received: int | None) -> None:
+        """Note the progress in a heartbeat: bytes of the model so far, None without a download."""
         known = self._downloads.get(client)
         if known is not None and known.received != received:
             known.received, known.changed = received, self._clock()
 
-    def went_on(self, client: int) -> None:
-        """The client has done what comes after its download."""
+    def end_download(self, client: int) -> None:
+        """The client has done the step after its download."""
         self._downloads.pop(client, None)
 
     @contextlib.contextmanager
-    def sending(self, client: int) -> Iterator[None]:
-        """A part of the client's update arrives."""
-        self.went_on(client)
+    def receiving(self, client: int) -> Iterator[None]:
+        """A part of the client's update is being received."""
+        self.end_download(client)
         self._uploads.add(client)
         try:
             yield
@@ -73,12 +73,12 @@ class Transfers:
             self._uploads.discard(client)
             raise
 
-    def sent(self, client: int) -> None:
-        """The client says that this was all of its update."""
+    def end_upload(self, client: int) -> None:
+        """The client has sent all of its update."""
         self._uploads.discard(client)
 
-    def under_way(self, client: int) -> Transfer | None:
-        """What the client is in the middle of."""
+    def current(self, client: int) -> Transfer | None:
+        """The transfer that the client is in the middle of, if any."""
         if self._received(client) is not None:
             return Transfer.DOWNLOAD
         return Transfer.UPLOAD if client in self._uploads else None
@@ -88,7 +88,7 @@ class Transfers:
 
         size: bytes of the model.
         """
-        match self.under_way(client):
+        match self.current(client):
             case Transfer.DOWNLOAD:
                 received = units.size(self._received(client) or 0)
                 return (
@@ -103,7 +103,7 @@ class Transfers:
                 )
         return ""
 
-    def newest(self, clients: Iterable[int]) -> float | None:
+    def last_progress(self, clients: Iterable[int]) -> float | None:
         """When the download of one of them last made progress, or ended."""
         return max((self._downloads[one].changed for one in clients if one in self._downloads), default=None)
 
@@ -151,7 +151,7 @@ class _IncomingUpdate:
     """
 
     path: Path | None = None
-    held: dict[int, _StoredPart] = field(default_factory=dict)
+    parts: dict[int, _StoredPart] = field(default_factory=dict)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
     turns: dict[int, asyncio.Lock] = field(default_factory=dict)
     complete: bool = False
@@ -180,10 +180,10 @@ class Uploads:
         """The object that a client's whole update becomes."""
         return f"{self._folder}/{client}"
 
-    def held(self, client: int) -> dict[int, bytes]:
-        """The SHA-256 of every part that is here, by index."""
+    def received(self, client: int) -> dict[int, bytes]:
+        """The SHA-256 of every part received, by index."""
         incoming = self._incoming.get(client)
-        return {index: part.sha256 for index, part in sorted(incoming.held.items())} if incoming else {}
+        return {index: part.sha256 for index, part in sorted(incoming.parts.items())} if incoming else {}
 
     async def take(
         self, client: int, index: int, body: Body, *, admit: Callable[[], None], progress: Callable[[], None]
@@ -205,17 +205,17 @@ class Uploads:
             admit()
             if incoming.complete:
                 raise ConflictingMessage(f"the update was complete without a part {index}")
-            here = sum(part.size for part in incoming.held.values())
+            here = sum(part.size for part in incoming.parts.values())
             self._spool.check_room(self.limits.longest - here if self.limits.exact else body.size)
             await self._write(incoming, index, body, progress)
             admit()
-            incoming.held[index] = _StoredPart(body.size, body.sha256)
+            incoming.parts[index] = _StoredPart(body.size, body.sha256)
         incoming.turns.pop(index, None)
 
     def _holds(self, client: int, index: int, body: Body) -> bool:
         """Whether this very part is here; ConflictingMessage where another one is."""
         incoming = self._incoming.get(client)
-        part = incoming.held.get(index) if incoming else None
+        part = incoming.parts.get(index) if incoming else None
         if part is not None and part.sha256 != body.sha256:
             raise ConflictingMessage(f"part {index} of the update came before with other content")
         return part is not None
@@ -226,7 +226,7 @@ class Uploads:
         try:
             await self._spool.write(incoming.path, index * PART_BYTES, body, progress=progress)
         except BaseException:
-            if not incoming.held and incoming.being_written() == 1:
+            if not incoming.parts and incoming.being_written() == 1:
                 _forget_file(incoming)
             raise
 
@@ -236,12 +236,12 @@ class Uploads:
         if incoming.being_written():
             raise Rejection(ProblemKind.MALFORMED, "the manifest came while parts of the update were still being sent")
         count = part_count(manifest.size)
-        if missing := [index for index in range(count) if index not in incoming.held]:
+        if missing := [index for index in range(count) if index not in incoming.parts]:
             detail = f"part {missing[0]} is missing; {len(missing)} of {count} parts have not come"
             raise Rejection(ProblemKind.PARTS_MISSING, detail)
-        parts = [incoming.held[index] for index in range(count)]
+        parts = [incoming.parts[index] for index in range(count)]
         sizes = [part_size(manifest.size, index) for index in range(count)]
-        if len(incoming.held) > count or [part.size for part in parts] != sizes:
+        if len(incoming.parts) > count or [part.size for part in parts] != sizes:
             raise Rejection(ProblemKind.MALFORMED, f"the parts that came are not those of {manifest.size} bytes")
         if update_digest(manifest.size, (part.sha256 for part in parts)).hex() != manifest.digest:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the parts that came do not have the digest of the manifest")

@@ -126,7 +126,7 @@ class Presence:
                 del self._polling[client]
             self.touch(client)
 
-    def hung_up(self, client: int) -> None:
+    def note_hangup(self, client: int) -> None:
         """The connection ended on which an idle client waited: it is absent, unless it waits on another one.
 
         An exchange that has just asked for it gives it the time to come back, all the same.
@@ -146,16 +146,16 @@ class Presence:
         known = self._seen.keys() | self._expected.keys() | self._polling.keys() | self._stopped
         self.expect(client for client in clients if client not in known)
 
-    def taken(self, run: str) -> int:
+    def newest_task(self, run: str) -> int:
         """The largest number of an exchange of `run` that a client says it has taken; 0 without one."""
         return max((number for known, number in self._last_tasks.values() if known == run), default=0)
 
-    def asks(self, client: int, after: ExchangeId) -> None:
-        """The client asks for a task after the last one that it took."""
+    def note_request(self, client: int, after: ExchangeId) -> None:
+        """The client requests a task after the last one that it took."""
         self._last_tasks[client] = after
 
-    def handed(self, client: int, task: ExchangeId) -> None:
-        """The client is handed a task."""
+    def note_delivery(self, client: int, task: ExchangeId) -> None:
+        """A task was sent to the client."""
         known, now = self._deliveries.get(client), self.clock()
         if known is not None and known.task == task:
             known.last = now
@@ -187,7 +187,7 @@ class Presence:
         """The client says whether its owner lets it train now."""
         (self._ineligible.discard if eligible else self._ineligible.add)(client)
 
-    def waits(self, client: int) -> bool:
+    def is_ineligible(self, client: int) -> bool:
         """Whether the client said last that it may not train now."""
         return client in self._ineligible
 

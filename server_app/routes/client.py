@@ -158,7 +158,7 @@ async def heartbeat(
     shown = queue.shown.find(body.run, body.exchange)
     if shown is not None:
         guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
-        shown.transfers.heard(client.client_id, body.received)
+        shown.transfers.note_progress(client.client_id, body.received)
 
 
 @router.get("/task", response_model=Task, responses=_NO_TASK)
@@ -186,11 +186,11 @@ async def task(
         return None if task is None else (None, task)
 
     presence, found = services.presence, None
-    presence.asks(client.client_id, (run, after))
+    presence.note_request(client.client_id, (run, after))
     try:
         found = await waiting.answer(probe)
     except HungUp:
-        presence.hung_up(client.client_id)
+        presence.note_hangup(client.client_id)
     if found is None:
         apps = await offers.to(client.client_id)
         headers = {OFFERS_HEADER: ", ".join(apps)} if apps else {}
@@ -200,7 +200,7 @@ async def task(
     if exchange is None:
         guarded_request(request).count_bytes = services.work.counter(client.client_id)
         return _answer(task)
-    presence.handed(client.client_id, (task.run, task.exchange))
+    presence.note_delivery(client.client_id, (task.run, task.exchange))
     guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
     return _answer(task)
 
@@ -268,7 +268,7 @@ async def model(
     Where the server has it as a difference to `base`, that comes in its place, and the header `Delta-Base` says so.
     """
     exchange.require(client.client_id)
-    exchange.transfers.asked(client.client_id)
+    exchange.transfers.start_download(client.client_id)
     if base and (difference := exchange.difference_to(base)) is not None:
         return DifferenceResponse(difference, base)
     found = exchange.model_for(client.client_id)

@@ -60,7 +60,7 @@ class RunContext:
 
         Where a backup was put back, they took numbers of which nothing is known here, and take no such task again.
         """
-        taken = self.services.presence.taken(self.plan.run)
+        taken = self.services.presence.newest_task(self.plan.run)
         if self.state.count < taken <= self.state.count + MOST_LOST:
             self.state.count = taken
         return self.state.next_exchange()

@@ -49,7 +49,7 @@ def _status(services: Services, client: int, app_sha256: str, exchange: Exchange
         return ClientRunState.DONE, gone
     if gone:
         return ClientRunState.DROPPED, gone
-    return (ClientRunState.UPLOADING if exchange.uploads.held(client) else ClientRunState.TRAINING), ""
+    return (ClientRunState.UPLOADING if exchange.uploads.received(client) else ClientRunState.TRAINING), ""
 
 
 def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> tuple[ClientRunState, str]:
@@ -59,6 +59,6 @@ def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> t
         return ClientRunState.AWAY, "is not connected"
     if presence.installed.get(client) != app_sha256:
         return ClientRunState.WAITING, "another app is installed there than the one of this run"
-    if presence.waits(client):
+    if presence.is_ineligible(client):
         return ClientRunState.WAITING, "may not train now, by its owner's rules"
     return ClientRunState.WAITING, "" if asked else "is not asked in this exchange"

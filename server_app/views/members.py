@@ -26,7 +26,7 @@ def members_out(services: Services) -> ServerOut:
                 id=member.id,
                 name=member.name,
                 online=silent <= ONLINE_SECONDS,
-                eligible=not presence.waits(member.id),
+                eligible=not presence.is_ineligible(member.id),
                 reports_failures=member.id in presence.reporting,
                 app_sha256=presence.installed.get(member.id, ""),
                 last_seen_seconds=None if math.isinf(silent) else round(silent, 3),

@@ -91,7 +91,7 @@ def _marks(exchange: Exchange, names: Mapping[int, str]) -> dict[str, Mark]:
             mark: Mark = "x"
         elif exchange.clients.has_update(client):
             mark = "u"
-        elif not first or client in answered or exchange.uploads.held(client):
+        elif not first or client in answered or exchange.uploads.received(client):
             mark = "t"
         else:
             mark = "j"

@@ -163,7 +163,7 @@ class CohortSelection:
 
     def _shortage(self, pool: frozenset[int], least: int, present: int) -> str:
         online = self._services.presence.online(self._settings.liveness_seconds) & pool
-        waiting = sum(map(self._services.presence.waits, online))
+        waiting = sum(map(self._services.presence.is_ineligible, online))
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
         absent = self._named(pool - online)
         gone = f"; not connected: {name_some(absent)}" if absent else ""

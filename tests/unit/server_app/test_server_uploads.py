@@ -129,7 +129,7 @@ async def test_a_part_that_is_not_as_announced_leaves_nothing(
     last = THREE[2 * PART_BYTES :]
     await desk.refused(kind, desk.take(2, body(last, chunks=in_chunks(change(last)))))
     assert desk.left() == []
-    assert desk.uploads.held(1) == {}
+    assert desk.uploads.received(1) == {}
 
 
 async def test_a_part_that_breaks_off_is_not_here_and_can_come_again(desk: Desk) -> None:
@@ -141,7 +141,7 @@ async def test_a_part_that_breaks_off_is_not_here_and_can_come_again(desk: Desk)
     await desk.take(0, body(parts[0]))
     with pytest.raises(ConnectionResetError):
         await desk.take(1, body(parts[1], chunks=broken()))
-    assert list(desk.uploads.held(1)) == [0]
+    assert list(desk.uploads.received(1)) == [0]
     desk.not_whole("parts-missing", manifest(THREE), 1, 2, 3)
     await desk.take_all(THREE)
     desk.uploads.check_whole(1, manifest(THREE))
@@ -158,7 +158,7 @@ async def test_a_repeated_part_is_not_read_and_another_one_conflicts(desk: Desk)
     await desk.take(0, body(part, chunks=untouched()))
     with pytest.raises(ConflictingMessage):
         await desk.take(0, body(part, chunks=untouched(), sha256=bytes(32)))
-    assert desk.uploads.held(1) == {0: hashlib.sha256(part).digest()}
+    assert desk.uploads.received(1) == {0: hashlib.sha256(part).digest()}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ async def test_a_client_that_is_given_up_while_it_sends_leaves_nothing(desk: Des
     slow.go_on.set()
     await desk.refused("stale-step", sending)
     assert desk.left() == []
-    assert 1 not in desk.uploads.held(1)
+    assert 1 not in desk.uploads.received(1)
 
 
 async def test_a_part_that_waited_until_its_client_was_given_up_is_not_read(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ async def test_one_client_cannot_have_many_parts_read_at_once(tmp_path: Path) ->
     for held in slow:
         held.go_on.set()
     await asyncio.gather(*sending)
-    assert len(desk.uploads.held(1)) == 6
+    assert len(desk.uploads.received(1)) == 6
 
 
 async def test_room_for_all_that_is_missing_is_checked_before_anything_is_read(tmp_path: Path) -> None:
