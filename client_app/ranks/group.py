@@ -1,4 +1,4 @@
-"""The group of ranks that runs the owner's ClientApp: what the agent asks of it, whoever drives the processes.
+"""The group of ranks that runs the owner's ClientApp, as the agent uses it.
 
 One federated client is one group, of one process or of many. Its ranks start once and stay, with everything that
 the app keeps, from task to task. Any failure ends all of them, since nobody may wait in a collective for a rank that
@@ -280,7 +280,7 @@ class RankGroup(ABC):
             await end(watching)
 
     def _stays_warm(self, error: BaseException) -> bool:
-        """Whether the ranks can serve another task after `error`; of several, nobody knows where the others are."""
+        """Whether the ranks can serve another task after `error`; with several, the state of the others is unknown."""
         del error
         return False
 

@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: an error as any other, and not the end of whoever prints.
+"""Errors of standard output, which must not end the program that prints.
 
 A result goes to a file, a disk that may be full, or a pipe whose reader may be gone. What is printed is written when a
 buffer is full, or when Python ends; then it is too late to say anything but a traceback.

@@ -92,10 +92,12 @@ class _Ending:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """model: that a run begins with. sent: the whole of what its clients get, with what a strategy sends beside it."""
+    """The first model of a run."""
 
     model: ModelState
+    """The model that the run begins with."""
     sent: ModelState
+    """Everything that its clients get: the model, and what a strategy sends in addition."""
 
 
 def first_of(run: PlannedRun) -> First:

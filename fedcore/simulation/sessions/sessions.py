@@ -1,6 +1,6 @@
-"""The client sessions of one simulated secure round, step by step; and all of them in this process.
+"""The client sessions of one simulated secure round, step by step; `InlineSessions` has all of them in this process.
 
-`session_processes` has the same spread over processes: what the sessions of thousands compute then falls on all cores.
+`processes` spreads them over several processes, so that the sessions of thousands of clients use all cores.
 """
 
 from __future__ import annotations
@@ -133,28 +133,28 @@ class InlineSessions:
         self._sessions = members.sessions(verify)
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
-        """As `SecureSessions`."""
+        """R0."""
         for client in clients:
             yield self._sessions[client].advertise()
 
     def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
-        """As `SecureSessions`."""
+        """R1."""
         for client in clients:
             yield self._sessions[client].share_keys(advertised(client))
 
     def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
-        """As `SecureSessions`."""
+        """R1."""
         for client in clients:
             self._sessions[client].receive_shares(delivery(client))
 
     def heard(self, client: int) -> frozenset[int]:
-        """As `SecureSessions`."""
+        """Whose keys a client has verified."""
         return self._sessions[client].heard
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[tuple[int, bytes]]:
-        """As `SecureSessions`; in the order of the updates."""
+        """R2; in the order of the updates."""
         threads = os.cpu_count() or 1
         waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
 
@@ -177,16 +177,16 @@ class InlineSessions:
                 yield first()
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
-        """As `SecureSessions`."""
+        """R3."""
         for client in clients:
             yield self._sessions[client].sign_survivors(survivors)
 
     def outcome(self, client: int) -> Outcome:
-        """As `SecureSessions`."""
+        """What a client has signed in R3."""
         return self._sessions[client].outcome
 
     def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
-        """As `SecureSessions`."""
+        """R4."""
         for client in clients:
             yield self._sessions[client].unmask(signatures)
 

@@ -1,4 +1,4 @@
-"""Who runs the apps of simulated clients."""
+"""Executors: they run the apps of simulated clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClientExecutor(Protocol):
 
     @property
     def processes(self) -> int:
-        """How many processes on this machine it has, beside this one."""
+        """How many processes on this machine it has, in addition to this one."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -67,7 +67,7 @@ class ClientExecutor(Protocol):
         ...
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
-        """What whoever simulates should know is told to `warn`, line by line."""
+        """Call `warn` with each warning, a line for the user."""
         ...
 
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which executor runs a simulation, by name, and how many clients a round asks."""
+"""Makes a simulation's executor by name, and sets how many clients a round asks."""
 
 from __future__ import annotations
 

@@ -67,14 +67,14 @@ def _start(begin: Begin, place: int, *, forks: bool) -> int:
     for other in (*begin.connections, begin.control):
         if other != descriptor:
             os.close(other)
-    _draw_anew()
+    _reseed_numpy()
     try:
         serve(begin, descriptor)
     finally:
         os._exit(1)
 
 
-def _draw_anew() -> None:
+def _reseed_numpy() -> None:
     """Or all workers would draw the same from NumPy's generator; Python's own sees to it itself."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -172,7 +172,7 @@ class ProcessExecutor:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _work(self, task: Task, clients: Sequence[int], size: int, order: Order) -> Iterator[tuple[int, FromWorker]]:
-        """Have all clients worked on, `size` of them at a time; what comes of each."""
+        """Give all clients to the workers, `size` at a time; yields the result of each."""
         costs = self._costs.expected(task.message_type, clients)
         queue = Queue(costs, self._homes, groups=cut(clients, size, self._homes.workers))
         for _ in range(_AHEAD):

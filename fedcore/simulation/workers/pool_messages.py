@@ -92,7 +92,7 @@ class Sized(WorkerMessage):
 
 
 class WarningLine(WorkerMessage):
-    """What whoever simulates should know."""
+    """A warning for the user."""
 
     kind: Literal["told"] = "told"
     line: str
@@ -135,10 +135,11 @@ class ClientRaised(RaisedError):
 
 
 class WorkerEnded(WorkerMessage):
-    """A worker's process has ended. status: its exit status, or less than 0 for a signal."""
+    """A worker's process has ended."""
 
     worker: int
     status: int
+    """Its exit status; negative for a signal."""
 
 
 FROM_WORKER: Final[TypeAdapter[AppLoaded | Sized | WarningLine | Made | Answered | ClientRaised]] = TypeAdapter(

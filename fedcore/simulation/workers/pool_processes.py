@@ -1,4 +1,4 @@
-"""The processes of a pool: started, spoken to, and ended."""
+"""The worker processes of a pool, as the simulation uses them."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class _PoolWorker:
 
 
 class Processes:
-    """`count` workers with `threads` each. app, clients, states, at_once: as `Begin` has them.
+    """`count` workers with `threads` each; the other arguments are those of `Begin`.
 
-    warn: is told what workers want to be known, each line once.
+    `warn` is called with each warning of the workers once.
     """
 
     def __init__(self, app: FlowerApp, *, clients: int, states: Path, at_once: int, count: int, threads: int) -> None:
@@ -132,7 +132,7 @@ class Processes:
         self._send(place, message)
 
     def chunks(self, place: int) -> int:
-        """How many chunks a worker has not ended."""
+        """How many chunks a worker has left."""
         return len(self._workers[place].chunks)
 
     def results(self) -> Iterator[tuple[int, int, FromWorker]]:
@@ -145,7 +145,7 @@ class Processes:
                 yield place, message.client, message
 
     def settle(self) -> None:
-        """Wait for whatever still works, and forget what comes of it."""
+        """Wait until all workers are idle, and ignore their results."""
         for _ in self.results():
             pass
 
@@ -182,13 +182,13 @@ class Processes:
             self.warn(line)
 
     def _died(self, place: int) -> WorkerDied:
-        """Says how the process ended, and for whom it worked."""
+        """The error that says how the process ended, and which client it worked for."""
         status = self._status(place)
         activity = self._workers[place].activity
         return WorkerDied(f"a worker of the simulation {ending(status)} {activity}{memory_hint(status)}")
 
     def _status(self, place: int) -> int | None:
-        """The exit status of a worker that has ended, as whoever started it tells; None where that is gone, too."""
+        """The exit status of a worker that has ended, from the fork server; None if that has ended too."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if len(self._workers) == 1:
                 return self._process.wait(_STOP_SECONDS)

@@ -161,13 +161,13 @@ class RayExecutor:
         # A task that is run again would find the state that it has left already.
         return self._ray.remote(function).options(num_returns=3, max_retries=0)
 
-    def _client(self, client: int) -> tuple[ray_task.Client, Any]:
-        """What a task is told of its client, and the reference of the client's state."""
-        told = ray_task.Client(id=client, clients=self.clients, counted=self._counted.get(client, 0))
+    def _client(self, client: int) -> tuple[ray_task.RayClient, Any]:
+        """The task's description of its client, and the reference of the client's state."""
+        told = ray_task.RayClient(id=client, clients=self.clients, counted=self._counted.get(client, 0))
         return told, self._states.get(client)
 
     def _done(self, task: Task, clients: Sequence[int], submit: Any) -> Iterator[tuple[int, FromWorker, Any]]:
-        """Have all clients worked on, the longest first; what comes of each, and what came with it."""
+        """Run all clients, the longest first; yields the result of each, and the object that came with it."""
         costs = self._costs.expected(task.message_type, clients)
         pending = {}
         for client in sorted(clients, key=lambda one: (-costs[one], one)):

@@ -47,7 +47,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class RayClient:
     """Which client of how many a task is for, and the last round whose sum it was in."""
 
     id: int
@@ -70,7 +70,7 @@ class Client:
 
 
 def train(
-    files: Mapping[str, bytes], clientapp: str, task: str, model: Model | None, client: Client, state: Bytes | None
+    files: Mapping[str, bytes], clientapp: str, task: str, model: Model | None, client: RayClient, state: Bytes | None
 ) -> tuple[str, Model | None, Bytes | None]:
     """The client's result, a `Made` or a `ClientRaised` as JSON; the new model, and the state afterwards."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:
@@ -93,7 +93,7 @@ def train(
 
 
 def answer(
-    files: Mapping[str, bytes], clientapp: str, task: str, content: Bytes, client: Client, state: Bytes | None
+    files: Mapping[str, bytes], clientapp: str, task: str, content: Bytes, client: RayClient, state: Bytes | None
 ) -> tuple[str, Bytes | None, Bytes | None]:
     """The client's reply, an `Answered` or a `ClientRaised` as JSON, the reply's record file, and the state."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:

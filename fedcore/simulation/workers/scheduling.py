@@ -19,8 +19,8 @@ _CHUNKS_LEFT: Final = 4
 """A chunk is a worker's share of what is left, cut by this."""
 _LOOKED_AT: Final = 64
 _ALIKE: Final = 0.8
-"""Clients at the head of the queue among which a worker looks for its own, and how long at least they take beside the
-first."""
+"""Clients at the head of the queue among which a worker looks for its own, and how long they take at least, relative to
+the first."""
 
 
 @dataclass(slots=True)

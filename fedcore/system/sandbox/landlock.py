@@ -53,7 +53,7 @@ def abi() -> int:
 def give_up_privileges() -> None:
     """Root, and what it starts, keeps only the capabilities to read its owner's data and to use devices.
 
-    Others would see past Landlock: CAP_PERFMON shows the environment of every process. Whoever is not root loses
+    Others would see past Landlock: CAP_PERFMON shows the environment of every process. Other users lose
     nothing. No program that is started gets more rights by its set-user-id bit. Raises OSError.
     """
     if sys.platform != "linux":

@@ -63,7 +63,7 @@ def ending(status: int | None) -> str:
     """How a process ended: "ended by SIGKILL", "ended with exit status 1".
 
     Args:
-        status: as `subprocess` has it, negative for a signal; None if nobody knows it.
+        status: as `subprocess` has it, negative for a signal; None if it is unknown.
     """
     if status is None or status >= 0:
         return f"ended with exit status {status}"
