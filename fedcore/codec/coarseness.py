@@ -1,4 +1,4 @@
-"""How much of what a sum says of a tensor is rounding, and when that is too much to pass on.
+"""Measures how much of a tensor's sum is rounding, and refuses a sum with too much of it.
 
 Stochastic rounding moves each client's element by less than a step, with a variance of a quarter of a squared step at
 most. In a sum of n clients' elements that is a standard error of sqrt(n) / 2 steps for each element that anybody

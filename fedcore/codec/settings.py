@@ -1,4 +1,4 @@
-"""What an operator chooses of how updates become integers, checked before any round starts."""
+"""The codec's settings, which an operator chooses, checked before any round starts."""
 
 from __future__ import annotations
 

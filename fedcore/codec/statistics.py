@@ -1,4 +1,4 @@
-"""What a round reveals about the magnitudes of its updates.
+"""Statistics of a round about the magnitudes of its updates.
 
 A scale must cover the largest |w * delta| of any client, but only sums over clients are known. Each client therefore
 adds, for each scale, its largest value a and, in cohorts of 8 and more, a^4. The sums bound the maximum from above,

@@ -1,4 +1,4 @@
-"""Who holds which rows: IID, Dirichlet, pathological shards, k labels, unequal sizes, natural.
+"""Partitions of rows among clients: IID, Dirichlet, pathological shards, k labels, unequal sizes, natural.
 
 Every partitioner is a pure function. It takes the training half and the test half and divides both
 by one rule, so that each client is tested on data like the data it trains on. The parts of a half

@@ -1,4 +1,4 @@
-"""What a loader returns: arrays in memory, nothing lazy, nothing that belongs to one framework."""
+"""The data set that a loader returns: arrays in memory, nothing lazy, nothing that belongs to one framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a legacy ClientApp (`client_fn`, NumPyClient) replies, as secure mode needs it."""
+"""Converts the reply of a legacy ClientApp (`client_fn`, NumPyClient) for secure mode."""
 
 from __future__ import annotations
 

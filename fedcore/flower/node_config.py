@@ -1,4 +1,4 @@
-"""What an app sees of its node: what the site's owner wrote, and in a simulation which client of how many it is.
+"""The node config of an app: entries of the owner, and in a simulation which of how many clients the node is.
 
 Nothing is there that nobody wrote. `partition-id` and `num-partitions` are for apps that divide one data set, which is
 a matter of simulations, of kits that `fedcore provision` makes and of trying things out: a site that joined with a key

@@ -1,4 +1,4 @@
-"""What the file of a model says of it: which run it came out of, and after how much of it.
+"""Facts in a model's file: the run that made it, its rounds and its privacy budget.
 
 Facts are safetensors metadata, texts by name, which every reader of the format shows (`safe_open(...).metadata()`).
 They are a part of the file, so its hash covers them; the bytes of the tensors are the same with them and without.

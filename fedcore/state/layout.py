@@ -1,4 +1,4 @@
-"""What a model looks like without its values: dtypes and shapes in order, and casts to storage."""
+"""Layout of a model: dtypes and shapes in order, without values, and casts to storage."""
 
 from __future__ import annotations
 

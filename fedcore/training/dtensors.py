@@ -1,4 +1,4 @@
-"""Whether a tensor is sharded over ranks, without importing what only sharded ones need.
+"""Tests whether a tensor is sharded over ranks, without importing `torch.distributed.tensor`.
 
 `torch.distributed.tensor` takes most of a second to import, and most clients train on one rank.
 """

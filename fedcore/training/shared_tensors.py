@@ -1,4 +1,4 @@
-"""Which tensors of a model are federated: all, all but a client's own, or an adapter alone.
+"""Selects the tensors of a model that are federated: all, all but a client's own, or an adapter alone.
 
 Personal tensors never leave the client. They are named by patterns, or found by the type of their layer: FedPer
 (Arivazhagan et al. 2019, "Federated Learning with Personalization Layers") keeps the head of the network on the client;

@@ -19,7 +19,7 @@ def predict(module: nn.Module, path: Path, job: LocalJob) -> Iterator[dict[str, 
     """The hazard against that of a patient who is average in everything."""
     with path.open(newline="") as file:
         x = np.array([[float(row[name] or "nan") for name in COLUMNS] for row in csv.DictReader(file)])
-    # The federation's means and deviations, which every client was told, are in the model's file.
+    # The federation's means and deviations, which every client got, are in the model's file.
     features = torch.from_numpy(standardised(x, job.message, COLUMNS))
     for risk in outputs(module, features).flatten().exp().tolist():
         yield {"hazard_ratio": round(risk, 4)}

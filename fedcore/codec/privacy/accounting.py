@@ -1,4 +1,4 @@
-"""What one exchange reveals about one client, and what all of them do: Renyi divergences add up to an epsilon.
+"""Privacy accounting: the Renyi divergences of all exchanges add up to an epsilon.
 
 Neighbours are two runs that differ in one client: its update is whatever it is, or zero; its noise share stays. The
 cohort itself is public, so this is what adding or removing a client means here (Kairouz, Liu, Steinke 2021, section 2).

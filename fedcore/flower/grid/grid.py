@@ -1,4 +1,4 @@
-"""What the Grids of both modes share: Flower's `Grid` over exchanges, with the ids that Flower's own grids give."""
+"""Base of the Grids of both modes: Flower's `Grid` over exchanges, with the ids that Flower's own grids give."""
 
 from __future__ import annotations
 
