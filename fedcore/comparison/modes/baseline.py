@@ -51,7 +51,7 @@ class Baseline(Mode):
     goes_on: ClassVar[bool] = False
     """Whether the others go on where a worker is lost."""
     consequence: ClassVar[str]
-    """What becomes of a run that loses a worker."""
+    """What follows for a run that loses a worker."""
 
     @abstractmethod
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:

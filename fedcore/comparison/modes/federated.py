@@ -151,7 +151,7 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
 
 
 def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -> RunResult:
-    """All that is known without an evaluation of ours."""
+    """All that is known without our own evaluation."""
     record = followed.record
     training = _training(followed, about.model_bytes)
     schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.taken) else None
@@ -185,7 +185,7 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
 
 
 def _initial_sha256(run: PlannedRun, followed: FederatedOutcome, about: Description) -> str:
-    """Of the first model that the clients had: its file alone, where they were sent it with more beside it."""
+    """Of the first model that the clients had: its file alone, even if they were sent more with it."""
     first = next(filter(None, followed.models), "")
     return sha256_file(run.folder / INITIAL_FILE) if first and first == about.sent_sha256 else first
 

@@ -46,7 +46,7 @@ class FederatedAsync(Federated):
         return {**checked, "buffer-size": given.buffer_size or max(least, math.ceil(sites / 2))}
 
     def _rounds(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluations are asked of whoever does not train, however few."""
+        """Evaluations are asked of the clients that do not train, however few."""
         return {"asynchrony": "buffered", "min-clients": 0}
 
     @property

@@ -259,7 +259,7 @@ class Training:
             raise RunFailed(f"{name}: {end.reason}")
 
     def _give_up(self) -> NoReturn:
-        """A shard has failed, and with it whoever talked to it: say which was the first."""
+        """A shard has failed, and with it all that talked to it: say which was the first."""
         with contextlib.suppress(EnvironmentFailure):
             self._hear_of_the_first()
             for event in self.workers.events(silence=_GRACE):

@@ -1,7 +1,7 @@
 """Strategies that Flower does not have, each a function of the clients' means, so that a secure sum is all they need.
 
 Each inherits FedAvg's averaging: in secure mode over the one reply that stands for the cohort, in plain mode over all.
-What the clients do beside it is in `fedcore.training.algorithms`; the name of the strategy reaches them in the
+What else the clients do is in `fedcore.training.algorithms`; the name of the strategy reaches them in the
 message's configuration, under the run config's own key, so that an owner's client refuses one that the run config does
 not name.
 """
@@ -120,7 +120,7 @@ class AlgorithmStrategy(FedAvg):
         return {}
 
     def sent(self, model: ArrayRecord) -> ArrayRecord:
-        """The model, and what travels beside it."""
+        """The model, and what travels with it."""
         return model
 
     def step(self, model: Arrays, mean: Arrays, metrics: MetricRecord, part: float) -> Arrays:

@@ -6,7 +6,7 @@ consecutive share of every batch; shares differ by at most one example. Where ea
 it walks through them at the pace that makes all ranks end with the same step, however uneven they are.
 
 A rank's loss is the sum over its examples divided by `Batch.total`, so that every example of a batch has the same
-weight in the gradient, whoever works on it, in whichever micro-batch.
+weight in the gradient, on any rank and in any micro-batch.
 
 `Loaders` reads the examples, from arrays or from a dataset; what can stay warm from round to round does. For a GPU the
 next batch is read, pinned and sent while the one before it is worked on (`ahead`).
@@ -203,7 +203,7 @@ class _Seeded(Dataset[Any]):
 def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches, each made before the one ahead of it is worked on; on a GPU in a stream of its own.
 
-    What `batches` asks of the GPU runs beside the training: copies from pinned memory, rows picked out of a tensor. A
+    What `batches` asks of the GPU runs during the training: copies from pinned memory, rows picked out of a tensor. A
     batch is used after all of that is done, and its memory is not given to another one before the training has left it.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ class ParallelPlan:
 
     blocks: modules of similar size that make up most of the model; gathered, checkpointed and compiled one by one.
     tensor: pattern of names, where * stands for one part -> how tensor parallelism splits the layer: "colwise" (a
-        linear layer by its outputs, of which a rank goes on with its own), "rowwise" (by its inputs, of which a rank
+        linear layer by its outputs, of which a rank uses its own next), "rowwise" (by its inputs, of which a rank
         has its own; the outputs are summed), "embedding" (by its rows), "output" (by its outputs, then gathered).
     heads: what the layers of `tensor` cannot be cut inside of, such as attention heads; the ranks must divide it.
     layers: modules that, called one after another, each with the output of the one before, are the model.

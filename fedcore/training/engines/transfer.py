@@ -1,6 +1,6 @@
-"""State into the ranks and out of them, one tensor at a time; the optimizer's too, as named tensors beside the model's.
+"""Model state in and out of the ranks, one tensor at a time; the optimizer's too, as named tensors.
 
-No rank holds more of the whole model than one tensor beside its own part. Where all ranks can read the file, each
+No rank holds more of the whole model than one tensor and its own part. If all ranks can read the file, each
 copies its part out of the memory map; otherwise rank 0 sends each rank its part. Out of the ranks, the parts go to
 rank 0, which writes each of them to its place in the file.
 """
