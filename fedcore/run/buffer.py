@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.run.quorum import quorum_for
-from fedcore.run.requirements import fewest_clients
+from fedcore.run.requirements import min_secure_cohort
 from fedcore.run.settings import JobSettings
 from fedcore.wire.control import Buffer, Version
 
@@ -167,7 +167,7 @@ def buffer_size(settings: JobSettings, members: int, min_cohort: int) -> int:
 
     members, min_cohort: as in `fedcore.run.requirements`.
     """
-    least = max(2, fewest_clients(settings, members, min_cohort), settings.quorum)
+    least = max(2, min_secure_cohort(settings, members, min_cohort), settings.quorum)
     size = settings.buffer_size or least
     if size < least:
         raise ConfigurationError(

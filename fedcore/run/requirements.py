@@ -18,7 +18,7 @@ from fedcore.secagg import default_quorum
 from fedcore.wire.control import GroupSpec, is_query, is_training
 
 
-def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
+def min_secure_cohort(settings: JobSettings, members: int, min_cohort: int) -> int:
     """The smallest cohort that a sum may be made of."""
     if settings.aggregation == "plain":
         return 1
@@ -27,21 +27,21 @@ def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
 
 def least_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
     """How many clients must be there before an exchange starts."""
-    return settings.min_clients or max(2, fewest_clients(settings, members, min_cohort))
+    return settings.min_clients or max(2, min_secure_cohort(settings, members, min_cohort))
 
 
-def least_of(asked: int, settings: JobSettings, members: int, min_cohort: int) -> int:
+def min_clients_for(asked: int, settings: JobSettings, members: int, min_cohort: int) -> int:
     """How many clients an exchange needs for which a strategy asks `asked`."""
-    floor = fewest_clients(settings, members, min_cohort)
+    floor = min_secure_cohort(settings, members, min_cohort)
     return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), asked))
 
 
 def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
     """The smallest group that a sum may be made of: as for a cohort, and not below the run's quorum."""
-    return max(2, fewest_clients(settings, members, min_cohort), settings.quorum)
+    return max(2, min_secure_cohort(settings, members, min_cohort), settings.quorum)
 
 
-def cut_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[GroupSpec, int]:
+def group_spec_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[GroupSpec, int]:
     """What the draw for a cohort of so many asks for, and how many of them have to answer."""
     least = least_group(settings, members, min_cohort)
     return GroupSpec(groups=settings.groups, least=least), max(needed_places(cohort), settings.least_groups * least)
@@ -79,7 +79,7 @@ def check_asked(
 
     own: whoever runs it decides alone how many may collude.
     """
-    least = least_of(asked, settings, members, min_cohort)
+    least = min_clients_for(asked, settings, members, min_cohort)
     if settings.groups > 1 and is_training(message_type):
         _check_grouped(asked, settings, least_group(settings, members, min_cohort))
     if asked >= least:
@@ -123,7 +123,7 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
         )
     if settings.aggregation == "plain":
         return
-    corrupt, fewest = corrupt_for(settings, members), fewest_clients(settings, members, min_cohort)
+    corrupt, fewest = corrupt_for(settings, members), min_secure_cohort(settings, members, min_cohort)
     for name, value in (("min-clients", settings.min_clients), ("quorum", settings.quorum)):
         if 0 < value < fewest:
             raise ConfigurationError(

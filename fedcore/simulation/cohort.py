@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.exchange import ExchangeRequest, make_work
-from fedcore.run.requirements import least_of
+from fedcore.run.requirements import min_clients_for
 from fedcore.run.retries import Attempts, attempt_ended
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.models import model_ref
@@ -84,7 +84,7 @@ class CohortSums:
         if self.sums.virtual is None or again or attempt.floor is not None:
             return request
         wanted = len(request.nodes)
-        least = least_of(wanted, self.sums.settings, self.sums.clients, self.sums.least)
+        least = min_clients_for(wanted, self.sums.settings, self.sums.clients, self.sums.least)
         extra = self.sums.virtual.beyond(wanted) if is_training(request.message_type) else 0
         attempt.enough = wanted if extra else 0
         members = range(1, self.sums.clients + 1)

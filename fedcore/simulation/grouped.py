@@ -9,7 +9,7 @@ from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.exchange import ExchangeRequest, make_draw
 from fedcore.run.groups import GroupMembership, too_few_groups
-from fedcore.run.requirements import cut_for
+from fedcore.run.requirements import group_spec_for
 from fedcore.run.retries import Attempts
 from fedcore.simulation.owners import client_name
 from fedcore.simulation.secure import Attempt, SecureSums
@@ -20,7 +20,7 @@ def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: AppResults)
     """A draw, and the sums of its groups, one after the other; raises RunFailed where too few have one."""
     sums.count += 1
     drawn, found, failed = sums.count, [], {}
-    cut, needed = cut_for(sums.settings, len(request.nodes), sums.clients, sums.least)
+    cut, needed = group_spec_for(sums.settings, len(request.nodes), sums.clients, sums.least)
     try:
         draw = make_draw(sums.task(request, None, attempt=1, whole=False), cut, needed=needed)
         parts = sums.owners.draw(draw, sums.identities)

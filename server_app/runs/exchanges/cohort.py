@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.run.requirements import check_asked, least_group, least_of, waiting_for
+from fedcore.run.requirements import check_asked, least_group, min_clients_for, waiting_for
 from fedcore.secagg import Fault
 from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import ClientDropped, ClientsOnline, name_some
@@ -126,7 +126,7 @@ class CohortSelection:
         return len(self._services.roster.members), self._services.min_cohort
 
     def _least(self, asked: int) -> int:
-        return least_of(asked, self._settings, *self._sizes)
+        return min_clients_for(asked, self._settings, *self._sizes)
 
     def _busy(self, message_type: str) -> Callable[[], frozenset[int]]:
         """Who has no ranks left for an evaluation, since it trains for a buffered run."""

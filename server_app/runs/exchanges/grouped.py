@@ -18,7 +18,7 @@ from fedcore.run.engine.events import sums_done
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.exchange import make_draw
 from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
-from fedcore.run.requirements import cut_for
+from fedcore.run.requirements import group_spec_for
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
@@ -122,7 +122,7 @@ class GroupedExchanges:
         with run.services.roster.held() as roster:
             members = len(roster.members)
             task = announce(run, asked, roster, cohort=cohort, attempt=attempt, previous=previous, encoding=None)
-        cut, needed = cut_for(settings, len(cohort), members, run.services.min_cohort)
+        cut, needed = group_spec_for(settings, len(cohort), members, run.services.min_cohort)
         return make_draw(task, cut, needed=needed)
 
     # --- the groups -----------------------------------------------------------------------------
