@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.secagg.transitions import render_diagram, render_machine
-from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.stages import PARTICIPANT_TRANSITIONS, PHASES

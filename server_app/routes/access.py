@@ -16,8 +16,8 @@ from fastapi import Depends, Path, Query, Request
 from fedcore.errors import Unauthorized
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.control import ProblemKind
-from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller

@@ -280,7 +280,7 @@ async def model(
 @router.put(f"{EXCHANGE}/place", status_code=204, responses=_PUT)
 async def put_place(body: DrawTicketIn, exchange: Draw, client: Client) -> None:
     """The answer to a draw: the client's place among all, signed (`fedcore.run.groups`)."""
-    await exchange.take_place(client.client_id, body, client.content_sha256)
+    await exchange.take_ticket(client.client_id, body, client.content_sha256)
 
 
 @router.put(f"{EXCHANGE}/advertisement", response_model=CohortOut, responses={**_PUT, **_NOT_YET})

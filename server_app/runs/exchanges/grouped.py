@@ -23,7 +23,7 @@ from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
 from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext
-from server_app.exchanges.draw import DrawExchange
+from server_app.exchanges.group_assignment import DrawExchange
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest, announce
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow

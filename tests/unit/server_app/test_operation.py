@@ -20,7 +20,7 @@ from fedcore.errors import EnvironmentFailure, StorageFull, StorageUnavailable
 from fedcore.state import ModelState
 from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeFailed, ExchangeRepeated
 from server_app import logs
-from server_app.exchanges.draw import DrawExchange
+from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.operation.metrics import Metrics

@@ -1,4 +1,4 @@
-"""The draw of groups: one stage, in which each client of a cohort names its place (`fedcore.run.groups`)."""
+"""The assignment of groups by a draw: one stage, in which each client sends a ticket (`fedcore.run.groups`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DrawExchange(Exchange):
         self._federation = federation
         self._roster = roster
         self._digest = context.task.digest()
-        self._places: dict[int, DrawTicket] = {}
+        self._tickets: dict[int, DrawTicket] = {}
 
     def seconds_for(self, stage: str) -> float:
         """A draw takes a client no time."""
@@ -41,7 +41,7 @@ class DrawExchange(Exchange):
     def begin(self, stage: str) -> None:
         """There is nothing to prepare."""
 
-    async def take_place(self, client: int, body: DrawTicketIn, digest: bytes) -> None:
+    async def take_ticket(self, client: int, body: DrawTicketIn, digest: bytes) -> None:
         """A client's answer, for good; raises ProtocolViolation where it is not signed for this draw."""
         await self.take(client, "place", digest, body, lambda: self._note(client, body))
 
@@ -52,14 +52,14 @@ class DrawExchange(Exchange):
     def _note(self, client: int, body: DrawTicketIn) -> None:
         place = DrawTicket(client_id=client, nonce=body.nonce, signature=body.signature)
         check_place(self._federation, self._digest, place, self._roster)
-        self._places[client] = place
+        self._tickets[client] = place
 
     async def finish(self) -> ExchangeOutcome:
         """All answers but those of clients that have left since; raises CohortTooSmall."""
         answered = sorted(self.clients.done - self.clients.reasons.keys())
         if len(answered) < self.task.quorum:
             raise CohortTooSmall(DRAW, len(answered), self.task.quorum)
-        return self.make_outcome(places=tuple(self._places[client] for client in answered))
+        return self.make_outcome(places=tuple(self._tickets[client] for client in answered))
 
     def check_manifest(self, manifest: ManifestIn) -> None:
         """A draw takes no updates; raises Rejection."""
