@@ -54,7 +54,7 @@ LONGEST = (
     "processes/docs/test_pages.py::test_a_page[docs/howto/resuming.md]",
     "processes/client_app/test_elastic.py",
     "processes/api/test_notebooks.py",
-    "processes/demo/test_demo.py",
+    "processes/cli/test_demo.py",
     "processes/docs/test_pages.py",
     "integration",
     "processes",

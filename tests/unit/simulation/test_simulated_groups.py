@@ -24,7 +24,7 @@ def policy(**changes: Any) -> Policy:
 
 
 def test_three_poisoners_of_21_ruin_a_mean_and_not_a_median_of_seven_groups(simulate: Simulate) -> None:
-    """In two rounds; tests/thorough/groups has all strategies and attacks."""
+    """In two rounds; tests/thorough/run has all strategies and attacks."""
 
     def distance(strategy: str) -> float:
         finished = simulate(

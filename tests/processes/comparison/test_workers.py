@@ -102,7 +102,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: 
         "from pathlib import Path; import sys\n"
         "from multiprocessing import get_context\n"
         "from fedcore.comparison.workers.processes import Workers\n"
-        "from tests.processes.compare.test_workers import stay\n"
+        "from tests.processes.comparison.test_workers import stay\n"
         "if __name__ == '__main__':\n"
         " get_context('forkserver').set_forkserver_preload([])  # it would take seconds, for nothing here\n"
         " with Workers(Path(sys.argv[1])) as workers:\n"

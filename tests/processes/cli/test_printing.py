@@ -15,7 +15,7 @@ from fedcore.errors import EnvironmentFailure
 from fedcore.state import ModelState
 from fedcore.training.models import digits_mlp
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
 def fedcore(*words: str | Path, stdout: IO[bytes] | int | None, **environment: str) -> subprocess.CompletedProcess[str]:

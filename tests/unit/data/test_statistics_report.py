@@ -18,7 +18,7 @@ from fedcore.data.statistics_report import as_csv, as_json, bins_from, bounds_fr
 from fedcore.errors import ConfigurationError, UnknownKey
 from tests.support.raising import raises
 
-APP = Path(__file__).parents[1] / "apps" / "columns"
+APP = Path(__file__).parents[2] / "apps" / "columns"
 
 
 def test_options_come_before_the_apps_own_bounds() -> None:

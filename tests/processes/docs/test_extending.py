@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXTENSIONS = ROOT / "examples" / "extensions"
 DIGITS = ROOT / "examples" / "digits"
 QUICK = "num-server-rounds=2 local-epochs=1"
