@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedcore.cli.sweep import SweepPoint
     from fedcore.comparison.results import CurvePoint
     from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
@@ -19,6 +18,32 @@ if TYPE_CHECKING:
     from fedcore.simulation import Simulation
     from fedcore.state import ModelState
     from fedcore.wire.control import Scalar
+
+
+SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """One run of a sweep.
+
+    seed: of the simulation, and of the app if its run config has a seed.
+    """
+
+    seed: int
+    values: Mapping[str, Scalar]
+
+    @property
+    def name(self) -> str:
+        """A name for its folder."""
+        words = [f"{key}={value}" for key, value in self.values.items()]
+        return ",".join([*words, f"{SEED}={self.seed}"]).replace("/", "_")
+
+    def path(self, path: Path | None, *, folder: bool) -> Path | None:
+        """The path of this run in place of `path`: in a folder of its own."""
+        if path is None:
+            return None
+        return path / self.name if folder else path.parent / self.name / path.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +110,6 @@ class SimulationOptions:
 
     def at(self, point: SweepPoint) -> SimulationOptions:
         """The same with the values of one run of a sweep, and its seed if the app has one."""
-        from fedcore.cli.sweep import SEED
         from fedcore.run.settings import JobSettings
 
         config, settings = dict(self.run_config), self.settings.to_mapping()

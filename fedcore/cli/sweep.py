@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
 from fedcore.cli.main import print_json
+from fedcore.cli.simulation_options import SEED, Outputs, SimulationOptions, SweepPoint
 from fedcore.comparison.report.summary import Spread, ToTarget
 from fedcore.comparison.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
-    from fedcore.cli.simulation_options import Outputs, SimulationOptions
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.wire.control import Scalar
 
-SEED = "seed"
 Simulate: TypeAlias = "Callable[[SimulationOptions, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
 """Runs one simulation with its seed and checkpoint folder: its record, and the summary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPoint:
-    """One run of a sweep.
-
-    seed: of the simulation, and of the app if its run config has a seed.
-    """
-
-    seed: int
-    values: Mapping[str, Scalar]
-
-    @property
-    def name(self) -> str:
-        """A name for its folder."""
-        words = [f"{key}={value}" for key, value in self.values.items()]
-        return ",".join([*words, f"{SEED}={self.seed}"]).replace("/", "_")
-
-    def path(self, path: Path | None, *, folder: bool) -> Path | None:
-        """The path of this run in place of `path`: in a folder of its own."""
-        if path is None:
-            return None
-        return path / self.name if folder else path.parent / self.name / path.name
 
 
 def sweep_points(

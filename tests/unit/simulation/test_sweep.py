@@ -14,7 +14,8 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.cli.sweep import SweepPoint, lines_of, row_of, sweep_points
+from fedcore.cli.simulation_options import SweepPoint
+from fedcore.cli.sweep import lines_of, row_of, sweep_points
 from fedcore.errors import ConfigurationError
 
 CONFIG = {"lr": 0.1, "seed": 7, "num-server-rounds": 2}
