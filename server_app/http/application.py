@@ -28,7 +28,7 @@ from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
 from server_app.members.sessions import LoginSessions
 from server_app.routes import client, docs, health, live, operator, page, session, watching
-from server_app.runs.files.offers import Offers
+from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
 from server_app.runs.worker import StartApp
@@ -95,7 +95,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     slots = StreamSlots()
     app.state.services = services
     app.state.queue = queue
-    app.state.offers = Offers(services)
+    app.state.offers = AppOffers(services)
     app.state.leadership = leadership
     app.state.feed = OverviewFeed(services)
     app.state.stream_slots = slots

@@ -25,7 +25,7 @@ from server_app.http.guard import SCOPE_KEY, GuardedRequest
 from server_app.http.problems import Rejection
 from server_app.members.sessions import LoginSessions
 from server_app.polling import poll, while_connected
-from server_app.runs.files.offers import Offers
+from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
 from server_app.services import Services
@@ -78,7 +78,7 @@ async def signed_client(request: Request) -> ClientCaller:
 
 
 AnyServices = Annotated[Services, Depends(of_app("services", Services))]
-AnyOffers = Annotated[Offers, Depends(of_app("offers", Offers))]
+AnyOffers = Annotated[AppOffers, Depends(of_app("offers", AppOffers))]
 AnyQueue = Annotated[RunQueue, Depends(of_app("queue", RunQueue))]
 AnySessions = Annotated[LoginSessions, Depends(of_app("sessions", LoginSessions))]
 AnyLeadership = Annotated[Leadership, Depends(of_app("leadership", Leadership))]

@@ -39,9 +39,9 @@ from server_app.runs.app.messages import (
 from server_app.runs.app.process import AppConnection
 from server_app.runs.exchanges.buffered import BufferedExchanges
 from server_app.runs.exchanges.grouped import GroupedExchanges
-from server_app.runs.exchanges.plain import PlainExchanges, PlainRequest
+from server_app.runs.exchanges.plain import PlainExchanges, PlainStep
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
-from server_app.runs.files.downloads import Downloads, Sent
+from server_app.runs.files.downloads import ModelDownloads, Sent
 from server_app.runs.files.run_files import reference
 from server_app.runs.journal import Journal, KeptAnswer, as_kept
 from server_app.runs.plan import QUESTION
@@ -84,7 +84,7 @@ class RunOrchestrator:
         self._grouped = GroupedExchanges(run, self._secure)
         self._buffered = BufferedExchanges(run, self._secure)
         self._plain = PlainExchanges(run)
-        self._downloads = Downloads(run.files, run.plan.settings.download_bits)
+        self._downloads = ModelDownloads(run.files, run.plan.settings.download_bits)
 
     async def lead(self, app: AppConnection) -> RunEnd:
         """Answer the app until it ends; its final model. Raises FedcoreError."""
@@ -239,7 +239,7 @@ class RunOrchestrator:
             )
             for one in asked.questions
         }
-        request = PlainRequest(step=self._journal.number, asked=asked, questions=questions)
+        request = PlainStep(step=self._journal.number, asked=asked, questions=questions)
         number, absent = await self._plain.exchange(request)
         return KeptAnswer(exchange=number, absent=absent)
 

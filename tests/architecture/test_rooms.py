@@ -13,18 +13,6 @@ PRODUCT: Final = ("fedcore", "server_app", "client_app")
 MOST_FILES: Final = 15
 TEMPLATES: Final = ("fedcore/cli/new/files/", "fedcore/cli/demo/digits/")
 """Apps that `fedcore new` and `fedcore demo` copy: separate programs."""
-STILL_DOUBLE: Final = {
-    "Client",
-    "Downloads",
-    "Ended",
-    "Exchange",
-    "Offers",
-    "PlainRequest",
-    "Question",
-    "Ready",
-    "Told",
-    "_Worker",
-}
 
 
 def modules() -> Iterator[Path]:
@@ -42,7 +30,7 @@ def test_a_class_name_stands_in_one_module() -> None:
         for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].add(module)
-    double = {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in STILL_DOUBLE}
+    double = {name: paths for name, paths in homes.items() if len(paths) > 1}
     assert not double, "\n".join(f"{name}: {', '.join(map(str, sorted(paths)))}" for name, paths in double.items())
 
 

@@ -22,7 +22,7 @@ from server_app.storage.tables import ExchangeRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRequest:
+class PlainStep:
     """One exchange that the ServerApp asks for. step: of the journal. questions: with their files."""
 
     step: int
@@ -36,7 +36,7 @@ class PlainExchanges:
     def __init__(self, run: RunContext) -> None:
         self._run = run
 
-    async def exchange(self, request: PlainRequest) -> tuple[int, list[int]]:
+    async def exchange(self, request: PlainStep) -> tuple[int, list[int]]:
         """All attempts at one exchange: its number, and who was not there. Raises RoundFailed."""
         run, attempts = self._run, Attempts.plain(self._run.plan.settings)
         past = run.past_of(request.step)
@@ -64,9 +64,7 @@ class PlainExchanges:
                 raise RoundFailed(run.explain(task, end, error)) from error
         raise AssertionError("there is always another number")
 
-    async def _attempt(
-        self, request: PlainRequest, attempt: int, row: ExchangeRow | None
-    ) -> tuple[Task, ExchangeOutcome]:
+    async def _attempt(self, request: PlainStep, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeOutcome]:
         """A new attempt, or where there is a row for it, what came or comes of that one."""
         services = self._run.services
         if row is None:
@@ -81,7 +79,7 @@ class PlainExchanges:
         with services.roster.held(task.roster):
             return task, await self._lead(request, task, row)
 
-    def _task(self, request: PlainRequest, cohort: Sequence[int], attempt: int, roster: int) -> Task:
+    def _task(self, request: PlainStep, cohort: Sequence[int], attempt: int, roster: int) -> Task:
         run, asked = self._run, request.asked
         return plain_task(
             settings=run.plan.settings,
@@ -98,7 +96,7 @@ class PlainExchanges:
             roster=roster,
         )
 
-    async def _lead(self, request: PlainRequest, task: Task, row: ExchangeRow | None) -> ExchangeOutcome:
+    async def _lead(self, request: PlainStep, task: Task, row: ExchangeRow | None) -> ExchangeOutcome:
         run, asked = self._run, request.asked
         context = ExchangeContext(
             services=run.services,

@@ -32,7 +32,7 @@ class Sent:
     difference: Difference | None = None
 
 
-class Downloads:
+class ModelDownloads:
     """The models of one run, in one life of its ServerApp. bits: 32 for whole models, 16 for differences."""
 
     def __init__(self, files: RunFiles, bits: int) -> None:

@@ -17,7 +17,7 @@ LOOK_SECONDS: Final = 2.0
 """How long it is not looked again which runs are open."""
 
 
-class Offers:
+class AppOffers:
     """What is offered to whom. The files of the last app that was asked for are kept as they are sent."""
 
     def __init__(self, services: Services) -> None:
