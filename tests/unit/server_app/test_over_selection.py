@@ -15,6 +15,7 @@ from fedcore.run.quorum import protection_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
+from fedcore.wire.events import NOT_NEEDED
 from server_app.runs.app.messages import Replies
 from tests.support.raising import raises
 
@@ -42,7 +43,7 @@ async def test_the_first_that_were_wanted_make_the_sum(here: Site, model: ModelS
     assert events_of(ended, "exchange-done")[0]["survivors"] == ["client-1", "client-2", "client-3"]
     (dropped,) = events_of(ended, "dropped")
     assert (dropped["client"], dropped["stage"]) == ("client-4", "input")
-    assert dropped["reason"] == "not needed: as many others as were wanted were faster"
+    assert dropped["reason"] == NOT_NEEDED
 
 
 async def test_the_extra_client_stands_in_for_one_that_leaves(here: Site, model: ModelState) -> None:
