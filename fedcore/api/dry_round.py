@@ -19,6 +19,7 @@ from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTo
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.privacy import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
+from fedcore.run.engine.attempts import Attempt
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.settings import planned_rounds
 from fedcore.simulation import Simulation
@@ -62,17 +63,17 @@ class DryRound(Simulation):
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange; refusals are noted, and the next one comes all the same."""
         kind = request.message_type
-        if self._account.withholds(is_training(kind) or is_query(kind)):
+        if self._state.budget.withholds(is_training(kind) or is_query(kind)):
             return []
         self._asked_for[kind] += 1
         if self._asked_for[kind] > 1 and not is_query(kind):
             raise EnoughNodes
-        self._sums.count += 1
         request = self._with_enough_nodes(request)
         groups = self.settings.groups if is_training(kind) else 1
         request = replace(request, nodes=request.nodes[: -(-len(request.nodes) // groups)])  # the largest group
         encoding = self._encoding(request)
-        task = self._sums.task(request, encoding, attempt=1, whole=False)
+        cohort = self._aggregator.cohort(request.nodes, Attempt(number=1))
+        task = self._aggregator.tasks.make(request, model_ref(request.model), cohort, attempt=1, encoding=encoding)
         if encoding is not None:
             self._admit(task, encoding, request.model)
         result = None
@@ -89,7 +90,7 @@ class DryRound(Simulation):
         """The request, of all clients where the strategy asks too few: that is said once, and not all that follows."""
         enough = True
         for kind, nodes in (*request.ahead.items(), (request.message_type, len(request.nodes))):
-            if self._account.withholds(is_training(kind) or is_query(kind)):
+            if self._state.budget.withholds(is_training(kind) or is_query(kind)):
                 continue
             try:
                 self._check_asked(nodes, kind)
@@ -107,7 +108,7 @@ class DryRound(Simulation):
             sizes = [int(np.prod(spec.shape)) for spec in layout.specs]
             self.facts |= {"tensors": len(sizes), "parameters": sum(sizes), "model_bytes": layout.nbytes}
         with self.findings.expecting("the encoding"):
-            encoding = self._plan.encoding(kind, layout, n, self.clients, model=_model_hash(request))
+            encoding = self._state.encodings.encoding(kind, layout, n, self.clients, model=_model_hash(request))
             if layout is not None:
                 self.facts["bytes_up"] = encoding.words * 8
             return encoding
@@ -119,7 +120,7 @@ class DryRound(Simulation):
             self._owners.admit(task, model)
         if release_of(encoding) is not None:
             self.costs.append((task, encoding))
-            self._account.spend(release_of(encoding))
+            self._state.budget.spend(release_of(encoding))
 
     def _reply(
         self, request: ExchangeRequest, task: Task, encoding: AnyEncoding | None, result: LocalResult
@@ -132,17 +133,19 @@ class DryRound(Simulation):
                 try:
                     decoded = decode(encoding, total, survivors=n, base=base, sums=task.queries)
                 except UpdateTooLarge as error:  # a round would repeat it with wider scales
-                    self._plan.learn_overflow(request.message_type, encoding, error.statistics)
+                    self._state.encodings.learn_overflow(request.message_type, encoding, error.statistics)
                     return _nothing(request)
                 except RoundingTooCoarse as error:  # or with wider fields
                     if not error.helps:
                         raise
-                    self._plan.learn_coarse(request.message_type, encoding, error.statistics)
+                    self._state.encodings.learn_coarse(request.message_type, encoding, error.statistics)
                     return _nothing(request)
-                self._plan.learn(request.message_type, encoding, decoded)
+                self._state.encodings.learn(request.message_type, encoding, decoded)
                 if base is not None:  # from now on with the packed fields of the settings
                     model = _model_hash(request)
-                    later = self._plan.encoding(request.message_type, base.layout, n, self.clients, model=model)
+                    later = self._state.encodings.encoding(
+                        request.message_type, base.layout, n, self.clients, model=model
+                    )
                     self.facts["bytes_up"] = later.words * 8
                 return ExchangeReply.of_cohort(decoded)
         return _nothing(request)
@@ -152,7 +155,7 @@ class DryRound(Simulation):
         rounds = planned_rounds(self.run_config)
         if not self.costs or rounds is None:
             return
-        budget, spent = PrivacyBudget(self._plan.privacy), Accountant()
+        budget, spent = PrivacyBudget(self._state.encodings.privacy), Accountant()
         for _, encoding in self.costs:
             for _ in range(rounds - 1):
                 budget.spend(release_of(encoding))

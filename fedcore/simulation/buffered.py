@@ -57,7 +57,7 @@ class _Handed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Floor:
+class AsyncClientPool:
     """The clients of a buffered run at work.
 
     executor: runs their apps. book: who has what. virtual: the clock, and the devices that decide when they are there

@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from fedcore.codec import Decoded
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
-from fedcore.run.exchange import ExchangeRequest, make_draw
+from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
+from fedcore.run.engine.events import group_ended
+from fedcore.run.engine.outcome import ExchangeOutcome
+from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.groups import GroupMembership, too_few_groups
-from fedcore.run.requirements import group_spec_for
-from fedcore.run.retries import Attempts
+from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import client_name
-from fedcore.simulation.secure import Attempt, SecureSums
-from fedcore.simulation.sums import Summed, group_failed
+from fedcore.simulation.secure import ExchangeWork, SecureAggregator
+from fedcore.wire.control import ModelRef, Task
 
 
-def sums_of_groups(sums: SecureSums, request: ExchangeRequest, kept: AppResults) -> list[Summed]:
+def sums_of_groups(aggregator: SecureAggregator, request: ExchangeRequest, results: AppResults) -> list[Decoded]:
     """A draw, and the sums of its groups, one after the other; raises RunFailed where too few have one."""
-    sums.count += 1
-    drawn, found, failed = sums.count, [], {}
-    cut, needed = group_spec_for(sums.settings, len(request.nodes), sums.clients, sums.least)
+    settings, model, failed = aggregator.settings, model_ref(request.model), dict[int, str]()
+    draw = aggregator.tasks.for_draw(request, model, aggregator.cohort(request.nodes, Attempt(number=1)), attempt=1)
     try:
-        draw = make_draw(sums.task(request, None, attempt=1, whole=False), cut, needed=needed)
-        parts = sums.owners.draw(draw, sums.identities)
+        groups = aggregator.owners.draw(draw, aggregator.identities)
     except ProtocolViolation as refusal:
-        raise sums.refused(request, refusal) from refusal
-    for part in parts:
+        raise aggregator.refused(draw, refusal) from refusal
+    aggregator.close(draw, ExchangeOutcome())
+    sums, started = list[_SimulatedGroup](), aggregator.clock()
+    seconds = 0.0
+    for group in groups:
+        started = aggregator.clock()
+        runner = _SimulatedGroup(aggregator=aggregator, request=request, model=model, group=group, results=results)
         try:
-            found.append(_of_group(sums, replace(request, nodes=tuple(part.members)), kept, part))
-        except RunFailed as error:
-            failed[part.group.number] = str(error)
-    if found:
-        sums.learn(request, found)
-    if len(found) < sums.settings.least_groups:
-        raise RunFailed(too_few_groups(len(parts), sums.settings.least_groups, failed), check="min-groups")
-    sums.done(request, found, drawn)
-    return found
-
-
-def _of_group(sums: SecureSums, request: ExchangeRequest, kept: AppResults, part: GroupMembership) -> Summed:
-    """Attempts at the sum of one group; raises RunFailed."""
-    attempts, started = Attempts(settings=sums.settings, has_room=sums.has_room), sums.clock()
-    for number in itertools.count(1):
-        sums.count += 1
-        asked = replace(request, nodes=attempts.same or request.nodes)
-        attempt = Attempt(number=number, whole=attempts.whole, kept=kept, trained=set(), part=part)
-        try:
-            return replace(sums.sum(asked, attempt), seconds=sums.clock() - started)
-        except ProtocolViolation as refusal:
-            raise sums.refused(request, refusal) from refusal
+            runner.sum = run_now(run_attempts(runner, aggregator.attempts()))
         except RoundFailed as error:
-            again = attempts.go_on(error, asked.nodes, attempt.survivors, free=False)
-            again = again and not sums.owners.all_refused
-            reason, names = sums.owners.explain(error), [client_name(client) for client in attempt.survivors]
-            sums.emit(group_failed(part.group, sums.count, request.server_round, names, reason, again))
-            if not again:
-                raise RunFailed(sums.final_reason(request, attempt, error)) from error
-    raise AssertionError("there is always another number")
+            failed[group.group.number] = str(error)
+        else:
+            sums.append(runner)
+            seconds += aggregator.clock() - started
+    aggregator.state.take_groups()
+    if len(sums) < settings.least_groups:
+        raise RunFailed(too_few_groups(len(groups), settings.least_groups, failed), check="min-groups")
+    aggregator.done(draw, [one.sum for one in sums if one.sum is not None], seconds)
+    return [one.decoded for one in sums if one.decoded is not None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _SimulatedGroup:
+    """Carries out the attempts at the sum of one group, as `AttemptRunner`; sum: the one that succeeded."""
+
+    aggregator: SecureAggregator
+    request: ExchangeRequest
+    model: ModelRef | None
+    group: GroupMembership
+    results: AppResults
+    sum: tuple[Task, ExchangeOutcome] | None = field(default=None, init=False)
+    decoded: Decoded | None = field(default=None, init=False)
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        request = replace(self.request, nodes=attempt.same or tuple(self.group.members))
+        cohort = replace(self.aggregator.cohort(request.nodes, attempt), group=self.group)
+        task = self.aggregator.tasks.for_sum(request, self.model, cohort, attempt=attempt.number)
+        end, self.decoded = self.aggregator.sum(task, request, ExchangeWork(results=self.results))
+        return task, end
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        self.aggregator.close(task, end)
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        reason = self.aggregator.owners.explain(error)
+        self.aggregator.emit(group_ended(self.group.group, task, end, client_name, reason=reason, retry=again))
+        return self.aggregator.final_reason(task, error)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.codec.privacy import PrivacyBudget
 from fedcore.flower.app import AppBundle
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.run.model_selection import BestRule
+from fedcore.run.engine.state import RunState
 from fedcore.state import ModelFacts, ModelState
 from fedcore.wire.control import ModelRef
-from fedcore.wire.events import EventSink, Warned
+from fedcore.wire.events import EventSink, FiguresFound, Warned
 
 if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation
@@ -34,38 +33,45 @@ class BestModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class BestSoFar:
-    """Keeps the model that was evaluated best. rule: None keeps none. evaluated: the last one, and in which round.
+class BestModelKeeper:
+    """Keeps the model that was evaluated best, as the run's state tells which that is.
 
-    unjudged: what to say where that evaluation had no such metric, and neither has what the strategy makes of it.
+    evaluated
+        The last model that was evaluated, and in which round.
     """
 
-    rule: BestRule | None
-    account: PrivacyBudget
+    state: RunState
     emit: EventSink
     best: BestModel | None = field(default=None, init=False)
     evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
-    unjudged: str = field(default="", init=False)
     warned: bool = field(default=False, init=False)
 
-    def judge(self, metrics: Mapping[str, Any]) -> None:
-        """Keep the model that was evaluated last if no other was better."""
-        if self.rule is None or self.evaluated is None:
+    def evaluate(self, server_round: int, model: ModelState, metrics: Mapping[str, Any], *, best: bool) -> None:
+        """A model was evaluated; best: better than all before."""
+        self.evaluated = server_round, model
+        self.state.selection.note_missing(metrics)
+        if best:
+            self._keep(server_round, model)
+
+    def take_figures(self, figures: FiguresFound) -> None:
+        """Take what the strategy made of replies, by which the model evaluated last may be the best."""
+        last = self.evaluated
+        if figures.source != "evaluate" or last is None or last[0] != figures.server_round:
             return
-        number, model = self.evaluated
-        value = self.rule.value(metrics)
-        self.unjudged = self.rule.absent(metrics) if value is None else ""
-        if value is not None and self.rule.beats(value, self.best.value if self.best is not None else None):
-            spent = self.account.epsilon_spent
-            self.best = BestModel(
-                state=model, value=value, said=self.rule.describe(value), rounds=number, epsilon=spent
-            )
+        if self.state.selection.judge_figures(figures.metrics):
+            self._keep(*last)
 
     def warn_unjudged(self) -> None:
-        """Say once that the evaluation did not have the metric, nor what the strategy made of it."""
-        if self.unjudged and not self.warned:
+        """Say once that neither the evaluation nor the strategy's figures had the metric."""
+        if self.state.selection.missing and not self.warned:
             self.warned = True
-            self.emit(Warned(line=self.unjudged))
+            self.emit(Warned(line=self.state.selection.missing))
+
+    def _keep(self, server_round: int, model: ModelState) -> None:
+        selection, spent = self.state.selection, self.state.budget.epsilon_spent
+        assert selection.best is not None  # noqa: S101 - a model was the best
+        said = selection.describe()
+        self.best = BestModel(state=model, value=selection.best, said=said, rounds=server_round, epsilon=spent)
 
 
 def model_ref(model: ModelState | None) -> ModelRef | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.codec.privacy import PrivacyBudget
 from fedcore.errors import (
     AppError,
     ConfigurationError,
@@ -30,27 +29,25 @@ from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.sampling import waited_for
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
-from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.engine.state import RunState
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
-from fedcore.run.model_selection import BestRule
 from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.checkpoint.resume import Heard, Resumable, StateFolder, identity_of
 from fedcore.simulation.checkpoint.snapshot import RecordingExecutor
-from fedcore.simulation.cohort import CohortSums
+from fedcore.simulation.cohort import CohortAggregator
 from fedcore.simulation.devices.devices import Devices
 from fedcore.simulation.devices.virtual_scheduler import VirtualTime
 from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.dropouts import Fates, RandomDrops
 from fedcore.simulation.grouped import sums_of_groups
-from fedcore.simulation.models import BestModel, BestSoFar
+from fedcore.simulation.models import BestModel, BestModelKeeper
 from fedcore.simulation.owners import RUN, client_name, key_of, owners_of
 from fedcore.simulation.plain import PlainSimulation
-from fedcore.simulation.secure import SecureSums
+from fedcore.simulation.secure import SecureAggregator, refused_run
 from fedcore.simulation.sessions.processes import SessionProcesses
-from fedcore.simulation.sums import refused_run
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.state import ModelState
 from fedcore.wire.control import Scalar, Task, is_query, is_training
@@ -100,15 +97,14 @@ class Simulation:
     _executor: ClientExecutor = field(init=False)
     _fates: Fates = field(init=False)
     _owners: SimulatedOwners = field(init=False)
-    _plan: EncodingPlan = field(init=False)
-    _account: PrivacyBudget = field(init=False)
+    _state: RunState = field(init=False)
     _home: Path = field(init=False)
     _kept_in: StateFolder | None = field(default=None, init=False)
     _virtual: VirtualTime | None = field(default=None, init=False)
-    _sums: SecureSums = field(init=False)
-    _cohorts: CohortSums = field(init=False)
+    _aggregator: SecureAggregator = field(init=False)
+    _cohorts: CohortAggregator = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
-    _models: BestSoFar = field(init=False)
+    _models: BestModelKeeper = field(init=False)
     _downloads: Downloads = field(init=False)
     _enough: str = field(default="", init=False)
 
@@ -132,13 +128,12 @@ class Simulation:
         identities = self._meet_owners()
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)
-        self._plan = EncodingPlan(self.settings, self._least)
-        self._account = PrivacyBudget(self._plan.privacy)
+        self._state = RunState(self.settings, self._least)
         self._virtual = self._virtual_time()
-        self._models = BestSoFar(rule=BestRule.parse(self.settings.best_model), account=self._account, emit=self.emit)
+        self._models = BestModelKeeper(state=self._state, emit=self.emit)
         self._downloads = Downloads(bits=self.settings.download_bits)
-        self._sums = self._secure_sums(identities)
-        self._cohorts = CohortSums(sums=self._sums, seed=self.seed)
+        self._aggregator = self._secure_aggregator(identities)
+        self._cohorts = CohortAggregator(aggregator=self._aggregator, seed=self.seed)
         self._plain_exchanges = self._plain()
 
     def _take_executor(self) -> None:
@@ -176,8 +171,8 @@ class Simulation:
             )
         return VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
 
-    def _secure_sums(self, identities: Mapping[int, Ed25519PrivateKey]) -> SecureSums:
-        return SecureSums(
+    def _secure_aggregator(self, identities: Mapping[int, Ed25519PrivateKey]) -> SecureAggregator:
+        return SecureAggregator(
             clients=self.clients,
             run_config=self.run_config,
             settings=self.settings,
@@ -185,8 +180,7 @@ class Simulation:
             fates=self._fates,
             identities=identities,
             owners=self._owners,
-            plan=self._plan,
-            account=self._account,
+            state=self._state,
             virtual=self._virtual,
             downloads=self._downloads,
             emit=self.emit,
@@ -216,7 +210,7 @@ class Simulation:
                 app=self.app.name,
                 aggregation=self.settings.aggregation,
                 rounds=planned_rounds(self.run_config),
-                privacy=PrivacyTerms.of(self._plan.privacy),
+                privacy=PrivacyTerms.of(self._state.encodings.privacy),
             )
         )
         if self.settings.over_selection and self._virtual is None:
@@ -231,8 +225,8 @@ class Simulation:
                 stack.enter_context(self._kept_in)
                 backend = Resumable(simulation=self, folder=self._kept_in)
                 backend.begin()
-            if self._cohorts.floor is not None:
-                stack.callback(self._cohorts.floor.close)
+            if self._cohorts.pool is not None:
+                stack.callback(self._cohorts.pool.close)
             self._spread_sessions(stack)
             stack.enter_context(contextlib.chdir(self.folder or self._home))
             outcome = run_server_app(
@@ -258,7 +252,7 @@ class Simulation:
     def _spread_sessions(self, stack: contextlib.ExitStack) -> None:
         """As many processes for the clients' secure sessions as there are for their apps, where there are several."""
         if self.settings.aggregation == "secure" and self._executor.processes > 1:
-            self._sums.processes = stack.enter_context(SessionProcesses(self._executor.processes))
+            self._aggregator.processes = stack.enter_context(SessionProcesses(self._executor.processes))
 
     def refuse(self, error: AppError) -> None:
         """Code of the app wants more than the mean of a secure sum: the run ends."""
@@ -266,7 +260,7 @@ class Simulation:
 
     def nodes(self) -> list[int]:
         members = list(range(1, self.clients + 1))
-        if self._virtual is None or self._cohorts.floor is not None:  # who comes later is given work then
+        if self._virtual is None or self._cohorts.pool is not None:  # who comes later is given work then
             return members
         least = least_clients(self.settings, self.clients, self._least)
         return self._virtual.nodes(members, least=least, wanted=waited_for())
@@ -280,9 +274,7 @@ class Simulation:
         self.emit(figures)
         if self.enough is not None and self.enough(figures):
             self._enough = f"what was found in round {figures.server_round} was enough"
-        evaluated = self._models.evaluated
-        if figures.source == "evaluate" and evaluated is not None and evaluated[0] == figures.server_round:
-            self._models.judge(figures.metrics)
+        self._models.take_figures(figures)
 
     def _check_enough(self) -> None:
         if self._enough:
@@ -292,21 +284,20 @@ class Simulation:
         """One exchange, tried again with new dropouts after a failure; raises EnoughFound to end the run."""
         self._check_enough()
         self._models.warn_unjudged()
-        if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
+        if self._state.budget.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
         self._check_asked(len(request.nodes), request.message_type)
         for message_type, nodes in request.ahead.items():
-            if not self._account.withholds(is_training(message_type)):
+            if not self._state.budget.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
         kind, request = request.message_type, self.sent(request)
         with AppResults() as kept, contextlib.chdir(self._home):
             if self.settings.groups > 1 and is_training(kind):
-                return [ExchangeReply.of_cohort(one.decoded) for one in sums_of_groups(self._sums, request, kept)]
-            found = self._cohorts.exchange(request, kept).decoded
+                return [ExchangeReply.of_cohort(one) for one in sums_of_groups(self._aggregator, request, kept)]
+            decoded, best = self._cohorts.exchange(request, kept)
         if not is_training(kind) and not is_query(kind) and request.model is not None:
-            self._models.evaluated = (request.server_round, request.model)
-            self._models.judge(found.metrics)
-        return [ExchangeReply.of_cohort(found)]
+            self._models.evaluate(request.server_round, request.model, decoded.metrics, best=best)
+        return [ExchangeReply.of_cohort(decoded)]
 
     def sent(self, request: ExchangeRequest) -> ExchangeRequest:
         """The request with the model that clients get; a run that goes on calls this for what was answered before."""
@@ -344,7 +335,7 @@ class Simulation:
     @property
     def told(self) -> Mapping[str, Mapping[str, Any]]:
         """The configurations that went with the last secure training."""
-        return self._sums.told
+        return self._state.configs
 
     @property
     def best(self) -> BestModel | None:

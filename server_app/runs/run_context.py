@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.announcing import TaskFactory
+from fedcore.run.engine.attempts import Attempt
 from fedcore.run.engine.events import Names, group_ended, names_of, traffic
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
-from fedcore.run.retries import Attempts, Traffic, attempt_ended
+from fedcore.run.retries import Traffic, attempt_ended
 from fedcore.state import ModelFacts
 from fedcore.wire.control import Task
-from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
+from fedcore.wire.events import ExchangeFailed, ExchangeStarted, FiguresFound, GroupStarted
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection
@@ -65,17 +67,23 @@ class RunContext:
             self.state.count = taken
         return self.state.next_exchange()
 
-    async def pause(self, attempts: Attempts) -> None:
+    async def pause(self, attempt: Attempt) -> None:
         """Before a new attempt: none begins at once after one that failed at once."""
         jitter = random.random()  # noqa: S311 - no secret
-        await asyncio.sleep(attempts.pause(self.services.settings.retry_seconds, jitter))
+        await asyncio.sleep(attempt.pause(self.services.settings.retry_seconds, jitter))
 
-    @staticmethod
-    def goes_on(attempts: Attempts, task: Task, end: ExchangeOutcome, error: RoundFailed) -> bool:
-        """Whether there is another attempt at a sum after one that ended with `error`."""
-        free, seconds = bool(end.blamed), end.usage.seconds
-        again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
-        return again and end.common is None
+    @property
+    def tasks(self) -> TaskFactory:
+        """Makes the tasks of the run's exchanges."""
+        plan = self.plan
+        return TaskFactory(
+            run=plan.run,
+            settings=plan.settings,
+            app_sha256=plan.app_sha256,
+            run_config=plan.run_config,
+            state=self.state,
+            number=self.next_exchange,
+        )
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
         """Say what came of an attempt at a sum that ended with `error`."""
@@ -201,6 +209,17 @@ class RunContext:
             groups=groups_in(task),
         )
         self.event_log.add(started)
+
+    def note_failure(self, task: Task, reason: str, *usages: ExchangeUsage, retry: bool) -> None:
+        """Say that an exchange that makes no sum itself has failed, or that the sums of its groups have."""
+        failed = ExchangeFailed(
+            exchange=task.exchange,
+            server_round=task.server_round,
+            reason=reason,
+            retry=retry,
+            **self.traffic(*usages),
+        )
+        self.event_log.add(failed)
 
     def note_group_end(self, task: Task, end: ExchangeOutcome, *, reason: str = "", retry: bool = False) -> None:
         """Say that a group has given its sum, or why an attempt at it has not."""

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation
 
 RUN_FILE: Final = "run.json"
+FORMAT: Final = 2
+"""Of the folder: the state of a run follows from the ends of its exchanges."""
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 _DIFFERS: Final = (
     "the ServerApp was started anew and did not do the same again: its request {number} differs in {fields}. What it "
@@ -102,9 +104,15 @@ def _secret_of(path: Path, what: Mapping[str, str]) -> bytes:
         return _begin(path, what)
     try:
         found = json.loads(file.read_text())
-        secret, kept = bytes.fromhex(found["secret"]), dict(found["what"])
+        secret, kept, form = bytes.fromhex(found["secret"]), dict(found["what"]), found.get("format", 1)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"--state: {file} cannot be read: {error!r}") from None
+    if form != FORMAT:
+        raise ConfigurationError(
+            f"--state: another version of fedcore wrote {path}, and this one cannot read it: its format is {form}, not "
+            f"{FORMAT}. Name another folder, or go on with the fedcore that began the run",
+            check="other-format",
+        )
     if not (differs := [name for name in {**kept, **what} if kept.get(name) != what.get(name)]):
         return secret
     if _did_nothing(path / "steps"):
@@ -120,7 +128,12 @@ def _begin(path: Path, what: Mapping[str, str]) -> bytes:
     shutil.rmtree(path / "steps", ignore_errors=True)
     (path / "steps").mkdir()
     secret = secrets.token_bytes(32)
-    write_file(path / RUN_FILE, json.dumps({"secret": secret.hex(), "what": dict(what)}), mode=0o600, durable=True)
+    write_file(
+        path / RUN_FILE,
+        json.dumps({"format": FORMAT, "secret": secret.hex(), "what": dict(what)}),
+        mode=0o600,
+        durable=True,
+    )
     return secret
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.simulation.checkpoint.serialization import from_json, to_json
 from fedcore.simulation.dropouts import RandomDrops
 from fedcore.simulation.models import BestModel
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.control import KeptTask, Task
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import Answer
@@ -82,12 +83,16 @@ class KeptRun:
     """Writes down a simulation step by step. Its private parts are meant: nobody else reads or writes them."""
 
     simulation: Simulation
+    _ends: list[tuple[Task, ExchangeOutcome]] = field(default_factory=list, init=False)
     _links: int = field(default=0, init=False)
     _entered: dict[int, int] = field(default_factory=dict, init=False)
     _contexts: dict[int, Path] = field(default_factory=dict, init=False)
     _superseded: list[Path] = field(default_factory=list, init=False)
     _best: BestModel | None = field(default=None, init=False)
     _best_file: Path | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.simulation._aggregator.on_end = lambda task, end: self._ends.append((task, end))
 
     def remember(self, place: Path) -> dict[str, Any]:
         """All that has changed since the last time, as JSON; what is large goes into the folder `place`."""
@@ -98,17 +103,13 @@ class KeptRun:
         self._entered.update({i: one.entered for i, one in changed.items()})
         links, self._links = owners.chain.links[self._links :], len(owners.chain.links)
         return {
-            "exchange": run._sums.count,
+            "ends": self._take_ends(),
             "plain": run._plain_exchanges.count,
             "fates": to_json(chance.getstate()),
-            "scales": to_json(run._plan._tracks),
-            "names": to_json(run._plan._names),
-            "spent": to_json(run._account._spent),
-            "told": to_json({key: dict(values) for key, values in run.told.items()}),
             "virtual": [virtual.clock.now, virtual._lap, virtual._polls] if virtual is not None else None,
             "links": to_json(links),
             "histories": to_json(changed),
-            "judged": to_json([run._models.unjudged, run._models.warned]),
+            "judged": [run._state.selection.missing, run._models.warned],
             **self._models(place),
             **self._states(place),
         }
@@ -116,16 +117,17 @@ class KeptRun:
     def recall(self, kept: Mapping[str, Any], place: Path) -> None:
         """Put back what one step has kept; to be called for each of them in order."""
         run = self.simulation
-        run._sums.count, run._plain_exchanges.count = kept["exchange"], kept["plain"]
+        for task, end in kept["ends"]:
+            run._state.take(KeptTask.model_validate(task), ExchangeOutcome.from_json(end))
+        run._state.take_groups()
+        run._plain_exchanges.count = kept["plain"]
         self._fates()._chance.setstate(from_json(kept["fates"]))
-        run._plan._tracks, run._plan._names = from_json(kept["scales"]), from_json(kept["names"])
-        run._account._spent, run._sums.told = from_json(kept["spent"]), from_json(kept["told"])
         if run._virtual is not None:
             run._virtual.clock.now, run._virtual._lap, run._virtual._polls = kept["virtual"]
         run._owners.chain.links += from_json(kept["links"])
         histories = from_json(kept["histories"])
         run._owners._histories.update(histories)
-        run._models.unjudged, run._models.warned = from_json(kept["judged"])
+        run._state.selection.missing, run._models.warned = kept["judged"]
         self._links = len(run._owners.chain.links)
         self._entered.update({i: one.entered for i, one in histories.items()})
         self._recall_models(kept, place)
@@ -146,6 +148,11 @@ class KeptRun:
         self._superseded.clear()
         if not any(place.iterdir()):
             shutil.rmtree(place)
+
+    def _take_ends(self) -> list[Any]:
+        """The exchanges that have ended since the last time, from which the run's state is folded again."""
+        ends, self._ends = self._ends, []
+        return [[task.model_dump(mode="json", exclude={"places"}), end.to_json()] for task, end in ends]
 
     def _states(self, place: Path) -> dict[str, Any]:
         executor = self._executor()
@@ -177,6 +184,7 @@ class KeptRun:
         if kept["best"] is not None and (place / "best.safetensors").exists():
             value, said, rounds, epsilon = kept["best"]
             state = ModelState.open(place / "best.safetensors")
+            run._state.selection.best = value
             run._models.best = BestModel(state=state, value=value, said=said, rounds=rounds, epsilon=epsilon)
             self._best, self._best_file = run._models.best, place / "best.safetensors"
         if kept["evaluated"] is not None:

@@ -10,7 +10,6 @@ All of it follows from the run's journal, from the rows of its exchanges, and fr
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +18,13 @@ from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.run.buffer import WorkBook, buffer_size
+from fedcore.run.engine.attempts import Attempt, run_attempts
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import make_work
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import Buffer, Task, Version, WorkIn, WorkState
 from fedcore.wire.events import ClientDropped, StageProgress
-from server_app.runs.exchanges.secure import Chosen, SecureExchanges, SecureRequest
+from server_app.runs.exchanges.secure import ReadyUpdates, SecureExchanges, SecureRequest
 from server_app.runs.run_context import RunContext
 
 READY: Final = "ready"
@@ -41,12 +42,12 @@ class _Named:
     task: Task
     clients: tuple[int, ...]
 
-    def chosen(self) -> Chosen:
+    def ready(self) -> ReadyUpdates:
         """To ask for the very same sum."""
         assert self.task.buffer is not None  # noqa: S101 - of a buffered exchange
         starts = dict(zip(self.task.cohort, self.task.buffer.starts, strict=True))
         buffer = Buffer(newest=self.task.buffer.newest, starts=[starts[client] for client in self.clients])
-        return Chosen(cohort=self.clients, buffer=buffer, whole=True)
+        return ReadyUpdates(cohort=self.clients, buffer=buffer, whole=True)
 
 
 @dataclass(slots=True)
@@ -66,33 +67,15 @@ class BufferedExchanges:
 
         versions: SHA-256 of the model of each training that the ServerApp asked for, up to this one.
         """
-        run, attempts = self.run, self.sums.attempts()
-        book = await self._publish(asked, versions)
-        past, named, last = run.past_of(asked.step), None, ""
-        for number in itertools.count(1):
-            row = next(past, None)
-            chosen = None if row is not None else await self._choose(asked, book, attempts, named, last)
-            task, end = await self.sums.attempt(asked, attempts, number, row, chosen=chosen)
-            await run.close_judged(task, end, asked.model)
-            if end.failure is None:
-                for client in end.survivors:
-                    up, down = run.services.work.bytes_of(client)
-                    end.usage.byte_counter(client)(up, down)
-                self._spend(task, end.survivors)
-                self.sums.note_success(task, end)
-                return task.exchange
-            error = end.failure.error()
-            again = run.goes_on(attempts, task, end, error)
-            if named is not None and attempts.same is None:
-                self._come_to_nothing(task, named.clients)
-                named = None
-            elif end.survivors:
-                named = _Named(task, tuple(sorted(end.survivors)))
-            run.note_attempt(task, end, error, again=again)
-            last = run.explain(task, end, error)
-            if not again:
-                raise RoundFailed(last) from error
-        raise AssertionError("there is always another number")
+        run = self.run
+        runner = _BufferRunner(self, asked, await self._publish(asked, versions), self.sums.attempts())
+        task, end = await run_attempts(runner, runner.retries)
+        for client in end.survivors:
+            up, down = run.services.work.bytes_of(client)
+            end.usage.byte_counter(client)(up, down)
+        self._spend(task, end.survivors)
+        self.sums.note_success(task, end)
+        return task.exchange
 
     # --- versions -------------------------------------------------------------------------------
 
@@ -139,19 +122,12 @@ class BufferedExchanges:
 
     # --- who is asked for its update ------------------------------------------------------------
 
-    async def _choose(
-        self, asked: SecureRequest, book: WorkBook, attempts: Attempts, named: _Named | None, last: str
-    ) -> Chosen:
+    async def fill(self, asked: SecureRequest, book: WorkBook, last: str) -> tuple[int, ...]:
         """Whose updates are summed next; raises RoundFailed where they do not come together.
 
-        last: why the attempt before came to nothing.
+        last
+            Why the attempt before came to nothing.
         """
-        if named is not None:
-            return named.chosen()
-        cohort = sorted(await self._fill(asked, book, last))
-        return Chosen(cohort=cohort, buffer=book.starts(cohort), whole=attempts.whole)
-
-    async def _fill(self, asked: SecureRequest, book: WorkBook, last: str) -> tuple[int, ...]:
         services, settings = self.run.services, self.run.plan.settings
         wait, began = settings.train_seconds + settings.join_seconds, services.clock()
         task = self._work(asked, book.version)
@@ -251,7 +227,7 @@ class BufferedExchanges:
         book.forget(clients)
         book.spent.update(_numbers(task, clients))
 
-    def _come_to_nothing(self, task: Task, clients: Sequence[int]) -> None:
+    def discard(self, task: Task, clients: Sequence[int]) -> None:
         self._spend(task, clients)
         for client in clients:
             self._let_go(client, "its update was in a sum that stayed closed, and can be in no other")
@@ -264,6 +240,48 @@ class BufferedExchanges:
         self._done(client)
         name = self.run.services.names[client]
         self.run.event_log.add(ClientDropped(exchange=self.run.state.count, client=name, stage="train", reason=why))
+
+
+class _BufferRunner:
+    """Carries out the attempts at the sum of one buffer, as `AttemptRunner`."""
+
+    def __init__(self, exchanges: BufferedExchanges, asked: SecureRequest, book: WorkBook, retries: Attempts) -> None:
+        self._exchanges = exchanges
+        self._asked = asked
+        self._book = book
+        self.retries = retries
+        self._past = exchanges.run.past_of(asked.step)
+        self._named: _Named | None = None
+        self._last = ""
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        run, sums = self._exchanges.run, self._exchanges.sums
+        if (row := next(self._past, None)) is not None:
+            return await sums.go_on(self._asked, row)
+        ready = await self._ready(attempt)
+        await run.pause(attempt)
+        await run.clients.come_back(ready.cohort, len(ready.cohort))
+        return await sums.begin(self._asked, attempt, ready.cohort, whole=ready.whole, buffer=ready.buffer)
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        await self._exchanges.run.close_judged(task, end, self._asked.model)
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        if self._named is not None and self.retries.same is None:
+            self._exchanges.discard(task, self._named.clients)
+            self._named = None
+        elif end.survivors:
+            self._named = _Named(task, tuple(sorted(end.survivors)))
+        run = self._exchanges.run
+        run.note_attempt(task, end, error, again=again)
+        self._last = run.explain(task, end, error)
+        return self._last
+
+    async def _ready(self, attempt: Attempt) -> ReadyUpdates:
+        if self._named is not None:
+            return self._named.ready()
+        cohort = sorted(await self._exchanges.fill(self._asked, self._book, self._last))
+        return ReadyUpdates(cohort=cohort, buffer=self._book.starts(cohort), whole=attempt.whole)
 
 
 def _numbers(task: Task, clients: Sequence[int]) -> dict[int, int]:

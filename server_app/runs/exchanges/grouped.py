@@ -8,23 +8,20 @@ once groups have been asked: clients would refuse other groups for the same mode
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.attempts import Attempt, run_attempts
 from fedcore.run.engine.events import sums_done
-from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
-from fedcore.run.exchange import make_draw
+from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
-from fedcore.run.requirements import group_spec_for
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
-from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.group_assignment import DrawExchange
-from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest, announce
+from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -74,78 +71,20 @@ class GroupedExchanges:
 
     async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeOutcome]:
         """Attempts at the draw, until one has enough answers for groups; raises RoundFailed."""
-        run, settings = self._run, self._run.plan.settings
-        attempts = Attempts.plain(settings)
-        for attempt in itertools.count(1):
-            row = next(past, None)
-            if row is None:
-                await run.pause(attempts)
-            task, end = await self._draw_once(asked, attempt, row)
-            await run.close(task, end)
-            if end.failure is None:
-                return task, end
-            error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
-            self._note_failure(task, end.failure.reason, end.usage, retry=again)
-            if not again:
-                raise RoundFailed(run.explain(task, end, error)) from error
-        raise AssertionError("there is always another number")
-
-    async def _draw_once(
-        self, asked: SecureRequest, attempt: int, row: ExchangeRow | None
-    ) -> tuple[Task, ExchangeOutcome]:
-        run = self._run
-        if row is None:
-            kind = asked.request.message_type
-            cohort = await run.clients.cohort(asked.request.nodes, attempt, message_type=kind)
-            task = self._task(asked, cohort, attempt, await self._sums.head())
-        else:
-            task = KeptTask.model_validate(row.task)
-        run.note_start(task, model=task.model_sha256)
-        if row is not None and row.result is not None:
-            return task, ExchangeOutcome.from_json(row.result)
-        context = ExchangeContext(
-            services=run.services,
-            task=task,
-            settings=run.plan.settings,
-            model=None,
-            event_log=run.event_log,
-            step=asked.step,
-        )
-        with run.services.roster.held() as roster:
-            exchange = DrawExchange(context, federation=roster.federation, roster=roster.keys)
-            return task, await run.lead(exchange, row)
-
-    def _task(self, asked: SecureRequest, cohort: Sequence[int], attempt: int, previous: str) -> Task:
-        """Announce a draw."""
-        run, settings = self._run, self._run.plan.settings
-        with run.services.roster.held() as roster:
-            members = len(roster.members)
-            task = announce(run, asked, roster, cohort=cohort, attempt=attempt, previous=previous, encoding=None)
-        cut, needed = group_spec_for(settings, len(cohort), members, run.services.min_cohort)
-        return make_draw(task, cut, needed=needed)
+        runner = _DrawRunner(self._run, self._sums, asked, past)
+        return await run_attempts(runner, Attempts.plain(self._run.plan.settings))
 
     # --- the groups -----------------------------------------------------------------------------
 
-    async def _group(self, asked: SecureRequest, part: GroupMembership, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
+    async def _group(self, asked: SecureRequest, group: GroupMembership, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
         """Attempts at the sum of one group, until one succeeds or no other can help."""
-        run, attempts, reason = self._run, self._sums.attempts(), ""
-        for attempt in itertools.count(1):
-            try:
-                task, end = await self._sums.attempt(asked, attempts, attempt, next(past, None), part)
-            except RoundFailed as error:
-                return _NoSum(part.group.number, f"{reason}; {error}" if reason else str(error))
-            if end.failure is None:
-                run.note_group_end(task, end)
-                return _Sum(task, end)
-            await run.close(task, end)
-            failure = end.failure.error()
-            reason = run.explain(task, end, failure)
-            again = run.goes_on(attempts, task, end, failure)
-            run.note_group_end(task, end, reason=str(failure), retry=again)
-            if not again:
-                return _NoSum(part.group.number, reason)
-        raise AssertionError("there is always another number")
+        runner = _GroupRunner(self._run, self._sums, asked, group, past)
+        try:
+            task, end = await run_attempts(runner, self._sums.attempts())
+        except RoundFailed as error:
+            return _NoSum(group.group.number, str(error))
+        self._run.note_group_end(task, end)
+        return _Sum(task, end)
 
     def _check(
         self, draw: Task, end: ExchangeOutcome, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]
@@ -155,26 +94,112 @@ class GroupedExchanges:
         if groups - len(failed) >= least:
             return
         reason = too_few_groups(groups, least, {one.number: one.reason for one in failed})
-        self._note_failure(draw, reason, end.usage, *(one.end.usage for one in sums), retry=False)
+        self._run.note_failure(draw, reason, end.usage, *(one.end.usage for one in sums), retry=False)
         raise RoundFailed(reason)
 
     # --- what is told ---------------------------------------------------------------------------
-
-    def _note_failure(self, draw: Task, reason: str, *usages: ExchangeUsage, retry: bool) -> None:
-        failed = ExchangeFailed(
-            exchange=draw.exchange,
-            server_round=draw.server_round,
-            reason=reason,
-            retry=retry,
-            **self._run.traffic(*usages),
-        )
-        self._run.event_log.add(failed)
 
     def _note_done(self, draw: Task, end: ExchangeOutcome, sums: Sequence[_Sum]) -> None:
         """Say what came of all groups together: the mean over their clients, as of one cohort."""
         run, spent = self._run, self._run.state.budget.epsilon_spent
         pairs = [(one.task, one.end) for one in sums]
         run.event_log.add(sums_done(draw, pairs, run.name, usage=end.usage, epsilon_spent=spent))
+
+
+class _DrawRunner:
+    """Carries out the attempts at a draw, as `AttemptRunner`."""
+
+    def __init__(
+        self, run: RunContext, sums: SecureExchanges, asked: SecureRequest, past: Iterator[ExchangeRow]
+    ) -> None:
+        self._run = run
+        self._sums = sums
+        self._asked = asked
+        self._past = past
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        run, row = self._run, next(self._past, None)
+        task = await self._announce(attempt) if row is None else KeptTask.model_validate(row.task)
+        run.note_start(task, model=task.model_sha256)
+        if row is not None and row.result is not None:
+            return task, ExchangeOutcome.from_json(row.result)
+        context = ExchangeContext(
+            services=run.services,
+            task=task,
+            settings=run.plan.settings,
+            model=None,
+            event_log=run.event_log,
+            step=self._asked.step,
+        )
+        with run.services.roster.held() as roster:
+            exchange = DrawExchange(context, federation=roster.federation, roster=roster.keys)
+            return task, await run.lead(exchange, row)
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        await self._run.close(task, end)
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        self._run.note_failure(task, str(error), end.usage, retry=again)
+        return self._run.explain(task, end, error)
+
+    async def _announce(self, attempt: Attempt) -> Task:
+        run, request = self._run, self._asked.request
+        await run.pause(attempt)
+        clients = await run.clients.cohort(request.nodes, attempt.number, message_type=request.message_type)
+        previous = await self._sums.head()
+        with run.services.roster.held() as roster:
+            cohort = self._sums.cohort(roster, clients, previous)
+            return run.tasks.for_draw(request, self._asked.announced, cohort, attempt=attempt.number)
+
+
+class _GroupRunner:
+    """Carries out the attempts at the sum of one group, as `AttemptRunner`."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        sums: SecureExchanges,
+        asked: SecureRequest,
+        group: GroupMembership,
+        past: Iterator[ExchangeRow],
+    ) -> None:
+        self._run = run
+        self._sums = sums
+        self._asked = asked
+        self._group = group
+        self._past = past
+        self._before = ""
+        """Why the attempt before gave nothing."""
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        if (row := next(self._past, None)) is not None:
+            return await self._sums.go_on(self._asked, row, self._group)
+        await self._run.pause(attempt)
+        try:
+            members = await self._members(attempt)
+        except RoundFailed as error:
+            raise RoundFailed(f"{self._before}; {error}" if self._before else str(error)) from error
+        return await self._sums.begin(self._asked, attempt, members, group=self._group)
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        if end.failure is not None:  # those that gave a sum are closed together, once all groups have ended
+            await self._run.close(task, end)
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        self._before = self._run.explain(task, end, error)
+        self._run.note_group_end(task, end, reason=str(error), retry=again)
+        return self._before
+
+    async def _members(self, attempt: Attempt) -> Sequence[int]:
+        """Whom to ask; raises RoundFailed where too few are there, or left."""
+        clients, least = self._run.clients, self._group.cut.least
+        left = attempt.same or clients.without_cheats(self._group.members)
+        if len(left) < least:
+            raise RoundFailed(f"{len(left)} members of the group may be asked again, it needs {least}")
+        if not await clients.come_back(left, least):
+            seconds = self._run.plan.settings.join_seconds
+            raise RoundFailed(f"fewer than {least} members of the group are connected after {seconds:g} s")
+        return left
 
 
 def _is_draw(row: ExchangeRow) -> bool:

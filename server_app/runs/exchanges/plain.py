@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedcore.errors import RoundFailed
+from fedcore.run.engine.attempts import Attempt, run_attempts
 from fedcore.run.engine.events import exchange_done
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.plain import Question, plain_task
 from fedcore.run.retries import Attempts
 from fedcore.wire.control import KeptTask, Task
-from fedcore.wire.events import ExchangeFailed
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange
@@ -38,40 +37,22 @@ class PlainExchanges:
 
     async def exchange(self, request: PlainStep) -> tuple[int, list[int]]:
         """All attempts at one exchange: its number, and who was not there. Raises RoundFailed."""
-        run, attempts = self._run, Attempts.plain(self._run.plan.settings)
-        past = run.past_of(request.step)
-        for attempt in itertools.count(1):
-            row = next(past, None)
-            if row is None:
-                await run.pause(attempts)
-            task, end = await self._attempt(request, attempt, row)
-            await run.close(task, end)
-            if end.failure is None:
-                await self._note_success(task, end)
-                return task.exchange, sorted(request.questions.keys() - set(task.cohort))
-            error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
-            run.event_log.add(
-                ExchangeFailed(
-                    exchange=task.exchange,
-                    server_round=task.server_round,
-                    reason=str(error),
-                    retry=again,
-                    **run.traffic(end.usage),
-                )
-            )
-            if not again:
-                raise RoundFailed(run.explain(task, end, error)) from error
-        raise AssertionError("there is always another number")
+        runner = _PlainRunner(self._run, self, request)
+        task, end = await run_attempts(runner, Attempts.plain(self._run.plan.settings))
+        await self._note_success(task, end)
+        return task.exchange, sorted(request.questions.keys() - set(task.cohort))
 
-    async def _attempt(self, request: PlainStep, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeOutcome]:
+    async def attempt(
+        self, request: PlainStep, attempt: Attempt, row: ExchangeRow | None
+    ) -> tuple[Task, ExchangeOutcome]:
         """A new attempt, or where there is a row for it, what came or comes of that one."""
         services = self._run.services
         if row is None:
+            await self._run.pause(attempt)
             kind = request.asked.questions[0].message_type
-            cohort = await self._run.clients.cohort(tuple(request.questions), attempt, message_type=kind)
+            cohort = await self._run.clients.cohort(tuple(request.questions), attempt.number, message_type=kind)
             with services.roster.held() as roster:
-                task = self._task(request, cohort, attempt, roster.version)
+                task = self._task(request, cohort, attempt.number, roster.version)
                 return task, await self._lead(request, task, None)
         task = KeptTask.model_validate(row.task)
         if row.result is not None:
@@ -122,3 +103,23 @@ class PlainExchanges:
             seconds=round(end.usage.seconds, 4),
         )
         self._run.event_log.add(done)
+
+
+class _PlainRunner:
+    """Carries out the attempts at one exchange, as `AttemptRunner`."""
+
+    def __init__(self, run: RunContext, exchanges: PlainExchanges, request: PlainStep) -> None:
+        self._run = run
+        self._exchanges = exchanges
+        self._request = request
+        self._past = run.past_of(request.step)
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        return await self._exchanges.attempt(self._request, attempt, next(self._past, None))
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        await self._run.close(task, end)
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        self._run.note_failure(task, str(error), end.usage, retry=again)
+        return self._run.explain(task, end, error)
