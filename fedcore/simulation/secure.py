@@ -159,6 +159,8 @@ class SecureAggregator:
                 survivors = round_.unmask(total)
             base = (request.model if request.base is None else request.base) if task.trains else None
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
+        except ProtocolViolation as refusal:  # an owner's budget is spent as its update is about to leave
+            raise self.refused(task, refusal) from refusal
         except RoundFailed as error:
             work.error = error
             common = WithdrawalReason.POLICY if self.owners.all_refused else None
