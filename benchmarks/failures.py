@@ -22,7 +22,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from benchmarks.live import LiveFederation, live_federation
-from client_app.operator.run_command import make_submission
+from client_app.operator.run_submission import make_submission
 from fedcore.errors import RunFailed
 from fedcore.run.settings import JobSettings
 from fedcore.wire.events import ClientDropped, ExchangeDone, Recorded

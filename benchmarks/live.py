@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.common import quiet_environment
 from client_app.operator.client import OperatorClient
-from client_app.operator.run_command import make_submission
+from client_app.operator.run_submission import make_submission
 from fedcore.comparison.local_federation import FEDCORE, LocalFederation
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit

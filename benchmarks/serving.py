@@ -38,7 +38,7 @@ from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environ
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
 from benchmarks.serving_members import Crowd, head, join, take_part
 from client_app.operator.client import OperatorClient
-from client_app.operator.run_command import make_submission
+from client_app.operator.run_submission import make_submission
 from fedcore.comparison.local_federation import FEDCORE
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit

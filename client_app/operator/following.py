@@ -21,7 +21,7 @@ from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.monitoring.trackers import Tracking
+from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 from fedcore.system.terminal import escape, visible_json
 from fedcore.wire.events import EventSink, Recorded, RunOut, ignore
 from fedcore.wire.operator import RunStatus
@@ -166,3 +166,27 @@ def _print_lines(console: Console, lines: Sequence[str]) -> None:
 def _write(content: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
+
+
+_SKIP_EVENTS = 2**31 - 1
+
+
+def begin_tracking(client: OperatorClient, run: str, tracks: Sequence[Track], screen: Screen) -> Tracking:
+    """Open the trackers for a run of the server; without trackers it asks for nothing."""
+
+    def warn(line: str) -> None:
+        screen.note(f"warning: {line}")
+
+    if not tracks:
+        return Tracking(warn)
+    state = client.show(run, after=_SKIP_EVENTS)
+    tracked = TrackedRun(
+        name=run,
+        run=run,
+        app=state.app,
+        app_sha256=state.app_sha256,
+        run_config=state.run_config,
+        settings=state.settings,
+        tags={"aggregation": state.aggregation},
+    )
+    return Tracking.begin(tracks, tracked, warn)

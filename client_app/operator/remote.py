@@ -14,7 +14,7 @@ from typing import Any
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
 from client_app.operator.resolve_run import resolve_run
-from client_app.operator.run_command import make_submission
+from client_app.operator.run_submission import make_submission
 from client_app.operator.stats import StatisticsRequest, ask_federation
 from fedcore.data.statistics import Statistics
 from fedcore.monitoring.output_paths import OutputPaths

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.run_command import make_submission
+from client_app.operator.run_submission import make_submission
 from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.data.statistics_report import (
     STATISTICS,

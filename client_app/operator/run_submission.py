@@ -1,0 +1,98 @@
+"""One run of an operator: submitted or resumed, then followed, and its model saved."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_app.operator.client import OperatorClient, operator_client
+from client_app.operator.following import Screen, begin_tracking, follow, save_results
+from client_app.operator.resolve_run import resolve_run
+from fedcore.errors import Refused, ServerUnreachable
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.monitoring.trackers import Track
+from fedcore.run.settings import JobSettings
+from fedcore.state import open_initial, sha256_file
+from fedcore.system.assignments import override, parse_assignments
+from fedcore.wire.operator import RunIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of `fedcore run`: which run to submit, or to resume."""
+
+    app: Path | None
+    """The folder of the app, or None to resume `resume`."""
+    resume: str = ""
+    run_config: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    initial: Path | None = None
+    """The file of the model that the app's strategy starts from, None for its own."""
+
+
+def run_app(
+    options: RunOptions,
+    operator: Path,
+    *,
+    server: str,
+    out: Path,
+    connect_seconds: float,
+    detach: bool,
+    as_json: bool,
+    tracks: Sequence[Track] = (),
+) -> None:
+    """Carry out `fedcore run`, with its output; raises FedcoreError."""
+    made = operator_client(operator, server, connect_seconds)
+    screen = Screen(as_json)
+    submission = _submission(options)
+    with made as client:
+        run = _begin(client, options, submission)
+        screen.begin(run)
+        if detach:
+            screen.note(f"the run continues without this command; to follow it: fedcore runs attach {run}")
+            return
+        with begin_tracking(client, run, tracks, screen) as tracking:
+            try:
+                record, final = follow(client, run, screen, sink=tracking)
+            except KeyboardInterrupt:
+                screen.note(f"cancelling run {run}")
+                with contextlib.suppress(ServerUnreachable, Refused):
+                    client.cancel(run)
+                raise
+            save_results(client, record, final, out, screen, tracking)
+
+
+def _submission(options: RunOptions) -> RunIn | None:
+    """The submission, checked as far as possible here; None to resume a run."""
+    if options.app is None:
+        return None
+    submission = make_submission(
+        options.app, parse_assignments(options.run_config), parse_assignments(options.settings)
+    )
+    if options.initial is None:
+        return submission
+    open_initial(options.initial)
+    return submission.model_copy(update={"initial_model": sha256_file(options.initial)})
+
+
+def _begin(client: OperatorClient, options: RunOptions, submission: RunIn | None) -> str:
+    """Queue the run at the server; returns its id."""
+    if submission is None:
+        return client.resume(resolve_run(client, options.resume)).run
+    if options.initial is not None:
+        client.send_model(options.initial, submission.initial_model)
+    return client.submit(submission).run
+
+
+def make_submission(app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> RunIn:
+    """Check an app and its settings here, before anything is sent; raises ConfigurationError."""
+    flower = FlowerApp.load(app)
+    override(flower.run_config, run_config, "the run config")
+    JobSettings.from_mapping({**flower.settings.to_mapping(), **settings}, where="--set")
+    bundle = AppBundle.from_folder(app)
+    return RunIn(
+        app_sha256=bundle.sha256, files=dict(bundle.files), run_config=dict(run_config), settings=dict(settings)
+    )
