@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -82,7 +83,9 @@ def settings(incomplete: str) -> list[Offer]:
     """`[tool.fedcore]`: keys, and the values of those that have a few."""
     from fedcore.run.settings import JobSettings
 
-    return _assignments(incomplete, JobSettings().to_mapping(), _choices(JobSettings))
+    # Of the class, since a value of it would be checked, by what takes seconds to import.
+    defaults = {field.name.replace("_", "-"): field.default for field in fields(JobSettings)}
+    return _assignments(incomplete, defaults, _choices(JobSettings))
 
 
 def engine_settings(incomplete: str) -> list[Offer]:

@@ -50,10 +50,10 @@ def rotation_seed(model_sha256: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Elements [start, stop) of a tensor with scale `index`, as a matrix of which `kept` rows are sent.
+    """Elements [start, stop) of a tensor with scale `index`, as a matrix of which `sent_rows` are sent.
 
     number: of all units of a section.
-    place: the first of its fields.
+    position: the first of its fields.
     per_word: of these to a word.
     """
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
-from fedcore.codec.settings import LEAST_UPLOAD, NARROW_BITS
 from fedcore.errors import ConfigurationError
 from fedcore.run.model_selection import BestRule
 from fedcore.system.assignments import arguments, kebab
@@ -211,9 +210,13 @@ class JobSettings:
     @property
     def compresses(self) -> bool:
         """Whether uploads are compressed: rotated, and rounded to few bits or sent in part."""
+        from fedcore.codec.settings import NARROW_BITS  # late: completion reads the names of settings alone
+
         return bool(self.upload_fraction) or self.field_bits == "auto" or self.field_bits <= NARROW_BITS
 
     def _check_upload(self) -> None:
+        from fedcore.codec.settings import LEAST_UPLOAD
+
         if self.upload_fraction and not LEAST_UPLOAD <= self.upload_fraction <= 1:
             raise ConfigurationError(
                 f"upload-fraction must be from {LEAST_UPLOAD:.4f} to 1, a part of the model's size in float32; 0 "

@@ -80,7 +80,7 @@ def test_a_compressed_run_ends_with_the_mean_of_what_its_clients_had(three: Depl
         assert encoding.rotation == rotation_seed(task.model.sha256)
         for unit in encoding.field_sections[0].units():
             expected[unit.spec.name] += what_is_sent(unit, encoding, np.full(unit.size, STEP))
-            bounds[unit.spec.name] += unit.rows / unit.kept * encoding.step(unit.index) ** 2 / 4 / CLIENTS
+            bounds[unit.spec.name] += unit.rows / unit.sent_rows * encoding.step(unit.index) ** 2 / 4 / CLIENTS
     for name, values in ended.arrays().items():
         error = np.mean(np.square(values - expected[name]))
         assert error <= bounds[name], name
@@ -114,7 +114,7 @@ def what_is_sent(unit: Unit, encoding: Encoding, mean: NDArray[np.float32]) -> N
     signs = 1.0 - 2.0 * bits[: whole.size].reshape(unit.rows, unit.columns)
     transform = hadamard(unit.rows) / math.sqrt(unit.rows)
     rotated = transform @ (signs * whole.reshape(signs.shape))
-    left_out = np.argsort(np.frombuffer(stream(b"subset", 8 * unit.rows), "<u8"), kind="stable")[unit.kept :]
+    left_out = np.argsort(np.frombuffer(stream(b"subset", 8 * unit.rows), "<u8"), kind="stable")[unit.sent_rows :]
     rotated[left_out] = 0
-    back: NDArray[np.float64] = signs * (transform @ rotated) * (unit.rows / unit.kept)
+    back: NDArray[np.float64] = signs * (transform @ rotated) * (unit.rows / unit.sent_rows)
     return back.reshape(-1)[: unit.size]
