@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support.worlds.asks import APP, Ask  # type: ignore[import-not-found]
 from support.worlds.play import AGREED  # type: ignore[import-not-found]
 from support.worlds.server import Adversary  # type: ignore[import-not-found]
-from support.worlds.wire import Wire  # type: ignore[import-not-found]
+from support.worlds.memory_transport import MemoryTransport  # type: ignore[import-not-found]
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent.agent import Agent, Pauses
@@ -64,7 +64,7 @@ FIRST = 1
 
 
 @dataclass(slots=True)
-class Watched(Wire):  # type: ignore[misc]
+class Watched(MemoryTransport):  # type: ignore[misc]
     """Notes when a task leaves the server and when the first part of its update is there."""
 
     asked: float = 0.0
@@ -72,7 +72,7 @@ class Watched(Wire):  # type: ignore[misc]
 
     async def get(self, path: str, answer: Any, **options: Any) -> Any:
         """As before."""
-        found = await Wire.get(self, path, answer, **options)
+        found = await MemoryTransport.get(self, path, answer, **options)
         if path == "/v1/task":
             self.asked = time.perf_counter()
         return found
@@ -82,7 +82,7 @@ class Watched(Wire):  # type: ignore[misc]
     ) -> None:
         """As before."""
         self.waits.append(time.perf_counter() - self.asked)
-        await Wire.put_octets(self, path, content, sha256=sha256, is_there=is_there)
+        await MemoryTransport.put_octets(self, path, content, sha256=sha256, is_there=is_there)
 
 
 @dataclass(slots=True)

@@ -211,10 +211,10 @@ def _agree(here: Release, there: Release) -> bool:
     assert isinstance(encoding, Encoding)
     if here.failures > encoding.failures or here.why != there.why:  # a closed sum tells that word and no other
         return here.failures == there.failures and here.why == there.why
-    told = encoding.told
+    unlocked = encoding.unlocked
     if not any(here.words[encoding.sections["large"]]):  # else the sum tells these and no other
-        told = slice(told.start, encoding.sections["keys"].start)
-    if not np.array_equal(here.words[told], there.words[told]):
+        unlocked = slice(unlocked.start, encoding.sections["keys"].start)
+    if not np.array_equal(here.words[unlocked], there.words[unlocked]):
         return False
     if here.decoded is None or here.decoded.state is None or there.decoded is None or there.decoded.state is None:
         return True

@@ -44,7 +44,7 @@ from server_app.http.audience import Audience, Audiences
 __all__ = ["federation"]
 
 
-EXTENSIONS = Path(__file__).parents[2] / "examples" / "extensions"
+EXTENSIONS = Path(__file__).parents[3] / "examples" / "extensions"
 
 
 def load(name: str) -> ModuleType:

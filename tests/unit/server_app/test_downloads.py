@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedcore.state import ModelState, add_difference, sha256_file
-from server_app.runs.files.downloads import Downloads, Sent
+from server_app.runs.files.downloads import ModelDownloads, Sent
 from server_app.runs.files.run_files import RunFiles, reference
 from server_app.storage.objects import DirectoryObjects
 
@@ -33,14 +33,14 @@ async def send_all(downloads: Downloads, paths: list[Path]) -> list[Sent]:
 async def test_a_life_after_a_restart_sends_the_same_models(tmp_path: Path) -> None:
     paths = models(tmp_path, 4)
     (tmp_path / "again").mkdir()
-    lives = [await send_all(Downloads(run_files(folder), 16), paths) for folder in (tmp_path, tmp_path / "again")]
+    lives = [await send_all(ModelDownloads(run_files(folder), 16), paths) for folder in (tmp_path, tmp_path / "again")]
     assert [one.reference for one in lives[0]] == [one.reference for one in lives[1]]
     assert lives[0][0].reference == await reference(paths[0]), "the first is the strategy's own"
     assert len({one.reference.sha256 for one in lives[0]}) == 4
 
 
 async def test_each_model_is_the_one_before_and_a_difference(tmp_path: Path) -> None:
-    downloads, paths, held = Downloads(run_files(tmp_path), 16), models(tmp_path, 3), tmp_path / "held"
+    downloads, paths, held = ModelDownloads(run_files(tmp_path), 16), models(tmp_path, 3), tmp_path / "held"
     for number, path in enumerate(paths):
         sent = await downloads.send(path, await reference(path))
         assert sent.base == path, "the mean is added to the strategy's own model"
@@ -55,14 +55,14 @@ async def test_each_model_is_the_one_before_and_a_difference(tmp_path: Path) -> 
 
 
 async def test_the_same_model_again_is_the_same_file(tmp_path: Path) -> None:
-    downloads, (first, second) = Downloads(run_files(tmp_path), 16), models(tmp_path, 2)
+    downloads, (first, second) = ModelDownloads(run_files(tmp_path), 16), models(tmp_path, 2)
     sent = await send_all(downloads, [first, second, second])
     assert sent[1] == sent[2]
     assert len(list((tmp_path / "run" / "sent").iterdir())) <= 3, "older ones are removed"
 
 
 async def test_a_model_of_another_layout_goes_whole(tmp_path: Path) -> None:
-    downloads = Downloads(run_files(tmp_path), 16)
+    downloads = ModelDownloads(run_files(tmp_path), 16)
     (one,) = models(tmp_path, 1)
     (tmp_path / "other").mkdir()
     (other,) = models(tmp_path / "other", 1, more=np.zeros(3, np.float32))
@@ -74,5 +74,5 @@ async def test_a_model_of_another_layout_goes_whole(tmp_path: Path) -> None:
 async def test_without_the_setting_nothing_is_made(tmp_path: Path) -> None:
     (one,) = models(tmp_path, 1)
     told = SimpleNamespace()  # no files are touched
-    sent = await Downloads(told, 32).send(one, await reference(one))  # type: ignore[arg-type]
+    sent = await ModelDownloads(told, 32).send(one, await reference(one))  # type: ignore[arg-type]
     assert (sent.path, sent.base, sent.difference) == (one, None, None)
