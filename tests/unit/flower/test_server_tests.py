@@ -116,7 +116,9 @@ def test_of_a_large_test_set_a_fixed_sample_is_taken() -> None:
     for _ in range(2):
         simulation, _ = run(app, averaging_server(app, test=lambda config: TEST), central_test=8, num_server_rounds=1)
         found.append(simulation.results["server"])
-    assert found[0] == found[1]
+    # The sum's low digits are random; another sample would differ in the first ones.
+    assert found[0]["0"] == found[1]["0"]
+    assert found[0]["1"] == pytest.approx(found[1]["1"], rel=1e-6)
     assert (found[0]["1"]["eval_acc"] * 8).is_integer()
 
 

@@ -26,7 +26,7 @@ def models(folder: Path, count: int, **more: np.ndarray) -> list[Path]:
     return [folder / f"model{number}" for number in range(count)]
 
 
-async def send_all(downloads: Downloads, paths: list[Path]) -> list[Sent]:
+async def send_all(downloads: ModelDownloads, paths: list[Path]) -> list[Sent]:
     return [await downloads.send(path, await reference(path)) for path in paths]
 
 
