@@ -33,9 +33,9 @@ if not __package__:  # started as a file: the repository's root takes the place 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.worlds.asks import APP, Ask  # type: ignore[import-not-found]
+from support.worlds.memory_transport import MemoryTransport  # type: ignore[import-not-found]
 from support.worlds.play import AGREED  # type: ignore[import-not-found]
 from support.worlds.server import Adversary  # type: ignore[import-not-found]
-from support.worlds.memory_transport import MemoryTransport  # type: ignore[import-not-found]
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent.agent import Agent, Pauses
