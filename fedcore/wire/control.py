@@ -24,8 +24,10 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 
@@ -190,6 +192,12 @@ class HeartbeatIn(Message):
     eligible: bool = True
     stopping: bool = False
     received: int | None = Field(None, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, plainly: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nothing is received most of the time, and servers of before know no such field."""
+        made: dict[str, Any] = plainly(self)
+        return {name: value for name, value in made.items() if name != "received" or value is not None}
 
 
 class AppOut(Message):
