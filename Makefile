@@ -79,11 +79,12 @@ test-all: test test-slow  ## run all tests
 coverage: $(STAMP)  ## run all tests and say which lines they reach
 	$(PYTEST) $(SLOW_WORKERS) --hypothesis-profile thorough tests --cov
 
-check: $(STAMP)  ## formatting, lint, types and import rules
+check: $(STAMP)  ## formatting, lint, types, import rules and words
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/mypy $(PACKAGES) benchmarks
 	$(VENV)/bin/lint-imports --no-cache
+	$(PYTHON) docs/check_words.py
 
 format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)

@@ -312,7 +312,7 @@ class BudgetSpent(FedcoreError):
 
 
 class EnoughFound(FedcoreError):
-    """What the run has found is enough for whoever leads it; it ends with the model that it has."""
+    """What the run has found is enough for its server; it ends with the model that it has."""
 
 
 class EnvironmentFailure(FedcoreError):

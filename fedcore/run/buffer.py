@@ -2,8 +2,8 @@
 
 FedBuff (Nguyen et al. 2022, arXiv 2106.06639, algorithm 1): clients train from the newest model there is when they have
 time. What they make is kept until K clients have something; the mean of their updates, each scaled by how many models
-came in between, is one step of the server, and makes the next model. K, the size of the buffer, is small beside the
-number of clients that train at once, so a model is made whenever the K fastest are done.
+came in between, is one step of the server, and makes the next model. K, the size of the buffer, is small compared with
+the number of clients that train at once, so a model is made whenever the K fastest are done.
 
 Here the server cannot keep updates, since it never sees one: each client keeps its own, says that it has one and what
 it began from, neither of which depends on its data, and the server makes a secure sum of K clients that are ready (as
@@ -156,7 +156,7 @@ class WorkBook:
 
 
 def staleness_metrics(staleness: Collection[int]) -> dict[str, float]:
-    """What a strategy is told of the ages of a buffer's updates, beside the metrics of the clients."""
+    """The ages of a buffer's updates, as a strategy gets them with the metrics of the clients."""
     if not staleness:
         return {}
     return {"staleness_mean": sum(staleness) / len(staleness), "staleness_max": float(max(staleness))}
@@ -172,7 +172,7 @@ def buffer_size(settings: JobSettings, members: int, min_cohort: int) -> int:
     if size < least:
         raise ConfigurationError(
             f"buffer-size is {size}, but a sum needs {least} clients: min-cohort {min_cohort} of the clients' "
-            "policies, those that may collude beside them, and the run's quorum. Of fewer it would show single updates",
+            "policies, and those that may collude, and the run's quorum. Of fewer it would show single updates",
             check="buffer-below-minimum",
         )
     if size > members:

@@ -30,7 +30,7 @@ MOST_IN_SUM: Final = 1 << 53
 """What the sum of a query's numbers has to stay below: with 8 bits for fractions, and so that it is exact."""
 
 QUERY_VALUES: Final = 4096
-"""Most numbers in the reply to a query. Nobody knows their names before, so the vector has room for all of them."""
+"""Most numbers in the reply to a query. Their names are not known before, so the vector has room for all of them."""
 
 
 class Told(Protocol):

@@ -33,7 +33,7 @@ class ExchangeRequest:
 
     nodes: client ids. model: None where the message holds no ArrayRecord. configs: every ConfigRecord by its key,
     bytes as {"base64": ...}. weight_key: the metric that holds the number of examples. ahead: message type -> how many
-    nodes the strategy asks in a round, as it was when it sent its first message; empty where nobody knows. base: the
+    nodes the strategy asks in a round, as it was when it sent its first message; empty if that is unknown. base: the
     model that the mean of changes is added to, where clients get another one close to it (download-bits); None for
     `model` itself.
     """
@@ -145,7 +145,7 @@ def make_work(
 ) -> Task:
     """What clients are asked to train for later sums (`fedcore.run.buffer`); `exchange` is the next one's number.
 
-    version: which model of the run it is, for clients that are told by this task alone.
+    version: which model of the run it is, for clients that learn it from this task alone.
     """
     return Task(
         **_asked(request, settings),
@@ -200,7 +200,7 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """What ctx takes from a task's text and its encoding, as whoever signed it had them."""
+    """What ctx takes from a task's text and its encoding, as its signer had them."""
 
     words: int
     encoding: bytes

@@ -5,14 +5,14 @@ draws for (the draw's task: run, model, cohort, how many groups); each client an
 signature over them and the announcement. A client's *place* on a ring of hashes follows from the announcement, its
 number and its own bytes, so nobody else can move it. In the order of their places the answers are cut into parts of
 nearly equal size, and each part is an ordinary secure exchange whose task shows all answers: every client cuts them
-anew (`check_group`).
+again (`check_group`).
 
 What the server can still do: leave answers out, at most as many as a quorum of the cohort allows; throw a whole draw
 away, which each client lets it do `MOST_DRAWS` times for one model; leave members out of their group, as it can out of
 any cohort. Clients that collude with it choose their places, after they have seen those of all others. That is why a
 group's quorum counts all of the roster that may collude, on top of `min-cohort`: they may all be in one group.
 
-Means of groups in the place of single updates let robust aggregation work on sums: it is bucketing with random buckets
+Means of groups instead of single updates let robust aggregation work on sums: it is bucketing with random buckets
 (Karimireddy, He and Jaggi 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", section 5). One
 poisoner spoils the mean of its group, so of G groups at most as many are bad as there are poisoners.
 """
@@ -40,7 +40,7 @@ MOST_DRAWS: Final = 8
 
 NONCE_BYTES: Final = 32
 _NAMED: Final = 3
-"""How many reasons are told why groups failed."""
+"""How many reasons a failure of groups names."""
 PLACE_TAG: Final = "fedcore/draw/v1/place"
 RING_TAG: Final = "fedcore/draw/v1/ring"
 PLACES_TAG: Final = "fedcore/draw/v1/places"

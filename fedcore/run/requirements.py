@@ -59,7 +59,7 @@ def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:
 def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
     """The setting max-corrupt with which `asked` of `members` clients are enough, and a third of them may drop out.
 
-    The largest of two digits; None where `asked` are too few whoever colludes.
+    The largest of two digits; None if `asked` is too small for any collusion bound.
     """
     quorum = default_quorum(asked)
     # As `quorum_for`: those beside them are a cohort, and two sets of so many have an honest client in common.
@@ -77,7 +77,7 @@ def check_asked(
 ) -> None:
     """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum.
 
-    own: whoever runs it decides alone how many may collude.
+    own: one person runs it and decides how many may collude.
     """
     least = min_clients_for(asked, settings, members, min_cohort)
     if settings.groups > 1 and is_training(message_type):
@@ -104,7 +104,7 @@ def check_asked(
 def waiting_for(nodes: int, setting: str, present: int, members: int, missing: Sequence[str]) -> str:
     """What an operator reads of a ServerApp that waits for nodes. missing: the members that are not there, with why.
 
-    nodes: for how many it waits, by a setting of its strategy; 0 where nobody knows, since it asks in its own code.
+    nodes: for how many it waits, by a setting of its strategy; 0 if unknown, since it asks in its own code.
     """
     there = f"{present} of {members} members are there"
     absent = f"; missing: {', '.join(missing)}" if missing else ""
@@ -128,7 +128,7 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
         if 0 < value < fewest:
             raise ConfigurationError(
                 f"{name} is {value}, but it must be at least {fewest} with secure aggregation: every client would "
-                f"refuse a sum with fewer than {min_cohort} clients (min-cohort in its policy.toml) beside the "
+                f"refuse a sum with fewer than {min_cohort} clients (min-cohort in its policy.toml) on top of the "
                 f"{corrupt} of the federation that may collude (max-corrupt). Leave it at 0 to follow the policies",
                 check="quorum",
             )

@@ -75,13 +75,13 @@ class Attempts:
         """Whether there is another attempt after one that ended with `error`; `whole` and `same` are about that one.
 
         asked: its cohort. survivors: whose updates were in the sum, where it came that far. free: whether it does not
-        count, because whoever is to blame for it is asked no more. seconds: how long it lasted, for `pause`.
+        count, because the client to blame is excluded. seconds: how long it lasted, for `pause`.
 
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
         clients: they refuse a sum of others. So does a sum that is too coarse, with wider fields. Where too many
         failed, the whole cohort has to survive, if that leaves room for so many. What was damaged on the server's disk
         is made again, which does not count; by the same clients where it was known whose updates were in the sum. One
-        that another version had begun is asked for again, which does not count either: a server that goes on with it is
+        that another version had begun is asked for again, which does not count either: a server that continues it is
         of that version. After any other failure anybody may be asked again.
         """
         self._lasted = math.inf
@@ -133,7 +133,7 @@ def attempt_ended(
     again: bool,
     traffic: Traffic | None = None,
 ) -> ExchangeFailed | ExchangeRepeated:
-    """What is told of an attempt without a sum.
+    """The facts of an attempt without a sum.
 
     reason: why, in words. survivors: how many clients were in the sum. traffic: what travelled.
     """

@@ -32,7 +32,7 @@ from fedcore.wire.control import Task, Version
 
 
 def usual_devices(seed: int) -> Devices:
-    """Devices whose work takes 1 + |N(0, 1)| times as long as its examples, drawn anew for each piece of work.
+    """Devices whose work takes 1 + |N(0, 1)| times as long as its examples, drawn again for each piece of work.
 
     With half-normal delays FedBuff (section 5) was tested.
     """
@@ -72,7 +72,7 @@ class AsyncClientPool:
     take: Callable[[Task, Version, Collection[int]], None]
     drop: Callable[[int, str], None]
     up: float = field(default=0.0, init=False)
-    """Bytes of an update, as far as is known."""
+    """Bytes of an update; an estimate before the first one."""
     named: tuple[int, ...] = field(default=(), init=False)
     """The survivors of a sum that broke off when they were named: their updates can be in this sum or in none."""
     _kept: AppResults = field(default_factory=AppResults, init=False)

@@ -1,4 +1,4 @@
-"""Exchanges of one sum, in a run with buffered asynchrony the sum of whoever is done by then."""
+"""Exchanges of one sum, in a buffered run the sum of the clients that are done by then."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class MemoryRound:
         return survivors.survivors
 
     def _sign(self, survivors: Survivors) -> None:
-        """R3: from the first signature on the exchange is in the transcript, whatever becomes of it."""
+        """R3: from the first signature on the exchange is in the transcript, even if it fails."""
         signers: list[int] = []
         try:
             for signature in self.sessions.sign_survivors(self._willing(survivors), survivors):

@@ -131,7 +131,7 @@ class PlainSimulation:
     def _let_time_pass(
         self, task: Task, found: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
     ) -> None:
-        """Put errors in the place of replies that come too late on the virtual clock."""
+        """Replace by errors the replies that come too late on the virtual clock."""
         if self.virtual is None or not task.trains:
             return
         answered = {client: reply for client, reply in found.items() if reply.error is None and reply.content}

@@ -343,7 +343,7 @@ class Simulation:
         return self._models.best
 
     def _warn_of_choices(self) -> None:
-        """Say what the owners of a federation would refuse that whoever simulates may decide alone."""
+        """Say what the owners of a federation would refuse and a simulation may decide alone."""
         stock = Policy.default(self.clients)
         for refusal in refused_choices(
             self.run_config, self.settings, AppAgreement.of(self.app), stock, members=self.clients

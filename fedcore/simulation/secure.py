@@ -1,4 +1,4 @@
-"""Attempts at the secure sums of a simulation: the task, what its owners check, the round, and what comes of it."""
+"""Attempts at the secure sums of a simulation: the task, what its owners check, the round, and its result."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ another cohort where an attempt fails and another one can help. What the ServerA
 path, or the reason why there are none.
 
 What the ServerApp asks for is journaled (`journal.py`), and what exchanges tell and cost is folded from their ends
-(`run_state.py`): after a restart, or the death of its process, the app is started anew, hears the same answers again,
+(`run_state.py`): after a restart, or the death of its process, the app is started again, hears the same answers again,
 and the run goes on where it was. Of several servers over one database one leads at a time (`leadership.py`).
 
 Everything that happens goes into the event log, numbered at once and written in the background; operators follow it by

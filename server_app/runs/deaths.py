@@ -1,8 +1,9 @@
 """Whether a server's process ended without a word while it led a run, and how often that may be.
 
-A mark in the data folder is there while a run is led. Whoever puts a run down removes it, so one that is found belongs
+A mark in the data folder is there while a run is led. A server that suspends the run removes it, so one that is found
+belongs
 to a process that was killed: by the kernel, whose memory the ServerApp may have filled, or by a signal. Where the whole
-machine went down meanwhile, nobody knows, and it does not count.
+machine went down meanwhile, is unknown, and it does not count.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Deaths:
         """A run is led from now on; counts the death of the process that led it before, if it died.
 
         Raises RunFailed where that is one too many, and StorageFull and StorageUnavailable. A run that has come further
-        since the last death begins to count anew.
+        since the last death begins to count again.
         """
         if await asyncio.to_thread(self._read) == {"run": run, "boot": self._boot}:
             deaths = await self._store.count_death(run)

@@ -129,11 +129,11 @@ class EventLog:
             self.add(Warned(line=line))
 
     def expect_lines_again(self) -> None:
-        """The app starts anew: as many lines as it has printed so far are known."""
+        """The app starts again: as many lines as it has printed so far are known."""
         self._known_lines = self._printed
 
     def add_line(self, line: str) -> None:
-        """A line that the app printed, unless it is one that it printed before it was started anew."""
+        """A line that the app printed, unless it is one that it printed before it was started again."""
         if self._known_lines:
             self._known_lines -= 1
         else:

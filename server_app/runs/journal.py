@@ -1,6 +1,6 @@
 """The journal of a run: what its ServerApp asked for, in order, and what it was answered.
 
-A ServerApp cannot be written down, but it can be started anew: given the same answers it comes to the same state, to
+A ServerApp cannot be written down, but it can be started again: given the same answers it comes to the same state, to
 the bit. So every request is kept before anything is done for it, and its answer before the app gets it. What is kept
 of an answer is small: the sums and replies are those of an exchange, and lie where that left them.
 """
@@ -25,7 +25,7 @@ from server_app.storage.tables import ExchangeRow, StepRow
 
 
 class RunInterrupted(FedcoreError):
-    """The ServerApp, started anew, asked for something else than before: the run cannot go on from where it was."""
+    """The ServerApp, started again, asked for something else than before: the run cannot go on from where it was."""
 
     exit_code = 5
 
@@ -119,7 +119,7 @@ def as_kept(message: NodesAsked | ExchangeAsked | PlainAsked, files: Mapping[str
 def _difference(number: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     fields = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     return (
-        f"the ServerApp was started anew and did not do the same again: its request {number} differs in "
+        f"the ServerApp was started again and did not do the same again: its request {number} differs in "
         f"{', '.join(fields)}. What it draws from the clock or the system's randomness is another each time; let it "
         "use random, numpy.random or torch, which are seeded. The run's last model is kept: begin another run with it"
     )

@@ -66,7 +66,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class _TakenOver:
-    """A file that the app handed over: where it is now, and what clients are told of it."""
+    """A file that the app handed over: its path, and its reference for clients."""
 
     path: Path
     reference: ModelRef

@@ -69,14 +69,14 @@ class RunQueue:
         self._worker.start()
 
     async def _clear_submitted(self) -> None:
-        """Remove the objects of runs whose submission was killed before their row was there: nobody knows of them."""
+        """Remove the objects of runs whose submission was killed before their row was there."""
         for folder in self._services.settings.work_dir.glob(f"*{_SUBMITTED}"):
             run = folder.name.removesuffix(_SUBMITTED)
             if await self._services.store.run(run) is None:
                 await self._services.objects.remove(RunKeys(run).all)
 
     async def stop(self) -> None:
-        """Answer all polls, put down the run that is led, and end its processes; whoever leads next takes it up."""
+        """Answer all polls, put down the run that is led, and end its processes; the next leader resumes it."""
         self._services.client_bell.stop()
         self._services.run_bell.stop()
         await self._worker.stop()
@@ -120,7 +120,7 @@ class RunQueue:
         row, keys = await self._row(run), RunKeys(run)
         bundle = await load_bundle(self._services.objects, keys.app)
         if bundle is None:
-            raise Rejection(ProblemKind.NOT_FOUND, "the app of this run is not kept any more; submit it anew")
+            raise Rejection(ProblemKind.NOT_FOUND, "the app of this run is not kept any more; submit it again")
         again = RunIn(
             app_sha256=row.app_sha256,
             files=dict(bundle.files),
@@ -231,7 +231,7 @@ class RunQueue:
     async def resume(self, run: str) -> RunOut:
         """Let a run that did not finish go on where it was; Rejection for one that cannot.
 
-        What it was refused at last, or was in the middle of, is asked for anew.
+        What it was refused at last, or was in the middle of, is asked for again.
         """
         store, row = self._services.store, await self._row(run)
         if RunStatus(row.status) not in RESUMABLE:

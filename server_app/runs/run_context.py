@@ -36,7 +36,7 @@ MOST_LOST: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """Made anew for each start of the ServerApp.
+    """Made again for each start of the ServerApp.
 
     past: the exchanges of the step that has no answer yet, which may have been opened by an earlier process. show: told
     about every exchange that is led, so that the routes find it.

@@ -43,7 +43,7 @@ STOP_SECONDS: Final = 5.0
 TIDY_SECONDS: Final = 3600.0
 """How often a server without work looks for runs that are to be forgotten."""
 MOST_DEATHS: Final = 3
-"""How often a ServerApp that a signal ended is started anew at one of its requests."""
+"""How often a ServerApp that a signal ended is started again at one of its requests."""
 _PASSING: Final = (StorageUnavailable, StorageFull, LeaseLost)
 """What ends no run: it is put down, and taken up again."""
 
@@ -74,7 +74,7 @@ class RunWorker:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Put down the run that is led, and end its processes; whoever leads next takes it up."""
+        """Put down the run that is led, and end its processes; the next leader resumes it."""
         if self._task is not None:
             await end(self._task)
         self.shown.clear()
@@ -212,7 +212,7 @@ class RunWorker:
     async def _finish(
         self, run: str, event_log: EventLog, model: ModelRef | None, status: RunStatus, reason: str
     ) -> None:
-        """The exchange that is open, then the record, then the end: whoever sees the end has seen everything."""
+        """The exchange that is open, then the record, then the end: who sees the end has seen everything."""
         # Clients and viewers hear why it was abandoned, and an app's own words are not for them.
         told = reason if status is RunStatus.CANCELLED else "the run failed"
         what = f"the end of run {run} ({status.value}) is not written"
@@ -231,7 +231,7 @@ class RunWorker:
     # --- one run --------------------------------------------------------------------------------
 
     async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
-        """Lead a run; where a signal ends its ServerApp, that is started anew, a number of times."""
+        """Lead a run; where a signal ends its ServerApp, that is started again, a number of times."""
         logs.note(run=row.run)
         await self._deaths.begin(row.run)
         plan = RunPlan.stored(row)

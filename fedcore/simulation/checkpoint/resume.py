@@ -1,6 +1,6 @@
 """A simulation that goes on where it was killed: what its ServerApp asked for and was answered, kept on disk.
 
-As on a server (`server_app/runs/journal.py`, ADR 28) the ServerApp itself cannot be written down. It is started anew,
+As on a server (`server_app/runs/journal.py`, ADR 28) the ServerApp itself cannot be written down. It is started again,
 and hears the same answers while it asks for the same; the first request without an answer is carried out. What else a
 run consists of (`kept`) is kept with each answer. An answer and all that goes with it is one file, put in its place in
 one rename: a process that is killed at any instant leaves it there or not.
@@ -48,7 +48,7 @@ FORMAT: Final = 2
 """Of the folder: the state of a run follows from the ends of its exchanges."""
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 _DIFFERS: Final = (
-    "the ServerApp was started anew and did not do the same again: its request {number} differs in {fields}. What it "
+    "the ServerApp was started again and did not do the same again: its request {number} differs in {fields}. What it "
     "draws from the clock or the system's randomness is another each time; let it use random, numpy.random or torch, "
     "which are seeded"
 )
@@ -366,7 +366,7 @@ def _hashes(request: PlainRequest) -> list[str]:
 
 
 def _seed(seed: int) -> None:
-    """Seed the generators that apps draw from without seeding them: a run that is started anew draws the same."""
+    """Seed the generators that apps draw from without seeding them: a run that is started again draws the same."""
     number = int.from_bytes(hashlib.sha256(f"fedcore simulation {seed}".encode()).digest()[:4], "big")
     random.seed(number)
     np.random.seed(number)

@@ -1,4 +1,4 @@
-"""Objects of ours as plain JSON and back, for the state of a simulation on disk.
+"""Values of fedcore as plain JSON and back, for the state of a simulation on disk.
 
 Dataclasses, pydantic messages and objects with slots of this package become an object with the name of their class and
 their fields; so do enumerations, bytes, tuples, sets, dictionaries of any keys, and arrays. On the way back a name is

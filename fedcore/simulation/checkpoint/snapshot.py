@@ -1,4 +1,4 @@
-"""What a simulated run consists of beside its ServerApp: to be written down after an exchange, and put back.
+"""Checkpoint of a simulated run, written after each exchange.
 
 What grows with the run (the transcript's chain, the owners' histories, the clients' Contexts) is written as far as it
 has changed since the last time.
@@ -192,7 +192,7 @@ class KeptRun:
 
     def _fates(self) -> RandomDrops:
         if not isinstance(self.simulation._fates, RandomDrops):
-            raise ConfigurationError("a simulation with fates of one's own cannot be kept: nobody knows where they are")
+            raise ConfigurationError("a simulation with a custom dropout model cannot be checkpointed")
         return self.simulation._fates
 
     def _executor(self) -> RecordingExecutor:

@@ -40,7 +40,7 @@ class Always:
 class Intervals:
     """Known beforehand, from a trace.
 
-    spans: (from, to) in order, without overlaps. repeat: seconds after which all begins anew, such as a day; 0 for a
+    spans: (from, to) in order, without overlaps. repeat: seconds after which all begins again, such as a day; 0 for a
     trace that is over after its last interval.
     """
 

@@ -18,7 +18,7 @@ class VirtualClock:
     now: float = 0.0
 
     def advance_to(self, time: float) -> None:
-        """Let it be `time`; raises UsageError for a time that is past, or that never comes."""
+        """Set the time; raises UsageError for a time that is past, or that never comes."""
         if not self.now <= time < float("inf"):
             raise UsageError(f"the virtual clock shows {self.now:g} s and cannot be set to {time:g} s")
         self.now = time

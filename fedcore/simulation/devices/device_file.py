@@ -6,7 +6,7 @@
 | `time` | by which factor its work takes longer than on the reference device | 1 |
 | `up`, `down` | rates of its link, as in `20Mbit` | those of the network |
 | `from`, `to` | when it is there, seconds of the virtual clock; several rows give several intervals | always |
-| `repeat` | after how many seconds its intervals begin anew, such as 86400 | never |
+| `repeat` | after how many seconds its intervals begin again, such as 86400 | never |
 
 `any-1`, `any-2` and so on are several kinds of device: each client without a row of its own gets one of them, by the
 seed. So a trace of some hundred phones serves any number of clients.

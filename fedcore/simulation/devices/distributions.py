@@ -3,7 +3,7 @@
 | word | meaning |
 | --- | --- |
 | `time=DISTRIBUTION` | by which factor a device's work takes longer, always |
-| `vary=DISTRIBUTION` | the same, drawn anew for each piece of work |
+| `vary=DISTRIBUTION` | the same, drawn again for each piece of work |
 | `slower=SHARE:FACTOR` | this share of the devices takes so many times longer |
 | `link=DISTRIBUTION` | by which factor a device's link is slower than the network's |
 | `there=SHARE:SECONDS` | this share of the time a device is there, in stretches of so many seconds on average |

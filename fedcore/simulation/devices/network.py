@@ -25,7 +25,7 @@ SECURE_TRIPS = PLAIN_TRIPS + 3
 """The same of a secure one: the survivors, the signatures and the shares come after the manifest."""
 
 KEY_TRIPS = 2
-"""Requests of a secure exchange beside the training: advertisement and sealed shares."""
+"""Requests of a secure exchange during the training: advertisement and sealed shares."""
 
 KEYS = ("bandwidth", "latency", "server", "step", "example", "slow", "transient", "seed")
 
@@ -98,7 +98,7 @@ def client_seconds(computing: float, *, down: float, up: float, down_rate: float
 
 
 def trips_seconds(network: Network, *, secure: bool) -> tuple[float, float]:
-    """Of the requests of an exchange that wait for one another: beside the training, and before and after it."""
+    """Of the requests of an exchange that wait for one another: during the training, and before and after it."""
     beside = KEY_TRIPS * 2 * network.latency if secure else 0.0
     return beside, (SECURE_TRIPS if secure else PLAIN_TRIPS) * 2 * network.latency
 

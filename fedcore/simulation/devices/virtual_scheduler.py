@@ -52,7 +52,7 @@ class VirtualTime:
             time, present = there_at(self.devices, clients, self.clock.now, least=wanted)
             if time == NEVER:
                 when = f"from {self.clock.now:g} s of the virtual clock on"
-                raise RoundFailed(f"{wanted} clients are waited for; {when} so many are never there at once")
+                raise RoundFailed(f"waiting for {wanted} clients; {when} so many are never available together")
             self.clock.advance_to(time)
         return present
 
@@ -61,11 +61,11 @@ class VirtualTime:
         return [client for client in clients if self.devices.is_there(client, self.clock.now)]
 
     def begin(self) -> None:
-        """An exchange begins: whoever asks for nodes next does not wait for more of them."""
+        """An exchange begins: the next request for nodes does not wait for more of them."""
         self._polls = 0
 
     def cohort(self, asked: Sequence[int], members: Sequence[int], *, least: int, extra: int) -> tuple[int, ...]:
-        """Who takes part: those of `asked` that are there, and others in the place of those that are not.
+        """Who takes part: those of `asked` that are there, and others instead of those that are not.
 
         least: how many it takes; raises RoundFailed where so many do not come within `join-seconds`. extra: how many
         are asked beyond those.

@@ -185,7 +185,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
 
 
 def seed(run: str) -> None:
-    """Seed the generators that apps draw from without seeding them, so that a run that is started anew draws the same.
+    """Seed the generators that apps draw from without seeding them, so that a run that is started again draws the same.
 
     PyTorch's own begins with one fixed seed in every process; where it is loaded, it gets the run's.
     """

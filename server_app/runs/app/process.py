@@ -72,7 +72,7 @@ class AppProcess:
     async def start(cls, folder: Path, on_line: OnLine, rules: Rules = _NO_MORE) -> Self:
         """Start the process with `folder` as its working directory, the only one to keep files in.
 
-        It reads the app beside that, what the exchanges give, and what `rules` add.
+        It also reads the app, what the exchanges give, and what `rules` add.
         """
         answers = folder.parent / ANSWERS
         answers.mkdir(mode=0o700, exist_ok=True)

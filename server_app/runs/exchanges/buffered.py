@@ -1,4 +1,5 @@
-"""The trainings of a buffered run: work for whoever is free, and a secure sum as soon as enough updates are ready.
+"""The trainings of a buffered run: work for clients that are free, and a secure sum as soon as enough updates are
+ready.
 
 A training that the ServerApp asks for makes its model the newest version. While it is answered, free clients are given
 that version, and those that say that they are ready are counted; as soon as a buffer is full, its updates are summed in
@@ -197,7 +198,7 @@ class BufferedExchanges:
             self._since[client] = self.run.services.clock()
 
     def _miss(self, book: WorkBook) -> None:
-        """Whoever is gone, or takes too long, or has forgotten its work, leaves its place to others."""
+        """A client that is gone, takes too long, or has lost its work leaves its place to others."""
         services, settings = self.run.services, self.run.plan.settings
         for client in book.training_clients:
             said = services.work.said.get(client)
@@ -206,10 +207,10 @@ class BufferedExchanges:
             elif services.clock() - self._since.get(client, 0.0) > settings.train_seconds + settings.step_seconds:
                 self._forget(book, client, f"its work was not done after {settings.train_seconds:g} s (train-seconds)")
             elif said is None and services.work.given_to(client, "", 0) is None:
-                self._forget(book, client, "has started anew, without its work")
+                self._forget(book, client, "has started again, without its work")
         for client in book.ready:
             if client not in services.work.said:
-                self._forget(book, client, "has started anew, without its update")
+                self._forget(book, client, "has started again, without its update")
 
     def _forget(self, book: WorkBook, client: int, why: str) -> None:
         book.forget([client])

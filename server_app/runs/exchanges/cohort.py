@@ -76,7 +76,8 @@ class CohortSelection:
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
         signed already, which clients take part in together with the `same` ones only. With over-selection more are
-        asked than `asked` names, if they are there. In a buffered run an evaluation goes to whoever does not train now.
+        asked than `asked` names, if they are there. In a buffered run an evaluation goes to clients that do not train
+        now.
         """
         asked = asked if same is None else same
         wanted, members = frozenset(asked), self.members

@@ -1,6 +1,6 @@
 """Exchanges that are cut into groups: a draw, then the secure exchanges of all groups at the same time.
 
-A group that fails, after its attempts, gives no mean; the others' go on where enough are left. Nothing is drawn anew
+A group that fails, after its attempts, gives no mean; the others' go on where enough are left. Nothing is drawn again
 once groups have been asked: clients would refuse other groups for the same model
 (`fedcore.federation.admission.releases`).
 """

@@ -45,7 +45,7 @@ class PlainExchanges:
     async def attempt(
         self, request: PlainStep, attempt: Attempt, row: ExchangeRow | None
     ) -> tuple[Task, ExchangeOutcome]:
-        """A new attempt, or where there is a row for it, what came or comes of that one."""
+        """A new attempt; if there is a row for it, the outcome of that one."""
         services = self._run.services
         if row is None:
             await self._run.pause(attempt)

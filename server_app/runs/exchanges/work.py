@@ -1,8 +1,8 @@
 """What clients have in hand of the buffered run that is led: what they were given, and what they say of it.
 
 All of it is in memory. What a client has is on the client's own disk, and it says so whenever it joins; so a server
-that begins anew, or takes over, hears from each of them again (docs/adr/0046). Whose updates were summed is in the rows
-of the exchanges.
+that begins again, or takes over, hears from each of them again (docs/adr/0046). Whose updates were summed is in the
+rows of the exchanges.
 """
 
 from __future__ import annotations

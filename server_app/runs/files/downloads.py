@@ -3,8 +3,8 @@
 With `download-bits` = 16 a model that the strategy hands over is rounded to the last *sent* model plus a difference in
 bfloat16 (`fedcore.state.difference`); what is announced, and what all clients train from, is that sum. The mean of
 their changes is added to the strategy's own model, in which no rounding ever is. The chain of sent models follows from
-the strategy's models alone: a ServerApp that is started anew hands all of them over again, and so does one that another
-server leads on, and the same models come of them.
+the strategy's models alone: a ServerApp that is started again hands all of them over again, and so does one that
+another server leads on, and that gives the same models.
 """
 
 from __future__ import annotations

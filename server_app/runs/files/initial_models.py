@@ -1,7 +1,7 @@
 """Models that runs start from: sent before the run is submitted, kept with it, and handed to its ServerApp by path.
 
-Until a run names it, such a model is a file of the spool, which the next start of the server removes: whoever submits
-then sends it again.
+Until a run names it, such a model is a file of the spool, which the next start of the server removes: an operator who
+submits then sends it again.
 """
 
 from __future__ import annotations

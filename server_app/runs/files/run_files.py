@@ -197,7 +197,7 @@ async def load_bundle(objects: Objects, key: str) -> AppBundle | None:
 
 
 async def reference(path: Path) -> ModelRef:
-    """What clients are told of a model that they are to fetch."""
+    """The reference by which clients fetch a model."""
     return await asyncio.to_thread(lambda: ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
 
 
