@@ -77,7 +77,8 @@ class FunctionCall:
         message = kind.model_construct(**indexed)
         return cls(
             f"{function.__module__}:{function.__qualname__}",
-            message.model_dump_json(exclude_unset=True),
+            # A list may stand for a tuple here; who reads it checks the types.
+            message.model_dump_json(exclude_unset=True, warnings="none"),
             tuple(sockets),
         )
 
