@@ -127,7 +127,7 @@ def test_an_update_that_is_shrunk_to_its_norm() -> None:
 
 def test_an_update_of_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second piece begins with a block of its own, whose random bits have a nonce of their own."""
-    for name, value in {"PIECE_FIELDS": BLOCK_FIELDS, "_SIZE": 1 << 19}.items():
+    for name, value in {"PIECE_FIELDS": BLOCK_FIELDS, "PROGRAM_FIELDS": 1 << 19}.items():
         monkeypatch.setattr(device, name, value)
     rng = np.random.default_rng(3)
     arrays = [{"a": rng.standard_normal(BLOCK_FIELDS - 2), "b": rng.standard_normal(1100)} for _ in range(2)]
