@@ -45,7 +45,7 @@ from fedcore.secagg import (
     apply_masks,
     verifies,
 )
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ManifestIn, Message
 from fedcore.wire.signing import sign_headers
 
@@ -205,23 +205,23 @@ class _Round:
     def _advertise(self) -> None:
         for i in self.cohort:
             made = self._client(i, self.sessions[i].advertise)
-            self._count_up(i, conversions.advertisement_to_wire(made))
+            self._count_up(i, secagg_codec.advertisement_to_wire(made))
             self._server("advertise", self.server.receive_advertisement, made)
         self._server("advertise", self.server.close_stage)
 
     def _share(self) -> None:
         for i in self.cohort:
             cohort = self._server("share", self.server.advertised, i)
-            self._count_down(i, conversions.cohort_to_wire(cohort, self.cohort))
+            self._count_down(i, secagg_codec.cohort_to_wire(cohort, self.cohort))
             made = self._client(i, self.sessions[i].share_keys, cohort)
-            self._count_up(i, conversions.key_shares_to_wire(made))
+            self._count_up(i, secagg_codec.key_shares_to_wire(made))
             self._server("share", self.server.receive_shares, made)
         self._server("share", self.server.close_stage)
 
     def _upload(self) -> None:
         for i in self.cohort:
             delivery = self._server("input", self.server.delivery, i)
-            self._count_down(i, conversions.delivery_to_wire(delivery, self.cohort))
+            self._count_down(i, secagg_codec.delivery_to_wire(delivery, self.cohort))
             self._client(i, self.sessions[i].receive_shares, delivery)
             if i in self.doomed and not self.scale.late:
                 continue
@@ -239,18 +239,18 @@ class _Round:
     def _sign(self) -> None:
         survivors = self._server("consistency", self.server.survivors)
         for i in self._left():
-            self._count_down(i, conversions.survivors_to_wire(survivors, self.cohort))
+            self._count_down(i, secagg_codec.survivors_to_wire(survivors, self.cohort))
             made = self._client(i, self.sessions[i].sign_survivors, survivors)
-            self._count_up(i, conversions.consistency_to_wire(made))
+            self._count_up(i, secagg_codec.consistency_to_wire(made))
             self._server("consistency", self.server.receive_consistency, made)
         self._server("consistency", self.server.close_stage)
 
     def _unmask(self) -> None:
         signatures = self._server("unmask", self.server.signatures)
         for i in self._left():
-            self._count_down(i, conversions.signatures_to_wire(signatures))
+            self._count_down(i, secagg_codec.signatures_to_wire(signatures))
             made = self._client(i, self.sessions[i].unmask, signatures)
-            self._count_up(i, conversions.unmask_to_wire(made))
+            self._count_up(i, secagg_codec.unmask_to_wire(made))
             self._server("unmask", self.server.receive_unmask, made)
         self._server("rebuild", self.server.close_stage)
         terms = self.server.mask_terms()

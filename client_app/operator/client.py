@@ -28,6 +28,7 @@ FOLLOW_PAUSE = 0.2
 AWAY_SECONDS = 3600.0
 """How long `follow` waits for a server that is away, beyond the time of one request."""
 AWAY_PAUSE = 1.0
+_LAST_EVENT = 2**31 - 1
 
 
 def operator_client(folder: Path, server: str, connect_seconds: float) -> OperatorClient:
@@ -91,6 +92,10 @@ class OperatorClient:
         """The state of a run, with its events after number `after`."""
         answer = self._request("GET", f"/v1/runs/{run}", params={"after": after})
         return RunOut.model_validate_json(answer.content)
+
+    def state_of(self, run: str) -> RunOut:
+        """The state of a run, without its events."""
+        return self.show(run, after=_LAST_EVENT)
 
     def clients_of(self, run: str, *, once: bool = False) -> RunClientsOut:
         """The status of each client in a run; with `once` a failure is not retried."""

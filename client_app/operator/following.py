@@ -168,9 +168,6 @@ def _write(content: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-_SKIP_EVENTS = 2**31 - 1
-
-
 def begin_tracking(client: OperatorClient, run: str, tracks: Sequence[Track], screen: Screen) -> Tracking:
     """Open the trackers for a run of the server; without trackers it asks for nothing."""
 
@@ -179,7 +176,7 @@ def begin_tracking(client: OperatorClient, run: str, tracks: Sequence[Track], sc
 
     if not tracks:
         return Tracking(warn)
-    state = client.show(run, after=_SKIP_EVENTS)
+    state = client.state_of(run)
     tracked = TrackedRun(
         name=run,
         run=run,

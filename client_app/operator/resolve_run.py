@@ -11,7 +11,6 @@ from fedcore.wire.control import ProblemKind
 from fedcore.wire.operator import MOST_LISTED, RunInfo
 
 LAST: Final = "last"
-_NO_EVENTS: Final = 2**31 - 1
 
 
 def resolve_run(client: OperatorClient, word: str) -> str:
@@ -22,7 +21,7 @@ def resolve_run(client: OperatorClient, word: str) -> str:
             raise ConfigurationError("there is no run yet; submit one: fedcore run APP_DIR")
         return newest[0].run
     try:
-        return client.show(word, after=_NO_EVENTS).run
+        return client.state_of(word).run
     except Refused as refused:
         if refused.kind != ProblemKind.NOT_FOUND:
             raise

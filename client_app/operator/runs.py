@@ -23,7 +23,6 @@ from fedcore.wire.operator import RunClientsOut, RunInfo, RunStatus
 
 _HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")
 _EVENTS = {"events"}
-_SKIP_EVENTS = 2**31 - 1
 
 
 def show_list(client: OperatorClient, *, limit: int, before: str, status: str, as_json: bool) -> None:
@@ -45,7 +44,7 @@ def show_list(client: OperatorClient, *, limit: int, before: str, status: str, a
 def show_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
     """Print one run, without its events."""
     run = resolve_run(client, word)
-    state, clients = client.show(run, after=_SKIP_EVENTS), client.clients_of(run)
+    state, clients = client.state_of(run), client.clients_of(run)
     if as_json:
         content = state.model_dump(mode="json", exclude=_EVENTS) | {"now": clients.model_dump(mode="json")}
         typer.echo(json.dumps(content, indent=2))
@@ -77,12 +76,12 @@ def attach_to(
 def stop_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
     """Cancel a run, unless it has ended, and print its status."""
     run = resolve_run(client, word)
-    before = client.show(run, after=_SKIP_EVENTS)
+    before = client.state_of(run)
     if before.status.final:
         now, text = before, f"run {run} had ended already: {before.status}"
     else:
         client.cancel(run)
-        now = client.show(run, after=_SKIP_EVENTS)
+        now = client.state_of(run)
         text = f"run {run} {now.status}"
         if now.model is not None:
             text += f"; a checkpoint of {now.rounds} rounds is saved: fedcore runs model {run}"

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from fedcore.system.assignments import kebab
 from fedcore.system.plugins import installed
 
 Offer = tuple[str, str]
@@ -84,7 +85,7 @@ def settings(incomplete: str) -> list[Offer]:
     from fedcore.run.settings import JobSettings
 
     # Of the class, since a value of it would be checked, by what takes seconds to import.
-    defaults = {field.name.replace("_", "-"): field.default for field in fields(JobSettings)}
+    defaults = {kebab(field.name): field.default for field in fields(JobSettings)}
     return _assignments(incomplete, defaults, _choices(JobSettings))
 
 
@@ -138,7 +139,7 @@ def _choices(cls: type) -> dict[str, tuple[str, ...]]:
     """The fields of a settings class that have a few values, by their keys."""
     choices: dict[str, tuple[str, ...]] = {}
     for name, hint in get_type_hints(cls).items():
-        key = name.replace("_", "-")
+        key = kebab(name)
         if get_origin(hint) is Literal:
             choices[key] = tuple(map(str, get_args(hint)))
         elif hint is bool:

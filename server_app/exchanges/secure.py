@@ -20,7 +20,7 @@ from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind
 from fedcore.wire.secagg import (
     AdvertisementIn,
@@ -278,29 +278,29 @@ class SecureExchange(Exchange):
     def _receive(self, client: int, body: Message) -> None:
         match body:
             case AdvertisementIn():
-                self._round.receive_advertisement(conversions.advertisement_from_wire(client, body))
+                self._round.receive_advertisement(secagg_codec.advertisement_from_wire(client, body))
             case KeySharesIn():
                 receivers = self._round.receivers(client)
-                self._round.receive_shares(conversions.key_shares_from_wire(client, body, *receivers))
+                self._round.receive_shares(secagg_codec.key_shares_from_wire(client, body, *receivers))
             case ManifestIn():
                 self._round.receive_input(client, bytes.fromhex(body.digest))
             case ConsistencyIn():
-                self._round.receive_consistency(conversions.consistency_from_wire(client, body))
+                self._round.receive_consistency(secagg_codec.consistency_from_wire(client, body))
             case UnmaskIn():
                 owners = self._round.owners(client)
-                self._round.receive_unmask(conversions.unmask_from_wire(client, body, *owners))
+                self._round.receive_unmask(secagg_codec.unmask_from_wire(client, body, *owners))
 
     def cohort_for(self, client: int) -> CohortOut | None:
         """U1, once it is known."""
         if not self._has_passed(client, ADVERTISE):
             return None
-        return conversions.cohort_to_wire(self._round.advertised(client), self.task.cohort)
+        return secagg_codec.cohort_to_wire(self._round.advertised(client), self.task.cohort)
 
     def delivery_for(self, client: int) -> DeliveryOut | None:
         """U2 and the shares for this client, once they are there."""
         if not self._has_passed(client, SHARE):
             return None
-        return conversions.delivery_to_wire(self._round.delivery(client), self.task.cohort)
+        return secagg_codec.delivery_to_wire(self._round.delivery(client), self.task.cohort)
 
     def dealing_for(self, client: int, dealer: int) -> DealingOut:
         """What `dealer` signed about the shares that it dealt, for a client that could not open its own."""
@@ -308,27 +308,27 @@ class SecureExchange(Exchange):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
         dealing = self._round.dealing(client, dealer)
         self._blame_who_was_found()
-        return conversions.dealing_to_wire(dealing)
+        return secagg_codec.dealing_to_wire(dealing)
 
     def judge_complaint(self, client: int, complaint: ComplaintIn) -> None:
         """Judge a complaint. Of a client that is blamed already nothing more is heard, so few are ever judged."""
         if not self.stages.is_past(SHARE):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
         if complaint.accused not in self.blamed:
-            self._round.judge(conversions.complaint_from_wire(client, complaint))
+            self._round.judge(secagg_codec.complaint_from_wire(client, complaint))
             self._blame_who_was_found()
 
     def survivors_for(self, client: int) -> SurvivorsOut | None:
         """U3, once it is known."""
         if not self._has_passed(client, INPUT):
             return None
-        return conversions.survivors_to_wire(self._round.survivors(), self.task.cohort)
+        return secagg_codec.survivors_to_wire(self._round.survivors(), self.task.cohort)
 
     def signatures_for(self, client: int) -> SignaturesOut | None:
         """The signatures over U3, once they are there."""
         if not self._has_passed(client, CONSISTENCY):
             return None
-        return conversions.signatures_to_wire(self._round.signatures())
+        return secagg_codec.signatures_to_wire(self._round.signatures())
 
     def _blame_who_was_found(self) -> None:
         for client, fault in self._round.blamed.items():

@@ -7,23 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.product import ROOT, modules
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("fedcore", "server_app", "client_app")
-# Circles that are still to be cut.
+# A circle that is still to be cut.
 OPEN = ("fedcore.simulation.",)
-# An app that is copied into a folder of its own imports itself by another name.
-APPS = ("fedcore/cli/demo/digits/", "fedcore/cli/new/files/")
-
-
-def modules() -> dict[str, Path]:
-    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    names = {str(path.relative_to(ROOT)): path for path in files if "__pycache__" not in path.parts}
-    return {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
-        for name, path in names.items()
-        if not name.startswith(APPS)
-    }
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
@@ -42,7 +29,9 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    known = modules()
+    known = {
+        str(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): ROOT / path for path in modules()
+    }
     return {name: set(imports(path, known)) - {name} for name, path in known.items()}
 
 

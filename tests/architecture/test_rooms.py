@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
-PRODUCT: Final = ("fedcore", "server_app", "client_app")
+from support.product import ROOT, modules
+
 MOST_FILES: Final = 15
-TEMPLATES: Final = ("fedcore/cli/new/files/", "fedcore/cli/demo/digits/")
-"""Apps that `fedcore new` and `fedcore demo` copy: separate programs."""
-
-
-def modules() -> Iterator[Path]:
-    """The product's modules, from the repository's root."""
-    for package in PRODUCT:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            module = path.relative_to(ROOT)
-            if not str(module).startswith(TEMPLATES):
-                yield module
 
 
 def test_a_class_name_stands_in_one_module() -> None:

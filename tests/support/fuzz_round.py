@@ -18,7 +18,7 @@ from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.federation import ClientKit
 from fedcore.run.exchange import round_parameters
 from fedcore.secagg import ClientSession, Randomness, ServerRound
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ComplaintIn, Message, Task
 from fedcore.wire.secagg import (
     AdvertisementIn,
@@ -203,44 +203,44 @@ def _server_machines(honest: _Round) -> Iterator[_Named]:
     sent = {step: messages[1] for step, messages in honest.sent.items()}
 
     def advertise(server: ServerRound, text: bytes) -> None:
-        server.receive_advertisement(conversions.advertisement_from_wire(1, AdvertisementIn.model_validate_json(text)))
+        server.receive_advertisement(secagg_codec.advertisement_from_wire(1, AdvertisementIn.model_validate_json(text)))
 
     def share(server: ServerRound, text: bytes) -> None:
         body = KeySharesIn.model_validate_json(text)
-        server.receive_shares(conversions.key_shares_from_wire(1, body, *server.receivers(1)))
+        server.receive_shares(secagg_codec.key_shares_from_wire(1, body, *server.receivers(1)))
         server.close_stage()
         for client in (2, 3, 4):
             server.dealing(client, 1)
 
     def sign(server: ServerRound, text: bytes) -> None:
-        server.receive_consistency(conversions.consistency_from_wire(1, ConsistencyIn.model_validate_json(text)))
+        server.receive_consistency(secagg_codec.consistency_from_wire(1, ConsistencyIn.model_validate_json(text)))
 
     def unmask(server: ServerRound, text: bytes) -> None:
         body = UnmaskIn.model_validate_json(text)
-        server.receive_unmask(conversions.unmask_from_wire(1, body, *server.owners(1)))
+        server.receive_unmask(secagg_codec.unmask_from_wire(1, body, *server.owners(1)))
         server.close_stage()
 
     def judge(server: ServerRound, text: bytes) -> None:
-        server.judge(conversions.complaint_from_wire(1, ComplaintIn.model_validate_json(text)))
+        server.judge(secagg_codec.complaint_from_wire(1, ComplaintIn.model_validate_json(text)))
 
     yield (
         "advertisement",
-        _text(conversions.advertisement_to_wire(sent["advertisement"])),
+        _text(secagg_codec.advertisement_to_wire(sent["advertisement"])),
         _Machine(lambda: honest.server_at("advertisement"), advertise),
     )
     yield (
         "key shares",
-        _text(conversions.key_shares_to_wire(sent["key-shares"])),
+        _text(secagg_codec.key_shares_to_wire(sent["key-shares"])),
         _Machine(lambda: honest.server_at("key-shares"), share),
     )
     yield (
         "consistency",
-        _text(conversions.consistency_to_wire(sent["consistency"])),
+        _text(secagg_codec.consistency_to_wire(sent["consistency"])),
         _Machine(lambda: honest.server_at("consistency"), sign),
     )
     yield (
         "unmask",
-        _text(conversions.unmask_to_wire(sent["unmask"])),
+        _text(secagg_codec.unmask_to_wire(sent["unmask"])),
         _Machine(lambda: honest.server_at("unmask"), unmask),
     )
     yield "complaint", _text(COMPLAINT), _Machine(lambda: honest.server_at("unmask"), judge)
@@ -251,27 +251,27 @@ def _client_machines(honest: _Round) -> Iterator[_Named]:
     spoilt = replace(told["delivery"], shares={**told["delivery"].shares, 2: bytes(len(told["delivery"].shares[2]))})
 
     def share(session: ClientSession, text: bytes) -> None:
-        session.share_keys(conversions.cohort_from_wire(CohortOut.model_validate_json(text), cohort))
+        session.share_keys(secagg_codec.cohort_from_wire(CohortOut.model_validate_json(text), cohort))
 
     def receive(session: ClientSession, text: bytes) -> None:
-        session.receive_shares(conversions.delivery_from_wire(DeliveryOut.model_validate_json(text), cohort))
+        session.receive_shares(secagg_codec.delivery_from_wire(DeliveryOut.model_validate_json(text), cohort))
 
     def complain(session: ClientSession, text: bytes) -> None:
-        shown = conversions.dealing_from_wire(2, DealingOut.model_validate_json(text))
+        shown = secagg_codec.dealing_from_wire(2, DealingOut.model_validate_json(text))
         session.complain(spoilt, shown)
 
     def sign(session: ClientSession, text: bytes) -> None:
-        session.sign_survivors(conversions.survivors_from_wire(SurvivorsOut.model_validate_json(text), cohort))
+        session.sign_survivors(secagg_codec.survivors_from_wire(SurvivorsOut.model_validate_json(text), cohort))
 
     def unmask(session: ClientSession, text: bytes) -> None:
-        session.unmask(conversions.signatures_from_wire(SignaturesOut.model_validate_json(text)))
+        session.unmask(secagg_codec.signatures_from_wire(SignaturesOut.model_validate_json(text)))
 
     seeds: dict[str, Message] = {
-        "cohort": conversions.cohort_to_wire(told["cohort"], cohort),
-        "delivery": conversions.delivery_to_wire(told["delivery"], cohort),
-        "dealing": conversions.dealing_to_wire(told["dealing"]),
-        "survivors": conversions.survivors_to_wire(told["survivors"], cohort),
-        "signatures": conversions.signatures_to_wire(told["signatures"]),
+        "cohort": secagg_codec.cohort_to_wire(told["cohort"], cohort),
+        "delivery": secagg_codec.delivery_to_wire(told["delivery"], cohort),
+        "dealing": secagg_codec.dealing_to_wire(told["dealing"]),
+        "survivors": secagg_codec.survivors_to_wire(told["survivors"], cohort),
+        "signatures": secagg_codec.signatures_to_wire(told["signatures"]),
     }
     takes = {"cohort": share, "delivery": receive, "dealing": complain, "survivors": sign, "signatures": unmask}
     for name, take in takes.items():

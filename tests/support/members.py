@@ -24,7 +24,7 @@ from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.run.groups import is_draw, make_ticket
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import PART_BYTES, update_digest
 from fedcore.wire.control import (
     ComplaintIn,
@@ -222,25 +222,25 @@ class Member:
         await self.put("place", self.place)
 
     async def advertise(self) -> None:
-        await self.put("advertisement", conversions.advertisement_to_wire(self._session.advertise()))
+        await self.put("advertisement", secagg_codec.advertisement_to_wire(self._session.advertise()))
 
     async def share(self) -> None:
         answer = CohortOut.model_validate_json(await self.get("cohort"))
-        made = self._session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
-        await self.put("key-shares", conversions.key_shares_to_wire(made))
+        made = self._session.share_keys(secagg_codec.cohort_from_wire(answer, self.cohort))
+        await self.put("key-shares", secagg_codec.key_shares_to_wire(made))
 
     async def share_falsely(self, change: Callable[[KeyShares], KeyShares], *, signs: bool = True) -> None:
         """R1 by a cheat, which signs what `change` makes of its message, unless it leaves the signature out."""
         answer = CohortOut.model_validate_json(await self.get("cohort"))
         session = self._session
-        honest = session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
+        honest = session.share_keys(secagg_codec.cohort_from_wire(answer, self.cohort))
         made = sign_again(session, change(honest)) if signs else replace(change(honest), signature=bytes(64))
-        await self.put("key-shares", conversions.key_shares_to_wire(made))
+        await self.put("key-shares", secagg_codec.key_shares_to_wire(made))
 
     async def receive(self) -> None:
         """Take the shares, or leave with a complaint, as a client's agent does."""
         answer = DeliveryOut.model_validate_json(await self.get("key-shares"))
-        delivery = conversions.delivery_from_wire(answer, self.cohort)
+        delivery = secagg_codec.delivery_from_wire(answer, self.cohort)
         try:
             self._session.receive_shares(delivery)
         except ProtocolViolation as refusal:
@@ -250,8 +250,8 @@ class Member:
     async def _complain(self, delivery: ShareDelivery, refusal: ProtocolViolation) -> None:
         dealer = refusal.peer or 0
         shown = DealingOut.model_validate_json((await self.ask("GET", self.at(f"key-shares/{dealer}"))).content)
-        made = self._session.complain(delivery, conversions.dealing_from_wire(dealer, shown))
-        await self.leave_with(conversions.complaint_to_wire(made), refusal.check)
+        made = self._session.complain(delivery, secagg_codec.dealing_from_wire(dealer, shown))
+        await self.leave_with(secagg_codec.complaint_to_wire(made), refusal.check)
 
     async def leave_with(self, complaint: ComplaintIn, check: str = "share-unsealing") -> None:
         """Withdraw with a complaint."""
@@ -302,13 +302,13 @@ class Member:
 
     async def sign(self) -> None:
         answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
-        made = self._session.sign_survivors(conversions.survivors_from_wire(answer, self.cohort))
-        await self.put("consistency", conversions.consistency_to_wire(made))
+        made = self._session.sign_survivors(secagg_codec.survivors_from_wire(answer, self.cohort))
+        await self.put("consistency", secagg_codec.consistency_to_wire(made))
 
     async def unmask(self) -> None:
         answer = SignaturesOut.model_validate_json(await self.get("consistency"))
-        made = self._session.unmask(conversions.signatures_from_wire(answer))
-        await self.put("unmask", conversions.unmask_to_wire(made))
+        made = self._session.unmask(secagg_codec.signatures_from_wire(answer))
+        await self.put("unmask", secagg_codec.unmask_to_wire(made))
 
     async def secure(self, *, until: str = "") -> None:
         """All steps of a secure exchange; leaves without a word before the step `until`."""

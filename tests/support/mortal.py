@@ -26,7 +26,7 @@ from fedcore.run.plain import Question
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import PART_BYTES, update_digest
 from fedcore.wire.control import (
     ManifestIn,
@@ -240,16 +240,16 @@ class Party:
         )
 
     async def advertise(self) -> None:
-        await self.rig.send("advertisement", self.number, conversions.advertisement_to_wire(self.session.advertise()))
+        await self.rig.send("advertisement", self.number, secagg_codec.advertisement_to_wire(self.session.advertise()))
 
     async def share(self) -> None:
         told = await self.rig.ask(lambda exchange: exchange.cohort_for(self.number))
-        made = self.session.share_keys(conversions.cohort_from_wire(told, self.cohort))
-        await self.rig.send("key-shares", self.number, conversions.key_shares_to_wire(made))
+        made = self.session.share_keys(secagg_codec.cohort_from_wire(told, self.cohort))
+        await self.rig.send("key-shares", self.number, secagg_codec.key_shares_to_wire(made))
 
     async def upload(self) -> None:
         told = await self.rig.ask(lambda exchange: exchange.delivery_for(self.number))
-        self.session.receive_shares(conversions.delivery_from_wire(told, self.cohort))
+        self.session.receive_shares(secagg_codec.delivery_from_wire(told, self.cohort))
         base = ModelState.open(self.rig.model)
         local = ModelState.from_arrays({name: value + np.float32(self.number / 8) for name, value in base.items()})
         words = encode(
@@ -265,13 +265,13 @@ class Party:
 
     async def sign(self) -> None:
         told = await self.rig.ask(lambda exchange: exchange.survivors_for(self.number))
-        made = self.session.sign_survivors(conversions.survivors_from_wire(told, self.cohort))
-        await self.rig.send("consistency", self.number, conversions.consistency_to_wire(made))
+        made = self.session.sign_survivors(secagg_codec.survivors_from_wire(told, self.cohort))
+        await self.rig.send("consistency", self.number, secagg_codec.consistency_to_wire(made))
 
     async def unmask(self) -> None:
         told = await self.rig.ask(lambda exchange: exchange.signatures_for(self.number))
-        made = self.session.unmask(conversions.signatures_from_wire(told))
-        await self.rig.send("unmask", self.number, conversions.unmask_to_wire(made))
+        made = self.session.unmask(secagg_codec.signatures_from_wire(told))
+        await self.rig.send("unmask", self.number, secagg_codec.unmask_to_wire(made))
 
 
 @asynccontextmanager

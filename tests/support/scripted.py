@@ -52,7 +52,7 @@ from fedcore.secagg import (
     apply_masks,
 )
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import update_digest
 from fedcore.wire.control import (
     JoinIn,
@@ -282,7 +282,7 @@ class Scripted:
         if self._round is None:
             self.open()
         if self.truth is None:
-            self.round.receive_advertisement(conversions.advertisement_from_wire(1, sent))
+            self.round.receive_advertisement(secagg_codec.advertisement_from_wire(1, sent))
         for peer in self.peers("advertisement").values():
             self.round.receive_advertisement(peer.advertise())
         self.round.close_stage()
@@ -291,13 +291,13 @@ class Scripted:
         shown = self.round.advertised(1 if self.truth is None else 2)
         if self.truth is not None:  # the server keeps the client in a room of its own and says nothing of it
             own = AdvertisementIn.model_validate_json(self.bodies["advertisement"])
-            members = (conversions.advertisement_from_wire(1, own), *shown.members)
+            members = (secagg_codec.advertisement_from_wire(1, own), *shown.members)
             shown = replace(shown, ids=(1, *shown.ids), members=members)
-        return conversions.cohort_to_wire(shown, self.task.cohort)
+        return secagg_codec.cohort_to_wire(shown, self.task.cohort)
 
     def put_key_shares(self, body: bytes) -> None:
         sent = KeySharesIn.model_validate_json(body)
-        self.round.receive_shares(conversions.key_shares_from_wire(1, sent, *self.round.receivers(1)))
+        self.round.receive_shares(secagg_codec.key_shares_from_wire(1, sent, *self.round.receivers(1)))
         for number, peer in self.peers("key-shares").items():
             dealt = peer.share_keys(self.round.advertised(number))
             self.round.receive_shares(self.cheats[number](peer, dealt) if number in self.cheats else dealt)
@@ -306,7 +306,7 @@ class Scripted:
             peer.receive_shares(self.round.delivery(number))
 
     def delivery(self) -> DeliveryOut:
-        return conversions.delivery_to_wire(self.round.delivery(1), self.task.cohort)
+        return secagg_codec.delivery_to_wire(self.round.delivery(1), self.task.cohort)
 
     def update(self) -> bytes:
         """The parts that came, in order."""
@@ -348,23 +348,23 @@ class Scripted:
         return self.survivors() if "manifest" in self.bodies else None
 
     def survivors(self) -> SurvivorsOut:
-        return conversions.survivors_to_wire(self.round.survivors(), self.task.cohort)
+        return secagg_codec.survivors_to_wire(self.round.survivors(), self.task.cohort)
 
     def put_consistency(self, body: bytes) -> None:
         sent = ConsistencyIn.model_validate_json(body)
         if "survivors" not in self.lies:
-            self.round.receive_consistency(conversions.consistency_from_wire(1, sent))
+            self.round.receive_consistency(secagg_codec.consistency_from_wire(1, sent))
         for peer in self.peers("consistency").values():
             self.round.receive_consistency(peer.sign_survivors(self.round.survivors()))
         self.round.close_stage()
         self.keep_record()
 
     def signatures(self) -> SignaturesOut:
-        return conversions.signatures_to_wire(self.round.signatures())
+        return secagg_codec.signatures_to_wire(self.round.signatures())
 
     def put_unmask(self, body: bytes) -> None:
         sent = UnmaskIn.model_validate_json(body)
-        self.round.receive_unmask(conversions.unmask_from_wire(1, sent, *self.round.owners(1)))
+        self.round.receive_unmask(secagg_codec.unmask_from_wire(1, sent, *self.round.owners(1)))
         for peer in self.peers("unmask").values():
             self.round.receive_unmask(peer.unmask(self.round.signatures()))
         self.round.close_stage()
@@ -466,7 +466,7 @@ class Scripted:
         if route == "transcript":
             return self.records_after(request.query_params["after"])
         if "/key-shares/" in request.url.path:
-            return self.say("dealing", conversions.dealing_to_wire(self.round.dealing(1, int(route))))
+            return self.say("dealing", secagg_codec.dealing_to_wire(self.round.dealing(1, int(route))))
         if route == "parts":
             return self.say("parts", self.held())
         self._polled[route] = self._polled.get(route, 0) + 1

@@ -89,6 +89,8 @@ def parse_progress(lines: Iterable[str]) -> Iterator[ProgressLine]:
         if match := _LINE.search(line):
             text += match[2]
             if match[1] == "all":
-                kind, fields = json.loads(text)
-                yield _KINDS[kind](**fields)
+                kind, values = json.loads(text)
+                if "sums" in values:  # JSON knows no tuples
+                    values["sums"] = {name: tuple(sums) for name, sums in values["sums"].items()}
+                yield _KINDS[kind](**values)
                 text = ""

@@ -7,7 +7,6 @@ for its clients; those of a simulation never suspend, so `run_now` drives them w
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -64,7 +63,9 @@ async def run_attempts(runner: AttemptRunner, attempts: Attempts) -> tuple[Task,
     An attempt that somebody is blamed for does not count: clients that cheat are excluded, so they can end the run
     neither with one attempt nor, together, with all of them.
     """
-    for number in itertools.count(1):
+    number = 0
+    while True:
+        number += 1
         attempt = Attempt(number=number, same=attempts.same, whole=attempts.whole, pause=attempts.pause)
         task, end = await runner.attempt(attempt)
         await runner.close(task, end)
@@ -76,7 +77,6 @@ async def run_attempts(runner: AttemptRunner, attempts: Attempts) -> tuple[Task,
         reason = runner.failed(task, end, error, again=again)
         if not again:
             raise RoundFailed(reason) from error
-    raise AssertionError("there is always another number")
 
 
 def attempts_at_sum(settings: JobSettings, sizes: Callable[[], tuple[int, int]]) -> Attempts:

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle
 from fedcore.flower.grid.plain_request import PlainRequest
+from fedcore.flower.serverside import seed_generators
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.simulation.checkpoint.serialization import from_json, to_json
@@ -188,7 +189,7 @@ class Resumable:
 
     def begin(self) -> None:
         """Seed what apps draw from, tell what was told before, and put the simulation where it was."""
-        _seed(self.simulation.seed)
+        seed_generators(f"fedcore simulation {self.simulation.seed}")
         if self._steps:
             self._take_up()
         self._kept.take_up()  # also where there is nothing: an executor that cannot says so before the run
@@ -363,15 +364,6 @@ def _hashes(request: PlainRequest) -> list[str]:
         return hashes
     finally:
         shutil.rmtree(folder)
-
-
-def _seed(seed: int) -> None:
-    """Seed the generators that apps draw from without seeding them: a run that is started again draws the same."""
-    number = int.from_bytes(hashlib.sha256(f"fedcore simulation {seed}".encode()).digest()[:4], "big")
-    random.seed(number)
-    np.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(number)
 
 
 def _chance() -> dict[str, Any]:

@@ -77,8 +77,7 @@ class FunctionCall:
         message = kind.model_construct(**indexed)
         return cls(
             f"{function.__module__}:{function.__qualname__}",
-            # A list may stand for a tuple here; who reads it checks the types.
-            message.model_dump_json(exclude_unset=True, warnings="none"),
+            message.model_dump_json(exclude_unset=True),
             tuple(sockets),
         )
 

@@ -7,10 +7,8 @@ picks it up. When the server goes away the process ends, whatever the user's cod
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
 import socket
 import sys
 import threading
@@ -19,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.data.statistics import StatisticsQuery
@@ -31,7 +28,7 @@ from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import Results
-from fedcore.flower.serverside import run_server_app
+from fedcore.flower.serverside import run_server_app, seed_generators
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
@@ -170,7 +167,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     if not isinstance(start, Start):
         return SERVER_GONE
     quiet_flower()
-    seed(start.run)
+    seed_generators(f"fedcore ServerApp of run {start.run}")
     try:
         backend = ServerBackend(server, Path(start.folder), start.members)
         server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
@@ -182,18 +179,6 @@ def run(server: BlockingConnection[ToApp]) -> int:
         server.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
         return 1
     return 0
-
-
-def seed(run: str) -> None:
-    """Seed the generators that apps draw from without seeding them, so that a run that is started again draws the same.
-
-    PyTorch's own begins with one fixed seed in every process; where it is loaded, it gets the run's.
-    """
-    number = int.from_bytes(hashlib.sha256(f"fedcore ServerApp of run {run}".encode()).digest()[:4], "big")
-    random.seed(number)
-    np.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(number)
 
 
 def _run_app(start: Start, backend: ServerBackend) -> Finished:

@@ -19,7 +19,7 @@ from fedcore.run.exchange import encoding_of, round_parameters
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
 from fedcore.state import ModelState
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import update_digest
 from fedcore.wire.control import JoinOut, ManifestIn, Message, Task
 from fedcore.wire.forms import our_version
@@ -128,12 +128,12 @@ class Room:
         cohort, round_ = self.task.cohort, self._check(client)
         match route:
             case "cohort":
-                return conversions.cohort_to_wire(round_.advertised(client), cohort)
+                return secagg_codec.cohort_to_wire(round_.advertised(client), cohort)
             case "key-shares":
-                return conversions.delivery_to_wire(round_.delivery(client), cohort)
+                return secagg_codec.delivery_to_wire(round_.delivery(client), cohort)
             case "survivors":
-                return conversions.survivors_to_wire(round_.survivors(), cohort)
-        return conversions.signatures_to_wire(round_.signatures())
+                return secagg_codec.survivors_to_wire(round_.survivors(), cohort)
+        return secagg_codec.signatures_to_wire(round_.signatures())
 
     def _check(self, client: int) -> ServerRound:
         if client in self._absent:
@@ -147,10 +147,10 @@ class Room:
         match step:
             case "advertisement":
                 advertisement = AdvertisementIn.model_validate_json(body)
-                round_.receive_advertisement(conversions.advertisement_from_wire(client, advertisement))
+                round_.receive_advertisement(secagg_codec.advertisement_from_wire(client, advertisement))
             case "key-shares":
                 shares = KeySharesIn.model_validate_json(body)
-                round_.receive_shares(conversions.key_shares_from_wire(client, shares, *round_.receivers(client)))
+                round_.receive_shares(secagg_codec.key_shares_from_wire(client, shares, *round_.receivers(client)))
             case "manifest":
                 manifest = ManifestIn.model_validate_json(body)
                 digest = hashlib.sha256(self._vectors[client].tobytes()).digest()
@@ -158,11 +158,11 @@ class Room:
                 round_.receive_input(client, digest)
             case "consistency":
                 signature = ConsistencyIn.model_validate_json(body)
-                round_.receive_consistency(conversions.consistency_from_wire(client, signature))
+                round_.receive_consistency(secagg_codec.consistency_from_wire(client, signature))
                 self._signatures[client] = signature.signature
             case "unmask":
                 shown = UnmaskIn.model_validate_json(body)
-                round_.receive_unmask(conversions.unmask_from_wire(client, shown, *round_.owners(client)))
+                round_.receive_unmask(secagg_codec.unmask_from_wire(client, shown, *round_.owners(client)))
 
     def _advance(self) -> None:
         round_ = self._round

@@ -27,7 +27,7 @@ from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.simulation.devices import network
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason
 from fedcore.wire.record_file import StoredValues, write_records
 from fedcore.wire.secagg import CohortOut, DeliveryOut, SignaturesOut, SurvivorsOut
@@ -351,7 +351,7 @@ class TestLies:
         [withdrawal] = script.withdrawals
         assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.PROTOCOL_VIOLATION, "share-unsealing")
         assert withdrawal.complaint is not None
-        verdict = script.round.judge(conversions.complaint_from_wire(1, withdrawal.complaint))
+        verdict = script.round.judge(secagg_codec.complaint_from_wire(1, withdrawal.complaint))
         assert (verdict.client_id, verdict.fault) == (3, Fault.SEALED_GARBAGE)
         assert "refused: share-unsealing: what client 3 sealed" in log.getvalue()
 

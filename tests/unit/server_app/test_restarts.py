@@ -18,7 +18,7 @@ from fedcore.errors import DamagedAtRest, ProtocolViolation, RoundFailed, Storag
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.secagg import Fault
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.receiver import MessageReceiver
@@ -266,10 +266,10 @@ async def deals_garbage(party: mortal.Party, victim: int) -> None:
     rig, session = party.rig, party.session
     await party.advertise()
     told = await rig.ask(lambda exchange: exchange.cohort_for(party.number))
-    honest = session.share_keys(conversions.cohort_from_wire(told, party.cohort))
+    honest = session.share_keys(secagg_codec.cohort_from_wire(told, party.cohort))
     spoilt = {**honest.shares, victim: bytes(len(honest.shares[victim]))}
     made = sign_again(session, replace(honest, shares=spoilt))
-    await rig.send("key-shares", party.number, conversions.key_shares_to_wire(made))
+    await rig.send("key-shares", party.number, secagg_codec.key_shares_to_wire(made))
 
 
 async def complains(party: mortal.Party, dealer: int) -> None:
@@ -278,15 +278,15 @@ async def complains(party: mortal.Party, dealer: int) -> None:
     await party.advertise()
     await party.share()
     told = await rig.ask(lambda exchange: exchange.delivery_for(party.number))
-    delivery = conversions.delivery_from_wire(told, party.cohort)
+    delivery = secagg_codec.delivery_from_wire(told, party.cohort)
     with pytest.raises(ProtocolViolation):
         session.receive_shares(delivery)
     shown = await rig.ask(lambda exchange: exchange.dealing_for(party.number, dealer))
-    complaint = session.complain(delivery, conversions.dealing_from_wire(dealer, shown))
+    complaint = session.complain(delivery, secagg_codec.dealing_from_wire(dealer, shown))
     said = WithdrawIn(
         reason=WithdrawalReason.PROTOCOL_VIOLATION,
         check="share-unsealing",
-        complaint=conversions.complaint_to_wire(complaint),
+        complaint=secagg_codec.complaint_to_wire(complaint),
     )
     await rig.send("withdrawal", party.number, said)
 

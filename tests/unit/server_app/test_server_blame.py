@@ -18,7 +18,7 @@ from fedcore.errors import ProtocolViolation
 from fedcore.secagg import KeyShares
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import secagg_codec as conversions
+from fedcore.wire import secagg_codec
 from fedcore.wire.control import ManifestIn
 from fedcore.wire.events import RunOut
 from fedcore.wire.secagg import DeliveryOut, SignaturesOut, UnmaskIn
@@ -148,8 +148,8 @@ async def test_a_false_complaint_convicts_its_sender_and_the_others_go_on(here: 
         await member.share()
         answer = DeliveryOut.model_validate_json(await member.get("key-shares"))
         assert member.session is not None
-        said = accuse(member.session, conversions.delivery_from_wire(answer, member.cohort), 3)
-        await member.leave_with(conversions.complaint_to_wire(said))
+        said = accuse(member.session, secagg_codec.delivery_from_wire(answer, member.cohort), 3)
+        await member.leave_with(secagg_codec.complaint_to_wire(said))
 
     await asyncio.gather(complain(), *(members[i].secure() for i in (1, 3, 4)))
     assert isinstance(await asked, Replies)
@@ -160,7 +160,7 @@ async def test_a_false_complaint_convicts_its_sender_and_the_others_go_on(here: 
 async def _unmask_with(member: Member, change: Callable[[UnmaskIn], UnmaskIn]) -> None:
     answer = SignaturesOut.model_validate_json(await member.get("consistency"))
     assert member.session is not None
-    made = conversions.unmask_to_wire(member.session.unmask(conversions.signatures_from_wire(answer)))
+    made = secagg_codec.unmask_to_wire(member.session.unmask(secagg_codec.signatures_from_wire(answer)))
     with contextlib.suppress(Failure):
         await member.put("unmask", change(made))
 
@@ -207,7 +207,7 @@ async def test_one_key_for_both_purposes_stops_nobody_else(here: Site, model: Mo
         session = members[CHEAT].session
         assert session is not None
         honest = session.advertise()
-        body = conversions.advertisement_to_wire(advertise_as(session, honest.c_public, honest.c_public))
+        body = secagg_codec.advertisement_to_wire(advertise_as(session, honest.c_public, honest.c_public))
         with raises(Failure, check="duplicate-key"):
             await members[CHEAT].put("advertisement", body)
 
@@ -258,7 +258,7 @@ async def test_complaints_that_cannot_be(here: Site, model: ModelState) -> None:
     _, app = await here.begin()
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-    said = conversions.ComplaintIn(accused=3, part="shares", shared=bytes(32), proof=bytes(64), mlkem_seed=b"")
+    said = secagg_codec.ComplaintIn(accused=3, part="shares", shared=bytes(32), proof=bytes(64), mlkem_seed=b"")
     for request in (members[0].leave_with(said), members[0].ask("GET", members[0].at("key-shares/2"))):
         with raises(Failure, check="out-of-order"):
             await request
@@ -271,7 +271,7 @@ async def test_a_plain_exchange_knows_no_complaints(here: Site, model: ModelStat
     _, app = await here.begin({"aggregation": "plain"})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-    said = conversions.ComplaintIn(accused=3, part="shares", shared=bytes(32), proof=bytes(64), mlkem_seed=b"")
+    said = secagg_codec.ComplaintIn(accused=3, part="shares", shared=bytes(32), proof=bytes(64), mlkem_seed=b"")
     with raises(Failure, kind="malformed"):
         await members[0].leave_with(said)
     await end(asked)
