@@ -88,23 +88,25 @@ class UnknownKey(ConfigurationError):
     """A configuration key that does not exist; names the nearest one that does."""
 
     def __init__(self, key: str, known: Iterable[str], where: str) -> None:
-        super().__init__(f"unknown key {key!r} in {where}{_nearest(key, known, 'keys')}")
+        names = sorted(known)
+        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(names)}"
+        super().__init__(f"unknown key {key!r} in {where}{hint}")
         self.key = key
 
 
 class UnknownName(UnknownKey):
-    """A strategy, engine, mode or tracker that is not installed here; names the nearest one that is."""
+    """A strategy, engine, mode or tracker that is not installed here; names those that are, and the nearest one."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        needs = f"(what a package brings needs that package on this machine, with an entry point {name!r})"
-        ConfigurationError.__init__(self, f"unknown {kind} {name!r}{_nearest(name, known, 'names')} {needs}")
+    def __init__(self, kind: str, name: str, known: Iterable[str], where: str) -> None:
+        names = list(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        needs = f"what a package brings needs that package on this machine, with an entry point {name!r}"
+        ConfigurationError.__init__(
+            self, f"unknown {kind} {name!r}: {where} must be one of {', '.join(names)}{hint} {needs}"
+        )
         self.key = name
-
-
-def _nearest(name: str, known: Iterable[str], what: str) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known {what}: {', '.join(names)}"
 
 
 class KitError(ConfigurationError):

@@ -25,6 +25,7 @@ ENGINES: Final[Registry[Any]] = Registry(
     "engine",
     "fedcore.engines",
     {name: f"fedcore.training.engines.{place}" for name, place in _OWN.items()},
+    where="--engine-set",
     accept=with_methods("step", "load", "save"),
 )
 """The classes, imported when they are used: what shards a model takes longer to import than the rest of torch."""

@@ -51,6 +51,7 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         kind: what one is called, such as "strategy".
         group: of the entry points.
+        where: the option or key by which a person names one.
         built_in: fedcore's own: the thing, or "module:name" of what is imported when it is asked for.
         accept: makes the thing of the name and the class that a plugin brings; raises ConfigurationError for a class
             that is of no use.
@@ -63,11 +64,13 @@ class Registry(Mapping[str, T], Generic[T]):
         group: str,
         built_in: Mapping[str, T | str],
         *,
+        where: str,
         accept: Callable[[str, Any], T],
         find: Callable[[str], Iterable[EntryPoint]] = installed,
     ) -> None:
         self.kind = kind
         self.group = group
+        self.where = where
         self._built_in = built_in
         self._accept = accept
         self._find = find
@@ -119,7 +122,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _source(self, name: str) -> _Source:
         sources = self._sources(name, self._registered.get(name))
         if not sources:
-            raise UnknownName(self.kind, name, self)
+            raise UnknownName(self.kind, name, self, self.where)
         self._refuse_two(name, sources)
         return sources[0]
 

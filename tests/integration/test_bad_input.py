@@ -180,7 +180,7 @@ def test_a_comparison_over_something_else(tmp_path: Path, force: tuple[str, ...]
 
 
 def test_a_mode_that_does_not_exist(tmp_path: Path) -> None:
-    message = "'decentralized'.*'centralized'"
+    message = "'decentralized'.*--modes.*'centralized'"
     command = ("compare", TINY, "--modes", "federated,decentralized", "--out", tmp_path / "out")
     assert_refused(2, message, *command, untouched=tmp_path)
     assert not (tmp_path / "out").exists()

@@ -65,7 +65,9 @@ def _mode(name: str, plugin: Any) -> Mode:
     return mode
 
 
-MODES: Registry[Mode] = Registry("mode", "fedcore.modes", {mode.name: mode for mode in _ROWS}, accept=_mode)
+MODES: Registry[Mode] = Registry(
+    "mode", "fedcore.modes", {mode.name: mode for mode in _ROWS}, where="--modes", accept=_mode
+)
 
 
 def every_mode() -> tuple[str, ...]:

@@ -84,7 +84,9 @@ def _choice(name: str, plugin: Any) -> _Choice:
     return _Choice(plugin, getattr(plugin, "config_keys", {}), tuple(getattr(plugin, "positive_keys", ())))
 
 
-STRATEGIES: Registry[_Choice] = Registry("strategy", "fedcore.strategies", _OWN, accept=_choice)
+STRATEGIES: Registry[_Choice] = Registry(
+    "strategy", "fedcore.strategies", _OWN, where="strategy in the run config", accept=_choice
+)
 
 
 def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None, **options: Any) -> FedAvg:

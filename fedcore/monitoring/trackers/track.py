@@ -14,7 +14,7 @@ from fedcore.system.plugins import Registry, with_methods
 
 FOLDER: Final = Path("track")
 """Where trackers write by default, below the current folder."""
-_OWN: Final = {"tensorboard": "tensorboard:TensorBoard", "mlflow": "mlflow:MLflow", "wandb": "wandb:WeightsAndBiases"}
+_OWN: Final = {"mlflow": "mlflow:MLflow", "tensorboard": "tensorboard:TensorBoard", "wandb": "wandb:WeightsAndBiases"}
 """Kind -> its module, which has the name of the package that it needs, and its class."""
 _FOLDERS_ONLY: Final = ("tensorboard", "wandb")
 
@@ -23,6 +23,7 @@ TRACKERS: Final[Registry[Any]] = Registry(
     "tracker",
     "fedcore.trackers",
     {name: f"fedcore.monitoring.trackers.{place}" for name, place in _OWN.items()},
+    where="--track",
     accept=with_methods("log", "keep", "close"),
 )
 

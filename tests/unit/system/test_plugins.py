@@ -43,7 +43,7 @@ def accept(name: str, plugin: Any) -> type[Shape]:
 
 
 def registry(*entries: EntryPoint, **built_in: Any) -> Registry[type[Shape]]:
-    return Registry("shape", "fedcore.shapes", built_in, accept=accept, find=lambda group: entries)
+    return Registry("shape", "fedcore.shapes", built_in, where="--shape", accept=accept, find=lambda group: entries)
 
 
 def test_what_is_installed_is_listed_without_an_import(tmp_path: Path) -> None:
