@@ -166,6 +166,7 @@ class ForkedGroup(ProcessGroup):
         if words[0] != sys.executable:
             return ProcessGroup.start(self, name, words, piped=piped)
         log = str((self.logs / f"{name}.log").absolute())
+        Path(log).touch()  # there from the start, like the log of a program that is started
         ours, theirs = socket.socketpair()
         with ours, theirs:
             outputs = (theirs if piped else log, log)
