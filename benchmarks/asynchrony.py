@@ -50,7 +50,7 @@ from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.devices.choice import parse_devices
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import FiguresFound
 
 CLIENTS, AT_WORK = 24, 12

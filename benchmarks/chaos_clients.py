@@ -37,7 +37,7 @@ from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 STEP: Final = 1e-3
 """What the first client adds; the first scale of an exchange holds that of the fifth."""

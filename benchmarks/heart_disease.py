@@ -39,7 +39,7 @@ from fedcore.system.assignments import override
 from fedcore.training import evaluate, local_engine, train
 from fedcore.training.engines import EngineConfig, World, make_engine
 from fedcore.training.models import logistic_regression
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 APP = EXAMPLES / "heart_disease"
 SEEDS = (42, 43, 44, 45, 46)

@@ -21,7 +21,7 @@ from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.system.workers.process_group import ProcessGroup
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import RunEvent, ignore
 from fedcore.wire.operator import RunStatus, ServerOut
 

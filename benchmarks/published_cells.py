@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.heart_disease import FEDERATED
 from benchmarks.published_runs import Run
 from fedcore.flower.strategies.registry import STRATEGIES
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 ALL: Final = 1_000_000
 """As many test examples as there are."""

@@ -28,7 +28,7 @@ from fedcore.simulation import Simulation
 from fedcore.simulation.workers.executors import Engine, make_executor
 from fedcore.system.assignments import override
 from fedcore.system.files import remove_tree, write_file
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent
 
 Ended = Literal["target", "rounds", "time", ""]

@@ -46,8 +46,9 @@ from fedcore.secagg import (
     verifies,
 )
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ManifestIn, Message
+from fedcore.wire.base import Message
 from fedcore.wire.signing import sign_headers
+from fedcore.wire.uploads import ManifestIn
 
 BONAWITZ_SERVER_SECONDS, BONAWITZ_CLIENT_SECONDS, BONAWITZ_MEGABYTES = 180.0, 1.7, 1.15
 SERVER_SECONDS_AIM, UPLOAD_AIM = 3.0, 1.2

@@ -29,7 +29,7 @@ from fedcore.federation.chain import chain_text
 from fedcore.federation.files import private_pem
 from fedcore.flower.app import AppBundle
 from fedcore.system.concurrency import end
-from fedcore.wire.control import HeartbeatIn
+from fedcore.wire.presence import HeartbeatIn
 from tests.support.members import Local, Member
 
 NAME = "serving"

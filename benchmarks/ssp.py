@@ -40,7 +40,7 @@ from fedcore.comparison.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ignore
 
 WORKERS: Final = 4

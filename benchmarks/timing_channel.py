@@ -50,7 +50,7 @@ from client_app.records.ledger import Ledger
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 ROWS = 5_000
 MORE_ROWS = 6_000

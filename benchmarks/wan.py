@@ -43,7 +43,7 @@ from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import EventSink, ignore
 
 SITES = 4

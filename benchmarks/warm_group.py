@@ -19,7 +19,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.simulation import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 APP = Path(__file__).parent / "apps" / "idle"
 COHORT = (1, 2, 3, 4)

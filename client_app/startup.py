@@ -45,7 +45,7 @@ from fedcore.system.files import private_folder, remove_tree
 from fedcore.system.memory import set_aside
 from fedcore.system.sandbox.sandbox import Rules, describe, refuse_to_show
 from fedcore.system.tracing import open_traces
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 _MASK_THREADS: Final = 4
 

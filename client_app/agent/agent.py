@@ -40,20 +40,11 @@ from fedcore.federation.kits.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.concurrency import end, guarded
-from fedcore.wire.control import (
-    OFFERS_HEADER,
-    WORK_HEADER,
-    WORK_OVER,
-    HeartbeatIn,
-    JoinIn,
-    JoinOut,
-    ProblemKind,
-    Task,
-    WithdrawalReason,
-    WithdrawIn,
-    WorkState,
-)
 from fedcore.wire.forms import OTHER_VERSION, our_version, refusal, understands
+from fedcore.wire.presence import OFFERS_HEADER, WORK_HEADER, WORK_OVER, HeartbeatIn, JoinIn, JoinOut, WorkState
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)

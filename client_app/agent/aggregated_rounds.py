@@ -14,7 +14,7 @@ from typing import Final
 
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import write_file
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 ROUNDS_FILE: Final = "counted.json"
 _MOST: Final = 2

@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.control import AppOut
+from fedcore.wire.presence import AppOut
 
 LOOK_SECONDS: Final = 1.0
 FETCH_SECONDS: Final = 60.0

@@ -20,7 +20,8 @@ from fedcore.errors import AppError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.admit import admit_work
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.wire.control import Task, Version, WorkIn, WorkState
+from fedcore.wire.presence import WorkIn, WorkState
+from fedcore.wire.tasks import Task, Version
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:

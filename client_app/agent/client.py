@@ -24,7 +24,7 @@ from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 OTHERS_SECONDS: Final = 900.0
 """How much longer than its own training time a client waits for the rest of an exchange."""

@@ -15,7 +15,8 @@ from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from fedcore.errors import FedcoreError, ProtocolViolation, Refused
 from fedcore.federation import Policy
-from fedcore.wire.control import ProblemKind, Task
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import Task
 
 
 def tells_failures(task: Task, policy: Policy) -> bool:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.flower.app import AppBundle
 from fedcore.system.files import full_disk_named, remove_tree, write_file
-from fedcore.wire.control import Message, Sha256
+from fedcore.wire.base import Message, Sha256
 
 OFFERS_FOLDER: Final = "offers"
 MOST_OFFERS: Final = 4

@@ -21,7 +21,9 @@ from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import FedcoreError
 from fedcore.state import ModelState
 from fedcore.system.files import write_file
-from fedcore.wire.control import Message, Task, Version, WorkIn, WorkState
+from fedcore.wire.base import Message
+from fedcore.wire.presence import WorkIn, WorkState
+from fedcore.wire.tasks import Task, Version
 
 WORK_FOLDER: Final = "work"
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from client_app.ranks.messages import LocalAnswer
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 ANSWER_FOLDER: Final = "answer"
 _PER_ATTEMPT: Final = frozenset(

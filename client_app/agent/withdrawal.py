@@ -23,7 +23,8 @@ from fedcore.errors import (
 from fedcore.federation.admission import checks
 from fedcore.run.plain import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
-from fedcore.wire.control import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.uploads import NUMBERED_CHECKS, ComplaintIn, ReplyError, WithdrawalReason, WithdrawIn
 
 _OVER: Final = frozenset(
     {

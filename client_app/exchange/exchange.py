@@ -50,9 +50,12 @@ from fedcore.secagg import (
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire import secagg_codec
+from fedcore.wire.base import Message
 from fedcore.wire.chunks import PART_BYTES, update_digest
-from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import ComplaintIn, ManifestIn, ReplyError
 
 POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""

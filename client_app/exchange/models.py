@@ -15,7 +15,7 @@ from client_app.http.transport import Transport
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState, add_difference, sha256_file
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.control import ModelRef
+from fedcore.wire.tasks import ModelRef
 
 MODELS_FOLDER: Final = "models"
 _SUFFIX: Final = ".safetensors"

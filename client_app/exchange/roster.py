@@ -17,7 +17,7 @@ from fedcore.federation.kits.identity import next_identity
 from fedcore.federation.membership import follow
 from fedcore.federation.roster import FORK, GAP, MALFORMED, ROLLBACK
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.control import JoinOut, RostersOut
+from fedcore.wire.presence import JoinOut, RostersOut
 
 PATH = "/v1/rosters"
 

@@ -11,8 +11,9 @@ from client_app.output import clean
 from client_app.records.ledger import ExchangeId
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission.checks import TOO_MANY_TENSORS
-from fedcore.wire.control import Name, Task
+from fedcore.wire.base import Name
 from fedcore.wire.forms import our_version
+from fedcore.wire.tasks import Task
 
 UNREADABLE_TASK: Final = "unreadable-task"
 """The check of a withdrawal from a task that this client does not understand."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from client_app.http.transport import Transport
 from fedcore.system.concurrency import in_thread, tasks
 from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, update_digest
-from fedcore.wire.control import PartsOut
+from fedcore.wire.uploads import PartsOut
 
 Parts = Generator[memoryview, None, None]
 

@@ -17,7 +17,7 @@ import pydantic
 
 from client_app.output import clean
 from fedcore.errors import NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
-from fedcore.wire.control import ProblemDocument, ProblemKind
+from fedcore.wire.problems import ProblemDocument, ProblemKind
 
 
 class ConnectionFailed(Exception):

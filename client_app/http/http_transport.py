@@ -35,7 +35,8 @@ from fedcore.federation import ClientKit
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, replacing
-from fedcore.wire.control import DELTA_BASE, Message
+from fedcore.wire.base import Message
+from fedcore.wire.presence import DELTA_BASE
 from fedcore.wire.signing import sign_headers
 
 MAX_CONTROL_BYTES: Final = 64 << 20

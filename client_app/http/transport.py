@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from client_app.http.retry import Retry
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 
 LONG_POLL_SECONDS: Final = 25
 """How long the agent lets the server hold a request that has no answer yet."""

@@ -18,9 +18,10 @@ from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, 
 from fedcore.federation import OperatorKit, Roster
 from fedcore.federation.transcript import SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.system.files import replacing
-from fedcore.wire.control import ModelRef, RostersOut
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
+from fedcore.wire.presence import RostersOut
+from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
 
 POLL_SECONDS = 20

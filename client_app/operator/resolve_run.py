@@ -7,8 +7,8 @@ from typing import Final
 
 from client_app.operator.client import OperatorClient
 from fedcore.errors import ConfigurationError, Refused
-from fedcore.wire.control import ProblemKind
 from fedcore.wire.operator import MOST_LISTED, RunInfo
+from fedcore.wire.problems import ProblemKind
 
 LAST: Final = "last"
 

@@ -30,7 +30,8 @@ from fedcore.system.files import full_disk_named, make_private_folder, remove_tr
 from fedcore.system.json_lines import printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
-from fedcore.wire.control import Scalar, Task
+from fedcore.wire.base import Scalar
+from fedcore.wire.tasks import Task
 
 START_SECONDS: Final = 180.0
 """How long ranks may take to import torch and the app, and to find each other."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from fedcore.errors import ConfigurationError
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.wire.control import Message, MetricValue, ReplyError, Scalar, Task
+from fedcore.wire.base import Message, MetricValue, Scalar
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import ReplyError
 
 
 class Greeting(Message):

@@ -34,7 +34,7 @@ from client_app.ranks.failures import PEER_LOST, RANK_KILLED, describe
 from client_app.ranks.group import START_SECONDS
 from client_app.ranks.messages import Failure
 from fedcore.errors import ConfigurationError
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 
 Kind = TypeVar("Kind", bound=Message)
 _FAILURE: Final = "failure"

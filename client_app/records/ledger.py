@@ -42,7 +42,7 @@ from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
 from fedcore.system.files import Lock
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 _DAY_SECONDS: Final = 86_400.0
 

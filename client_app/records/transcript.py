@@ -37,7 +37,9 @@ from fedcore.federation.transcript import (
 )
 from fedcore.secagg import Outcome, SignatureSet
 from fedcore.system.concurrency import in_thread
-from fedcore.wire.control import Message, ProblemKind, Sha256, Task
+from fedcore.wire.base import Message, Sha256
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import Task
 
 TRANSCRIPT_FILE: Final = "transcript.jsonl"
 MAX_FETCHED: Final = 10_000

@@ -24,7 +24,7 @@ from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
 from fedcore.federation.transcript import TRANSCRIPT_FORK, Chain, ChainLink, SignedRecord, keys_of, record_hash
 from fedcore.system.terminal import escape
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 STATE: Final = "state"
 

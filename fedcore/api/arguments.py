@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from fedcore.errors import ConfigurationError
 from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.assignments import override
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import EventSink, RunEvent, ignore
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds
 from fedcore.system.assignments import override
 from fedcore.system.files import private_folder
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, RunEvent
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedcore.api.result import OutputFolder
 from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
 from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
 from fedcore.state import ModelState
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
     import pandas

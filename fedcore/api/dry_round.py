@@ -26,7 +26,8 @@ from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.sessions.sessions import encoded
 from fedcore.state import ModelState
-from fedcore.wire.control import MetricValue, Task, is_query, is_training
+from fedcore.wire.base import MetricValue
+from fedcore.wire.tasks import Task, is_query, is_training
 
 WORKER = 1
 """The client that works."""

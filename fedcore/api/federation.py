@@ -19,7 +19,7 @@ from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial, read_facts
 from fedcore.system.files import private_folder
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import Recorded, RunOut, Warned
 from fedcore.wire.operator import RunStatus
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.wire.control import is_query
 from fedcore.wire.events import ExchangeDone
+from fedcore.wire.tasks import is_query
 
 if TYPE_CHECKING:
     import pandas

@@ -16,7 +16,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelFacts, ModelState, write_model
 from fedcore.system.files import make_private_folder, remove_tree, write_file
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
     import pandas

@@ -13,7 +13,7 @@ from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data
 from fedcore.api.result import OutputFolder, Run
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import RunEvent
 
 if TYPE_CHECKING:

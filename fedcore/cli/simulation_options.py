@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
     from fedcore.state import ModelState
-    from fedcore.wire.control import Scalar
+    from fedcore.wire.base import Scalar
 
 
 SEED = "seed"

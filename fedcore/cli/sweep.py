@@ -18,7 +18,7 @@ from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
     from fedcore.monitoring.run_record import RunRecord
-    from fedcore.wire.control import Scalar
+    from fedcore.wire.base import Scalar
 
 Simulate: TypeAlias = "Callable[[SimulationOptions, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
 """Runs one simulation with its seed and checkpoint folder: its record, and the summary."""

@@ -37,7 +37,7 @@ from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.workers.process_group import ProcessGroup
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import (
     ClientDropped,
     EventSink,

@@ -17,7 +17,7 @@ from typing import Self
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
 from fedcore.system.workers.process_group import ProcessGroup
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
 START_SECONDS = 600.0

@@ -18,7 +18,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.simulation.devices.network import Network
 from fedcore.system.assignments import override, parse_assignments, split_assignments
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 SEED, PARTITION = "seed", "partition"
 ALL_MODES = "all"

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from safetensors import safe_open
 
 from fedcore.system.files import write_file
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ExchangeFailed, PrivacyTerms
 
 RESULT_FILE = "result.json"

@@ -13,7 +13,7 @@ from fedcore.comparison.results import RunResult
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.workers.calls import ByImportPath
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 MODEL_FILE: Final = "model.safetensors"
 """In the folder of a run that finished: its last model."""

@@ -22,7 +22,7 @@ from fedcore.comparison.target import Target
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 
 def comparison_of(

@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias
 from fedcore.errors import AppError
 from fedcore.run.settings import JobSettings
 from fedcore.system.files import remove_tree
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 _REFERENCES = ("predictor", "example-input")
 SIMULATION_CLIENTS: Final = 10

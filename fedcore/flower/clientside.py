@@ -41,7 +41,7 @@ from fedcore.flower.records import (
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.plain import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
-from fedcore.wire.control import MessageHead, MetricValue, ReplyError, Scalar, Task
+from fedcore.wire.base import MetricValue, Scalar
 from fedcore.wire.record_file import (
     MemoryRecords,
     Place,
@@ -51,6 +51,8 @@ from fedcore.wire.record_file import (
     config_values,
     read_records,
 )
+from fedcore.wire.tasks import MessageHead, Task
+from fedcore.wire.uploads import ReplyError
 
 TTL_SECONDS = 12 * 3600.0
 EXAMPLES: Final = "num-examples"

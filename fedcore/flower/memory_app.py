@@ -23,7 +23,7 @@ from fedcore.errors import AppError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.files import private_folder
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 Pair: TypeAlias = tuple[ClientApp, ServerApp]
 AppLike: TypeAlias = str | Path | FlowerApp | ClientApp | Pair | Callable[[], "ClientApp | Pair"]

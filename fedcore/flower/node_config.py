@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from fedcore.errors import DataError
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"

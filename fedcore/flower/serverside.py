@@ -25,7 +25,7 @@ from fedcore.flower.loading import load_object
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
 from fedcore.state import ModelState
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from rich.text import Text
 from fedcore.monitoring.eta import Eta, in_words
 from fedcore.monitoring.site_table import MOST_ROWS, SiteTable, in_sum
 from fedcore.system.terminal import escape
-from fedcore.wire.control import is_query
 from fedcore.wire.events import (
     AppPrinted,
     ClientBlamed,
@@ -41,6 +40,7 @@ from fedcore.wire.events import (
     name_some,
 )
 from fedcore.wire.operator import RunClientOut
+from fedcore.wire.tasks import is_query
 
 _LIST_SHOWN: Final = 4
 _OWN_LINES: Final = 3

@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import mean
 from typing import Any
 
-from fedcore.wire.control import MetricValue, is_query
+from fedcore.wire.base import MetricValue
 from fedcore.wire.events import (
     ClientDropped,
     ExchangeDone,
@@ -22,6 +22,7 @@ from fedcore.wire.events import (
     RunStarted,
     Warned,
 )
+from fedcore.wire.tasks import is_query
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from fedcore.errors import ConfigurationError, UsageError
 from fedcore.run.quorum import quorum_for
 from fedcore.run.requirements import min_secure_cohort
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Buffer, Version
+from fedcore.wire.tasks import Buffer, Version
 
 
 @dataclass(slots=True, kw_only=True)

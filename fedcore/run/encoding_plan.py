@@ -24,7 +24,7 @@ from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import failures_for, noise_clients, protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout
-from fedcore.wire.control import is_query, is_training
+from fedcore.wire.tasks import is_query, is_training
 
 MOST_IN_SUM: Final = 1 << 53
 """What the sum of a query's numbers has to stay below: with 8 bits for fractions, and so that it is exact."""

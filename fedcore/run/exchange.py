@@ -20,7 +20,8 @@ from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, RoundParameters
 from fedcore.state import ModelState
-from fedcore.wire.control import Buffer, DrawTicket, Group, GroupSpec, MetricValue, ModelRef, Scalar, Task, Version
+from fedcore.wire.base import MetricValue, Scalar
+from fedcore.wire.tasks import Buffer, DrawTicket, Group, GroupSpec, ModelRef, Task, Version
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0

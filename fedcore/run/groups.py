@@ -31,7 +31,8 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.secagg import Randomness, Signer, Verify, default_quorum, verifies
 from fedcore.secagg.crypto.domain import pack
-from fedcore.wire.control import DrawTicket, DrawTicketIn, Group, GroupSpec, Sha256, Task
+from fedcore.wire.base import Sha256
+from fedcore.wire.tasks import DrawTicket, DrawTicketIn, Group, GroupSpec, Task
 
 WRONG_GROUP: Final = "wrong-group"
 TOO_MANY_DRAWS: Final = "too-many-draws"

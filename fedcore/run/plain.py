@@ -18,7 +18,9 @@ import numpy as np
 
 from fedcore.errors import CohortTooSmall
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Scalar, Task
+from fedcore.wire.base import MetricValue, Scalar
+from fedcore.wire.tasks import MessageHead, ModelRef, Task
+from fedcore.wire.uploads import ReplyError
 
 if TYPE_CHECKING:
     from fedcore.wire.record_file import Place

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fedcore.codec import MOST_FAILURES
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, cohort_graph, corrupt_clients, default_quorum
-from fedcore.wire.control import Protection
+from fedcore.wire.tasks import Protection
 
 
 def corrupt_for(settings: JobSettings, members: int) -> int:

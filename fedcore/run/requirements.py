@@ -15,7 +15,7 @@ from fedcore.run.groups import needed_places
 from fedcore.run.quorum import corrupt_for
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import default_quorum
-from fedcore.wire.control import GroupSpec, is_query, is_training
+from fedcore.wire.tasks import GroupSpec, is_query, is_training
 
 
 def min_secure_cohort(settings: JobSettings, members: int, min_cohort: int) -> int:

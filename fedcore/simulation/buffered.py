@@ -28,7 +28,7 @@ from fedcore.simulation.devices.virtual_scheduler import VirtualTime
 from fedcore.simulation.sessions.sessions import TrainingStart
 from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.state import ModelState
-from fedcore.wire.control import Task, Version
+from fedcore.wire.tasks import Task, Version
 
 
 def usual_devices(seed: int) -> Devices:

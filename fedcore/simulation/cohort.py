@@ -19,7 +19,7 @@ from fedcore.simulation.buffered import AsyncClientPool
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import RUN
 from fedcore.simulation.secure import ExchangeWork, SecureAggregator
-from fedcore.wire.control import ModelRef, Task, is_training
+from fedcore.wire.tasks import ModelRef, Task, is_training
 
 STAYED_CLOSED: Final = "its update was in a sum that stayed closed, and can be in no other"
 

@@ -15,7 +15,7 @@ from fedcore.run.groups import GroupMembership, too_few_groups
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import client_name
 from fedcore.simulation.secure import ExchangeWork, SecureAggregator
-from fedcore.wire.control import ModelRef, Task
+from fedcore.wire.tasks import ModelRef, Task
 
 
 def sums_of_groups(aggregator: SecureAggregator, request: ExchangeRequest, results: AppResults) -> list[Decoded]:

@@ -14,8 +14,8 @@ from fedcore.flower.app import AppBundle
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.engine.state import RunState
 from fedcore.state import ModelFacts, ModelState
-from fedcore.wire.control import ModelRef
 from fedcore.wire.events import EventSink, FiguresFound, Warned
+from fedcore.wire.tasks import ModelRef
 
 if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation

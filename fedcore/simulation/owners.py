@@ -13,7 +13,7 @@ from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 FEDERATION = "simulation"
 RUN = "simulation"

@@ -31,9 +31,11 @@ from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTim
 from fedcore.simulation.dropouts import Fates, RandomDrops
 from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
-from fedcore.wire.control import ModelRef, ReplyError, Scalar, Task
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
 from fedcore.wire.record_file import Place
+from fedcore.wire.tasks import ModelRef, Task
+from fedcore.wire.uploads import ReplyError
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)

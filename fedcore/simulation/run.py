@@ -50,9 +50,10 @@ from fedcore.simulation.secure import SecureAggregator, refused_run
 from fedcore.simulation.sessions.processes import SessionProcesses
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.state import ModelState
-from fedcore.wire.control import Scalar, Task, is_query, is_training
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.tasks import Task, is_query, is_training
 
 
 @dataclass(slots=True, kw_only=True)

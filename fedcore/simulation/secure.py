@@ -35,8 +35,10 @@ from fedcore.simulation.sessions.processes import ProcessSessions, SessionProces
 from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions
 from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.state import ModelState
-from fedcore.wire.control import Scalar, Task, WithdrawalReason
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeFailed
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 
 @dataclass(slots=True, kw_only=True)

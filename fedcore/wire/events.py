@@ -15,8 +15,9 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import AwareDatetime, Field
 
 from fedcore.codec.privacy import PrivacyPlan
-from fedcore.wire.control import Message, MetricValue, Scalar, is_query, is_training
+from fedcore.wire.base import Message, MetricValue, Scalar
 from fedcore.wire.operator import RunInfo, RunStatus
+from fedcore.wire.tasks import is_query, is_training
 
 Aggregation = Literal["secure", "plain", "none"]
 """`none`: a baseline, in which nobody aggregates updates on a server's behalf."""

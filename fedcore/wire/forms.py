@@ -13,7 +13,7 @@ from fedcore.codec.encoding import ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.secagg.crypto.domain import Usage
 from fedcore.system.version import fedcore_version
-from fedcore.wire.control import TASK_TAG
+from fedcore.wire.tasks import TASK_TAG
 
 WIRE: Final = 2
 OTHER_VERSION: Final = "other-version"

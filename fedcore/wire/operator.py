@@ -1,6 +1,6 @@
 """Messages between the operator and the server about runs, clients and rosters, as pydantic models.
 
-As in `fedcore.wire.control`, of which these are the other half: unknown keys are refused, and sizes are bounded here.
+As in `fedcore.wire.base`, unknown keys are refused, and sizes are bounded here.
 Models never travel in here: they are octet streams, named by their SHA-256.
 """
 
@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from fedcore.system.left_files import is_plain_path
-from fedcore.wire.control import Bytes, Message, ModelRef, Scalar, Sha256
+from fedcore.wire.base import Bytes, Message, Scalar, Sha256
+from fedcore.wire.tasks import ModelRef
 
 
 class RunIn(Message):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedcore.wire.control import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64
+from fedcore.wire.base import MAX_COHORT, Bytes, ClientId, Key32, Message, Signature64
 
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
 PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]

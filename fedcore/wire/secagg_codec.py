@@ -1,4 +1,4 @@
-"""The protocol's messages (fedcore.secagg) as wire messages (fedcore.wire.control) and back, for both sides.
+"""The protocol's messages (fedcore.secagg) as wire messages (fedcore.wire.secagg) and back, for both sides.
 
 On the wire a set of clients is a set of bits, and what belongs to clients whom both sides know stands in their order
 without their numbers. What a peer sent raises ProtocolViolation ("malformed") where it does not fit.
@@ -23,7 +23,6 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.wire.control import ComplaintIn
 from fedcore.wire.secagg import (
     AdvertisementIn,
     AdvertisementOut,
@@ -36,6 +35,7 @@ from fedcore.wire.secagg import (
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.wire.uploads import ComplaintIn
 
 
 def advertisement_to_wire(message: Advertisement) -> AdvertisementIn:
@@ -175,7 +175,7 @@ def unmask_from_wire(client: int, body: UnmaskIn, survivors: Sequence[int], lost
 
 
 def pack_members(members: Iterable[int], cohort: Sequence[int]) -> bytes:
-    """A subset of the cohort as `fedcore.wire.control.Members`; both in ascending order."""
+    """A subset of the cohort as `fedcore.wire.secagg.Members`; both in ascending order."""
     chosen = set(members)
     bits = sum(1 << index for index, client in enumerate(cohort) if client in chosen)
     return bits.to_bytes(-(-len(cohort) // 8), "little")

@@ -1,6 +1,6 @@
 """Messages between a browser and the server: sessions, read-only links, and figures to draw.
 
-Other than in `fedcore.wire.control`, a number that is none is null here: browsers read JSON without NaN and infinity.
+Other than in `fedcore.wire.base`, a number that is none is null here: browsers read JSON without NaN and infinity.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
 
-from fedcore.wire.control import Message, MetricValue
+from fedcore.wire.base import Message, MetricValue
 from fedcore.wire.events import PrivacyTerms
 
 MOST_MARKS: Final = 200

@@ -11,7 +11,8 @@ from fedcore.codec import Decoded
 from fedcore.run.exchange import ExchangeReply
 from fedcore.run.plain import PlainReply, mean_metrics
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import MetricValue, Task
+from fedcore.wire.base import MetricValue
+from fedcore.wire.tasks import Task
 from server_app.runs.event_log import EventLog
 from server_app.services import Services
 

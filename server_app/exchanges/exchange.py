@@ -28,9 +28,9 @@ from fedcore.errors import (
 from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome
 from fedcore.system.concurrency import in_thread
 from fedcore.system.memory import trim
-from fedcore.wire.control import ManifestIn, WithdrawIn
 from fedcore.wire.events import NOT_NEEDED
 from fedcore.wire.forms import our_forms
+from fedcore.wire.uploads import ManifestIn, WithdrawIn
 from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import Departure, StageClosure, result_of

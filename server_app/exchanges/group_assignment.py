@@ -8,7 +8,9 @@ from typing import Final
 from fedcore.errors import CohortTooSmall
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.groups import check_place
-from fedcore.wire.control import DrawTicket, DrawTicketIn, ManifestIn, ProblemKind
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import DrawTicket, DrawTicketIn
+from fedcore.wire.uploads import ManifestIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.transfers import UpdateLimits

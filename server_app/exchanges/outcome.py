@@ -20,7 +20,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.secagg import Fault
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire.control import WithdrawIn
+from fedcore.wire.uploads import WithdrawIn
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeResult
 from server_app.storage.objects import Objects

@@ -13,8 +13,10 @@ from typing import Any, Final
 from fedcore.errors import RoundFailed
 from fedcore.run.engine.outcome import ExchangeOutcome, StoredReply
 from fedcore.run.plain import INPUT, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, Question, check_quorum, reply_error
-from fedcore.wire.control import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
 from fedcore.wire.events import ClientDropped
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import ModelRef, Task
+from fedcore.wire.uploads import ManifestIn, ReplyError, WithdrawalReason
 from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange

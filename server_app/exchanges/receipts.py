@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from fedcore.errors import ConflictingMessage, StorageFull, StorageUnavailable
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from server_app.storage.store import Store
 from server_app.storage.tables import ReceiptRow
 

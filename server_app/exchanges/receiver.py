@@ -14,8 +14,11 @@ from pathlib import Path
 from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
 from fedcore.run.engine.outcome import ExchangeUsage
 from fedcore.secagg import Fault
-from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
+from fedcore.wire.base import Message
 from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import ModelRef, Task
+from fedcore.wire.uploads import ComplaintIn, ManifestIn, WithdrawIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, ParticipantState, Stages

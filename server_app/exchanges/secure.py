@@ -21,7 +21,8 @@ from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ComplaintIn, ManifestIn, Message, ProblemKind
+from fedcore.wire.base import Message
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
@@ -33,6 +34,7 @@ from fedcore.wire.secagg import (
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.wire.uploads import ComplaintIn, ManifestIn
 from fedcore.wire.watch import ServerViewOut
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Final
 
 from fedcore.errors import IllegalTransition
-from fedcore.wire.control import WithdrawalReason, WithdrawIn
 from fedcore.wire.events import StageProgress
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.polling import Bell
 

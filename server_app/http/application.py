@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from fedcore.system.version import fedcore_version
-from fedcore.wire.control import ProblemDocument
+from fedcore.wire.problems import ProblemDocument
 from fedcore.wire.signing import NonceCache
 from fedcore.wire.watch import Role
 from server_app.http.audience import Audiences

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from fedcore.errors import UsageError
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.problems import Rejection
 
 

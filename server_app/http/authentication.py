@@ -13,7 +13,7 @@ from typing import Final
 from starlette.types import Scope
 
 from fedcore.errors import Unauthorized
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
 from server_app.http.problems import Rejection
 from server_app.polling import HungUp, while_connected

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedcore.errors import Unauthorized
 from fedcore.wire.chunks import PART_BYTES
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
 from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller

@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.connection_limiter import CONNECTION_KEY, Connection, ConnectionLimiter
 from server_app.http.large_bodies import LEAST_BYTES, LongBody
 from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response

@@ -31,7 +31,7 @@ from fedcore.errors import (
     Unauthorized,
     WrongClock,
 )
-from fedcore.wire.control import ProblemDocument, ProblemKind
+from fedcore.wire.problems import ProblemDocument, ProblemKind
 from server_app.operation.metrics import Metrics
 from server_app.storage.trouble import disk_trouble
 

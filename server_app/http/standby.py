@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.problems import Rejection, problem_response
 
 _ALWAYS: Final = ("/healthz", "/metrics", "/docs", "/openapi.json", "/page/")

@@ -15,7 +15,7 @@ from typing import Final
 
 from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, Role
 from server_app.http.problems import Rejection
 from server_app.polling import Bell

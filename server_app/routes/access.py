@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
 from fedcore.federation.transcript import TranscriptOut
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.receiver import no_such_step

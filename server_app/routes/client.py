@@ -10,28 +10,21 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from fedcore.federation.transcript import TranscriptOut
+from fedcore.wire.base import SHA256_HEX, ClientId
 from fedcore.wire.chunks import PART_BYTES
-from fedcore.wire.control import (
+from fedcore.wire.forms import our_version, refusal, understands
+from fedcore.wire.presence import (
     OFFERS_HEADER,
-    SHA256_HEX,
     WORK_HEADER,
     WORK_OVER,
     AppOut,
-    ClientId,
-    DrawTicketIn,
     HeartbeatIn,
     JoinIn,
     JoinOut,
-    ManifestIn,
-    PartsOut,
-    ProblemKind,
     RostersOut,
-    Task,
-    WithdrawalReason,
-    WithdrawIn,
     WorkIn,
 )
-from fedcore.wire.forms import our_version, refusal, understands
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
@@ -43,6 +36,8 @@ from fedcore.wire.secagg import (
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.wire.tasks import DrawTicketIn, Task
+from fedcore.wire.uploads import ManifestIn, PartsOut, WithdrawalReason, WithdrawIn
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
 from server_app.http.problems import Rejection, problem_responses

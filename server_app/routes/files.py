@@ -12,7 +12,8 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
-from fedcore.wire.control import DELTA_BASE, ModelRef
+from fedcore.wire.presence import DELTA_BASE
+from fedcore.wire.tasks import ModelRef
 from server_app.http.guard import SCOPE_KEY
 from server_app.http.proxies import PROXY_KEY
 from server_app.settings import ServerSettings

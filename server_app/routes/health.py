@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.audience import ForEverybody
 from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import AnyLeadership, AnyQueue, AnyServices

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from fedcore.wire.control import ProblemKind
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
 from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamSlots

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Header, Path, Query, Request
 
 from fedcore.federation.transcript import TranscriptOut
-from fedcore.wire.control import SHA256_HEX, ModelRef, ProblemKind, RostersOut
+from fedcore.wire.base import SHA256_HEX
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import (
     MOST_LISTED,
@@ -21,6 +21,9 @@ from fedcore.wire.operator import (
     RunStatus,
     ServerOut,
 )
+from fedcore.wire.presence import RostersOut
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import Role
 from server_app.http.audience import ForOperators
 from server_app.http.guard import MODEL_BYTES

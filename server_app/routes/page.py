@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.audience import ForEverybody
 from server_app.http.problems import Rejection
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from fedcore.errors import Unauthorized
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
 from server_app.http.audience import ForEverybody, ForOperators
 from server_app.http.authentication import Headers

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, ServerViewOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
 
 

@@ -17,7 +17,8 @@ from pydantic import Field
 from fedcore.errors import FedcoreError
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.engine.state import RunState
-from fedcore.wire.control import ClientId, KeptTask, Message, ModelRef, is_training
+from fedcore.wire.base import ClientId, Message
+from fedcore.wire.tasks import KeptTask, ModelRef, is_training
 from server_app.exchanges.secure import UNMASK
 from server_app.runs.app.messages import ExchangeAsked, NodesAsked, PlainAsked
 from server_app.storage.store import Store

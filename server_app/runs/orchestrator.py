@@ -16,8 +16,8 @@ from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.plain_json import to_plain
-from fedcore.wire.control import ModelRef, is_query, is_training
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
+from fedcore.wire.tasks import ModelRef, is_query, is_training
 from server_app.exchanges.context import ExchangeResult
 from server_app.exchanges.outcome import check_files, result_of
 from server_app.runs.app.messages import (

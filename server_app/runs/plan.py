@@ -17,7 +17,7 @@ from fedcore.run.requirements import check_needs, least_clients
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.operator import RunIn
 from server_app.storage.tables import RunRow
 

@@ -10,9 +10,10 @@ from typing import Final
 from fedcore.flower.app import AppBundle
 from fedcore.system.files import remove_tree
 from fedcore.system.left_files import remove_left
-from fedcore.wire.control import ModelRef, ProblemKind
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import MarksOut, ServerViewOut
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection

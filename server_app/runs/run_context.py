@@ -19,8 +19,8 @@ from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
 from fedcore.run.retries import Traffic, attempt_ended
 from fedcore.state import ModelFacts
-from fedcore.wire.control import Task
 from fedcore.wire.events import ExchangeFailed, ExchangeStarted, FiguresFound, GroupStarted
+from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection

@@ -15,9 +15,9 @@ from typing import Final
 from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, StorageUnavailable
 from fedcore.run.engine.state import RunState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import ModelRef
 from fedcore.wire.events import RunResumed
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.tasks import ModelRef
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.active_exchanges import ActiveExchanges

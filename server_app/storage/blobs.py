@@ -20,7 +20,7 @@ from typing import Final
 from fedcore.errors import StorageFull
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, sync_folder
-from fedcore.wire.control import ProblemKind
+from fedcore.wire.problems import ProblemKind
 from server_app.http.problems import Rejection
 
 WRITE_BYTES: Final = 512 * 1024

@@ -10,9 +10,9 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.errors import ConflictingMessage
-from fedcore.wire.control import ModelRef
 from fedcore.wire.events import Recorded, RunEnded, stamp
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.tasks import ModelRef
 from server_app.storage.database import Database
 from server_app.storage.tables import ClosingRow, EventRow, ExchangeRow, ReceiptRow, RunRow, StepRow
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fedcore.wire.control import ModelRef
 from fedcore.wire.operator import MOST_LISTED, RunInfo, RunsOut, RunStatus
+from fedcore.wire.tasks import ModelRef
 from server_app.storage.store import Store
 from server_app.storage.tables import RunRow
 

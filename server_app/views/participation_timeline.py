@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, GroupStarted, Recorded
+from fedcore.wire.tasks import is_query, is_training
 from fedcore.wire.watch import MOST_MARKS, ClientMarks, Mark, MarksOut
 from server_app.exchanges.exchange import Exchange
 

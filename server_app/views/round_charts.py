@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
 from fedcore.wire.watch import RoundOut, RoundsOut
 

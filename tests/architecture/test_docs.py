@@ -30,8 +30,9 @@ from fedcore.federation.transcript.records import RECORD_TAG
 from fedcore.run.settings import JobSettings
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.crypto.domain import Usage
-from fedcore.wire.control import TASK_TAG, ProblemKind
 from fedcore.wire.forms import WIRE
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import TASK_TAG
 from server_app.storage.tables import SCHEMA_VERSION, Base
 
 ROOT = Path(__file__).parents[2]

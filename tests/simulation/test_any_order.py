@@ -19,8 +19,9 @@ from support.services import federation
 from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.wire.control import Message, WithdrawalReason, WithdrawIn
+from fedcore.wire.base import Message
 from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 
 __all__ = ["federation"]
 

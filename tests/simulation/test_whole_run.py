@@ -21,7 +21,7 @@ from support.whole_run import Lost, Outcome, WholeRun
 from fedcore import codec
 from fedcore.federation import FederationFolder
 from fedcore.run.engine.state import RunState
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from server_app.exchanges.receipts import Receipts
 from server_app.runs.journal import fold_rows
 from server_app.storage.tables import ExchangeRow

@@ -16,7 +16,7 @@ from typing import Any
 import client_app.startup
 from client_app.http.http_transport import HttpTransport
 from fedcore.cli.main import main
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 
 
 class DoomedTransport(HttpTransport):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcore.run.exchange import make_draw
 from fedcore.run.groups import GroupAssignmentRecord, groups_of, make_ticket
-from fedcore.wire.control import DrawTicket, GroupSpec, Task
+from fedcore.wire.tasks import DrawTicket, GroupSpec, Task
 
 from .records import FEDERATION, Notary, make_task
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.problems import Rejection

@@ -35,9 +35,11 @@ from fedcore.flower.app import AppBundle
 from fedcore.run.exchange import encoding_of
 from fedcore.state import ModelState
 from fedcore.system.plain_json import from_plain
-from fedcore.wire.control import Bytes, Message, RostersOut, Task
+from fedcore.wire.base import Bytes, Message
+from fedcore.wire.presence import RostersOut
 from fedcore.wire.record_file import read_records
 from fedcore.wire.signing import NonceCache, verify_headers
+from fedcore.wire.tasks import Task
 from server_app.http.authentication import client_of
 from server_app.http.connection_limiter import Connection, ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol

@@ -19,7 +19,7 @@ from fedcore.federation import ClientKit
 from fedcore.run.exchange import round_parameters
 from fedcore.secagg import ClientSession, Randomness, ServerRound
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ComplaintIn, Message, Task
+from fedcore.wire.base import Message
 from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
@@ -31,6 +31,8 @@ from fedcore.wire.secagg import (
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import ComplaintIn
 
 from .fuzz_seeds import Corpus
 from .fuzzing import Parser

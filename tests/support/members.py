@@ -25,23 +25,15 @@ from fedcore.run.groups import is_draw, make_ticket
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec
+from fedcore.wire.base import Message
 from fedcore.wire.chunks import PART_BYTES, update_digest
-from fedcore.wire.control import (
-    ComplaintIn,
-    DrawTicketIn,
-    JoinIn,
-    ManifestIn,
-    Message,
-    ProblemDocument,
-    Task,
-    WithdrawalReason,
-    WithdrawIn,
-    WorkIn,
-    WorkState,
-)
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import JoinIn, WorkIn, WorkState
+from fedcore.wire.problems import ProblemDocument
 from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.wire.signing import sign_headers
+from fedcore.wire.tasks import DrawTicketIn, Task
+from fedcore.wire.uploads import ComplaintIn, ManifestIn, WithdrawalReason, WithdrawIn
 
 from .hostile import sign_again
 from .messages import model_in, save_message

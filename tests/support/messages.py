@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.state import ModelState
-from fedcore.wire.control import MessageHead
 from fedcore.wire.record_file import StoredArray, StoredArrays, StoredValues, arrays_state, read_records, write_records
+from fedcore.wire.tasks import MessageHead
 
 
 def head(number: int = 1) -> MessageHead:

@@ -27,17 +27,11 @@ from fedcore.run.settings import JobSettings
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import secagg_codec
+from fedcore.wire.base import Message
 from fedcore.wire.chunks import PART_BYTES, update_digest
-from fedcore.wire.control import (
-    ManifestIn,
-    Message,
-    ModelRef,
-    ProblemKind,
-    Protection,
-    Task,
-    WithdrawalReason,
-    WithdrawIn,
-)
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.tasks import ModelRef, Protection, Task
+from fedcore.wire.uploads import ManifestIn, WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange

@@ -16,7 +16,7 @@ from fedcore.federation.transcript import ExchangeRecord, SignedRecord, next_hea
 from fedcore.run.exchange import round_parameters
 from fedcore.secagg import Outcome, Signer
 from fedcore.state import Layout, TensorSpec
-from fedcore.wire.control import ModelRef, Protection, Task
+from fedcore.wire.tasks import ModelRef, Protection, Task
 
 FEDERATION = "testing"
 LAYOUT = Layout(specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)),))

@@ -54,19 +54,8 @@ from fedcore.secagg import (
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import update_digest
-from fedcore.wire.control import (
-    JoinIn,
-    JoinOut,
-    ManifestIn,
-    ModelRef,
-    PartsOut,
-    Protection,
-    RostersOut,
-    Task,
-    WithdrawIn,
-    WorkIn,
-)
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import JoinIn, JoinOut, RostersOut, WorkIn
 from fedcore.wire.secagg import (
     AdvertisementIn,
     CohortOut,
@@ -78,6 +67,8 @@ from fedcore.wire.secagg import (
     UnmaskIn,
 )
 from fedcore.wire.signing import NonceCache, verify_headers
+from fedcore.wire.tasks import ModelRef, Protection, Task
+from fedcore.wire.uploads import ManifestIn, PartsOut, WithdrawIn
 from support.encodings import encoding_to_json
 from support.messages import head, save_message
 from support.ports import reserved_port

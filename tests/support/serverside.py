@@ -21,7 +21,7 @@ from fedcore.errors import WorkerDied
 from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import LinkIn, LinkOut

@@ -20,7 +20,7 @@ from fedcore.errors import StorageUnavailable
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunsOut
 from server_app.http.application import Application

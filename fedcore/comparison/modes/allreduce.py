@@ -14,7 +14,7 @@ from fedcore.comparison.workers.processes import Workers
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.comparison.workers.training import train_together
 from fedcore.simulation.devices.network import Cost, Network
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
 

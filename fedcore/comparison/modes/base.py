@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fedcore.errors import ConfigurationError
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
     from fedcore.comparison.results import RunResult

@@ -14,7 +14,7 @@ from fedcore.comparison.workers.processes import Workers
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.comparison.workers.server_app import train_centralized
 from fedcore.simulation.devices.network import Cost, Network
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""

@@ -33,7 +33,7 @@ from fedcore.comparison.workers.processes import Ended, WorkerEvent, WorkerRepor
 from fedcore.comparison.workers.training import snapshot
 from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError, RunFailed
 from fedcore.system.peers import BLAME_SECONDS, tells_of_lost_peer
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone
 
 _GRACE: Final = 1.0

@@ -23,7 +23,7 @@ from fedcore.flower.node_config import share_of_client
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 _ANY = "(centralized and the federated modes take any Flower app)"
 

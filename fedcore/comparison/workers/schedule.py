@@ -16,7 +16,7 @@ import torch
 
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines.batches import Rows, own_rows, shared_rows, steps_of
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

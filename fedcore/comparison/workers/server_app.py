@@ -29,8 +29,8 @@ from fedcore.run.settings import JobSettings
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
-from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import FiguresFound
+from fedcore.wire.tasks import is_query, is_training
 
 # Nobody sends anything here, so there is nothing to protect.
 _PLAIN = JobSettings(aggregation="plain")

@@ -31,7 +31,7 @@ from fedcore.federation.transcript import Chain
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, Verify, verifies
 from fedcore.state import ModelState
-from fedcore.wire.control import Task, Version
+from fedcore.wire.tasks import Task, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

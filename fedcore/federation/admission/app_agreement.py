@@ -23,7 +23,8 @@ from fedcore.federation.admission import checks
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Scalar, Task
+from fedcore.wire.base import Scalar
+from fedcore.wire.tasks import Task
 
 _SHOWN: Final = 80
 """Characters of a value in a log or a ledger."""

@@ -17,7 +17,7 @@ from fedcore.run.groups import (
 )
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Randomness, Signer, Verify, verifies
-from fedcore.wire.control import DrawTicketIn, Task
+from fedcore.wire.tasks import DrawTicketIn, Task
 
 
 def check_draw(

@@ -10,7 +10,7 @@ from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 
 def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:

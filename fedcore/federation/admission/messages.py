@@ -7,8 +7,8 @@ from pathlib import Path
 from fedcore.errors import PeerError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.wire.control import Task
 from fedcore.wire.record_file import config_values, read_records
+from fedcore.wire.tasks import Task
 
 
 def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:

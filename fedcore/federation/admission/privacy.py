@@ -21,7 +21,7 @@ from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.quorum import noise_clients
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Check
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 _ENDLESS: Final = 1e18
 """Stands for an epsilon without bound in a refusal."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission import checks
 from fedcore.secagg import Check
-from fedcore.wire.control import WithdrawIn
+from fedcore.wire.uploads import WithdrawIn
 
 Refusal: TypeAlias = WithdrawIn | ProtocolViolation
 
@@ -98,7 +98,7 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""By check; those with numbers are `fedcore.wire.control.NUMBERED_CHECKS`."""
+"""By check; those with numbers are `fedcore.wire.uploads.NUMBERED_CHECKS`."""
 
 
 def describe(refusal: Refusal, *, queries: bool = False) -> str:

@@ -35,7 +35,7 @@ from fedcore.federation.admission.bounds import scales_and_bounds
 from fedcore.federation.admission.owner import AgreedSum, ClientHistory, ids_from_text, ids_to_text
 from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
-from fedcore.wire.control import Task, Updates
+from fedcore.wire.tasks import Task, Updates
 
 MOST_SCALES: Final = MOST_REPEATS + 1
 """Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""

@@ -28,7 +28,7 @@ from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_
 from fedcore.run.groups import GroupAssignmentRecord, GroupMembership, groups_of, is_draw
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
-from fedcore.wire.control import DrawTicket, Task, Version
+from fedcore.wire.tasks import DrawTicket, Task, Version
 
 
 @dataclass(slots=True)

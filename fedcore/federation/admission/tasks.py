@@ -18,7 +18,7 @@ from fedcore.run.exchange import round_parameters
 from fedcore.run.groups import is_draw
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
-from fedcore.wire.control import Task, Version
+from fedcore.wire.tasks import Task, Version
 
 LEAST_TIME: Final = 0.5
 """The least share of train-seconds that has to be left when a client gets a task."""

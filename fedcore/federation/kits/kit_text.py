@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 _SEVERAL: Final = """\
 # If a federation has several servers, they are tried in this order:

@@ -7,7 +7,8 @@ from typing import Self
 
 from fedcore.codec.privacy import Release
 from fedcore.federation.transcript.chain import Chain
-from fedcore.wire.control import ClientId, Message, Task
+from fedcore.wire.base import ClientId, Message
+from fedcore.wire.tasks import Task
 
 
 class NoisedSum(Message):

@@ -24,7 +24,7 @@ from fedcore.federation.transcript.records import (
     name_of,
 )
 from fedcore.secagg.crypto.domain import pack
-from fedcore.wire.control import Task, Updates
+from fedcore.wire.tasks import Task, Updates
 
 HEAD_TAG: Final = "fedcore/head/v1"
 Keys: TypeAlias = Callable[[str], Mapping[int, bytes] | None]

@@ -19,7 +19,8 @@ from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
-from fedcore.wire.control import Bytes, ClientId, KeptTask, Message, Name, Sha256, Signature64, Task, task_digest
+from fedcore.wire.base import Bytes, ClientId, Message, Name, Sha256, Signature64
+from fedcore.wire.tasks import KeptTask, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"
 TRANSCRIPT_GAP: Final = "transcript-gap"

@@ -17,8 +17,8 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalTask
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
 from fedcore.wire.record_file import Place
+from fedcore.wire.tasks import Task
 
 if TYPE_CHECKING:
     from fedcore.flower.apps.supervised_batches import SupervisedBatches

@@ -49,7 +49,7 @@ from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
 from fedcore.training.models.columns import set_statistics
 from fedcore.training.seeds import derive_seed
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 __all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
 

@@ -20,7 +20,7 @@ from fedcore.flower.apps.tensor_app import LocalJob, LocalResult
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.algorithms import LocalAlgorithm, make_algorithm
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 STRATEGY = "strategy"
 """Of a message's configuration: the strategy that asks something of the clients. It has the name of the run config's

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context
 
 from fedcore.flower.records import arrays_from_state, state_from_arrays
 from fedcore.state import Layout, MemorySink, ModelState, OwnModelFolder, OwnModelRecord, StateSink
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 _RECORD = "fedcore.local-model"
 

@@ -18,7 +18,7 @@ from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import parameter_of
 from fedcore.training.shared_tensors import adapter_names, personal_names
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 FREEZE_KEY: Final = "freeze"
 PERSONAL: Final = frozenset({"ditto", "fedbn", "fedper"})

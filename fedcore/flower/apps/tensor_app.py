@@ -18,7 +18,7 @@ from fedcore.errors import AppError
 from fedcore.flower.apps.own_model_store import OwnModelStore
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 from fedcore.wire.record_file import Place, StoredValues, write_records, write_result
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from fedcore.flower.records import config_from_json, merged_values
 from fedcore.state import Layout, ModelFacts, ModelState, read_facts
 from fedcore.system.assignments import override
 from fedcore.training.engines import EngineConfig, World
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 Predict: TypeAlias = Callable[[nn.Module, Path, LocalJob], Iterable[Mapping[str, Any]]]
 ExampleInput: TypeAlias = Callable[[LocalJob], Tensor | tuple[Tensor, ...]]

@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import fedavg as fedavg_module
 from fedcore.errors import AppError
 from fedcore.flower.grid.declarations import Wants, code_of, declared_class, declared_code, owner_of
 from fedcore.flower.grid.robust import ROBUST, Groups, check_robust, is_robust
-from fedcore.wire.control import is_training
+from fedcore.wire.tasks import is_training
 
 DEFAULT_WEIGHT_KEY = "num-examples"
 QUERY = "query"

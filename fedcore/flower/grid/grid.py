@@ -23,8 +23,8 @@ from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import Layout, ModelState
-from fedcore.wire.control import is_query
 from fedcore.wire.events import FiguresFound
+from fedcore.wire.tasks import is_query
 
 Aggregation = Literal["secure", "plain"]
 

@@ -16,7 +16,7 @@ from fedcore.flower.grid.plain_request import Content, Outgoing, PlainRequest
 from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from, round_of
 from fedcore.run.plain import UNKNOWN, PlainReply
 from fedcore.state import ModelState
-from fedcore.wire.control import MessageHead
+from fedcore.wire.tasks import MessageHead
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import RecordDict
 
 from fedcore.flower.records import save_records
-from fedcore.wire.control import MessageHead
+from fedcore.wire.tasks import MessageHead
 
 
 @dataclass(frozen=True, slots=True)

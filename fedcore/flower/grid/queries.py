@@ -14,7 +14,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.errors import AppError
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 
 def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:

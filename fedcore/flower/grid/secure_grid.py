@@ -24,7 +24,7 @@ from fedcore.flower.grid.queries import records_of
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
-from fedcore.wire.control import is_query
+from fedcore.wire.tasks import is_query
 
 _LEGACY_QUESTION = (
     "the app sends {!r} to a single client; with secure aggregation no single client's answer is ever seen. Give the "

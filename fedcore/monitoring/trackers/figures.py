@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fedcore.wire.control import is_query
 from fedcore.wire.events import ClientDropped, ExchangeDone, FiguresFound, RunEvent
+from fedcore.wire.tasks import is_query
 
 _MOST_ENTRIES: Final = 16
 """Of a metric that is a list; longer ones, such as histograms, are no curves."""

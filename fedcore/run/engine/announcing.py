@@ -11,7 +11,8 @@ from fedcore.run.exchange import ExchangeRequest, make_draw, make_task
 from fedcore.run.groups import GroupMembership
 from fedcore.run.requirements import group_spec_for
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Buffer, ModelRef, Scalar, Task, is_training
+from fedcore.wire.base import Scalar
+from fedcore.wire.tasks import Buffer, ModelRef, Task, is_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

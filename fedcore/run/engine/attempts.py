@@ -16,7 +16,7 @@ from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.quorum import failures_for
 from fedcore.run.retries import Attempts
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 T = TypeVar("T")
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.plain import mean_metrics
 from fedcore.run.retries import Traffic
-from fedcore.wire.control import Group, MetricValue, Task
+from fedcore.wire.base import MetricValue
 from fedcore.wire.events import ExchangeDone, GroupEnded
+from fedcore.wire.tasks import Group, Task
 
 Names: TypeAlias = Callable[[int], str]
 """The name of a client."""

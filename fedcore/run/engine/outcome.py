@@ -28,7 +28,9 @@ from fedcore.errors import (
 )
 from fedcore.secagg import Fault
 from fedcore.system.plain_json import from_plain, to_plain
-from fedcore.wire.control import DrawTicket, MetricValue, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire.base import MetricValue
+from fedcore.wire.tasks import DrawTicket
+from fedcore.wire.uploads import ReplyError, WithdrawalReason, WithdrawIn
 
 
 @dataclass(slots=True)

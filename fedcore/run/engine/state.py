@@ -12,7 +12,7 @@ from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.model_selection import ModelSelection
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 
 @dataclass(slots=True)

@@ -38,8 +38,8 @@ from fedcore.simulation.models import model_ref
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.files import Lock, make_private_folder, write_file
 from fedcore.system.version import fedcore_version
-from fedcore.wire.control import ReplyError
 from fedcore.wire.events import EventSink, FiguresFound, RunEvent, RunResumed
+from fedcore.wire.uploads import ReplyError
 
 if TYPE_CHECKING:
     from fedcore.simulation.run import Simulation

@@ -19,7 +19,7 @@ from fedcore.simulation.checkpoint.serialization import from_json, to_json
 from fedcore.simulation.dropouts import RandomDrops
 from fedcore.simulation.models import BestModel
 from fedcore.state import ModelState
-from fedcore.wire.control import KeptTask, Task
+from fedcore.wire.tasks import KeptTask, Task
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import Answer

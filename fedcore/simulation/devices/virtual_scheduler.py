@@ -20,8 +20,9 @@ from fedcore.simulation.devices.availability import NEVER
 from fedcore.simulation.devices.clock import VirtualClock
 from fedcore.simulation.devices.devices import Devices, Work, there_at, work_of
 from fedcore.simulation.devices.network import trips_seconds
-from fedcore.wire.control import Scalar, Task
+from fedcore.wire.base import Scalar
 from fedcore.wire.events import NOT_NEEDED
+from fedcore.wire.tasks import Task
 
 _KEY_STEPS: Final = ("advertise", "share")
 _MOST_POLLS: Final = 10

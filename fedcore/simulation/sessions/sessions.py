@@ -34,7 +34,7 @@ from fedcore.secagg import (
     Verify,
 )
 from fedcore.state import ModelState
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 if TYPE_CHECKING:
     from fedcore.flower.apps.tensor_app import LocalResult  # a process that holds sessions alone needs no Flower

@@ -32,7 +32,7 @@ from fedcore.secagg import (
 from fedcore.simulation.sessions.sessions import Members, encoded, masked
 from fedcore.state import ModelState
 from fedcore.system.workers.calls import Calls
-from fedcore.wire.control import MetricValue
+from fedcore.wire.base import MetricValue
 
 
 class SessionShard:

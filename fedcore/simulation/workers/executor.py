@@ -16,8 +16,8 @@ from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder
-from fedcore.wire.control import Task
 from fedcore.wire.record_file import MemoryRecords
+from fedcore.wire.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

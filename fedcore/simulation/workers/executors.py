@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 Engine: TypeAlias = Literal["process", "ray", "inline"]
 TRAIN: Final = "fraction-train"

@@ -35,7 +35,7 @@ from fedcore.simulation.workers.pool_processes import Processes
 from fedcore.simulation.workers.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 _AHEAD: Final = 2
 """Chunks that a worker has at a time, so that it need not wait for this process."""

@@ -9,7 +9,9 @@ from pydantic import Field, TypeAdapter
 
 from fedcore.errors import AppError
 from fedcore.system.workers.failures import RaisedError, WorkerMessage
-from fedcore.wire.control import MessageHead, MetricValue, ModelRef, ReplyError, Task
+from fedcore.wire.base import MetricValue
+from fedcore.wire.tasks import MessageHead, ModelRef, Task
+from fedcore.wire.uploads import ReplyError
 
 # --- to a worker ----------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.workers.starting import kill_group
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 
 @dataclass(slots=True)

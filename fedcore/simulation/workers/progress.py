@@ -11,7 +11,7 @@ from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
 from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from fedcore.simulation.workers.executor import InlineExecutor, PlainTask
 from fedcore.simulation.workers.pool_messages import FROM_WORKER, Answered, ClientRaised, FromWorker, Made
 from fedcore.simulation.workers.scheduling import Costs
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

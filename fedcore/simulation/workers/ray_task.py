@@ -25,7 +25,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.pool_messages import Answered, Made
 from fedcore.simulation.workers.pool_worker import raised
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 Bytes = NDArray[np.uint8]
 

@@ -11,8 +11,9 @@ from pydantic import Field, TypeAdapter
 
 from fedcore.run.exchange import ExchangeReply
 from fedcore.run.plain import PlainReply
-from fedcore.wire.control import ClientId, Message, MessageHead, Name, Scalar, Sha256
+from fedcore.wire.base import ClientId, Message, Name, Scalar, Sha256
 from fedcore.wire.events import FiguresFound
+from fedcore.wire.tasks import MessageHead
 
 
 class Start(Message):

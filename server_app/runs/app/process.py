@@ -19,7 +19,7 @@ from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.system.workers.failures import ending
 from fedcore.system.workers.starting import start_process
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from server_app.runs.app.messages import FROM_APP, FromApp
 from server_app.runs.files.run_files import ANSWERS, APP_FOLDER
 

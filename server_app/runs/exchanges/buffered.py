@@ -23,8 +23,9 @@ from fedcore.run.engine.attempts import Attempt, run_attempts
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import make_work
 from fedcore.run.retries import Attempts
-from fedcore.wire.control import Buffer, Task, Version, WorkIn, WorkState
 from fedcore.wire.events import ClientDropped, StageProgress
+from fedcore.wire.presence import WorkIn, WorkState
+from fedcore.wire.tasks import Buffer, Task, Version
 from server_app.runs.exchanges.secure import ReadyUpdates, SecureExchanges, SecureRequest
 from server_app.runs.run_context import RunContext
 

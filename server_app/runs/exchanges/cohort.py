@@ -10,8 +10,8 @@ from typing import Final
 from fedcore.errors import RoundFailed
 from fedcore.run.requirements import check_asked, least_group, min_clients_for, waiting_for
 from fedcore.secagg import Fault
-from fedcore.wire.control import is_query, is_training
 from fedcore.wire.events import ClientDropped, ClientsOnline, name_some
+from fedcore.wire.tasks import is_query, is_training
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services

@@ -10,7 +10,8 @@ from fedcore.federation.admission.refusals import refused_by_all, refused_by_som
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.retries import final_reason
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import Task, WithdrawalReason
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 _REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)
 

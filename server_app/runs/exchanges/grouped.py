@@ -18,7 +18,7 @@ from fedcore.run.engine.events import sums_done
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
 from fedcore.run.retries import Attempts
-from fedcore.wire.control import KeptTask, Task
+from fedcore.wire.tasks import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.group_assignment import DrawExchange
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest

@@ -11,7 +11,7 @@ from fedcore.run.engine.events import exchange_done
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.plain import Question, plain_task
 from fedcore.run.retries import Attempts
-from fedcore.wire.control import KeptTask, Task
+from fedcore.wire.tasks import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange

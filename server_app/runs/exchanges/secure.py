@@ -16,7 +16,7 @@ from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.groups import GroupMembership
 from fedcore.run.retries import Attempts
-from fedcore.wire.control import Buffer, KeptTask, ModelRef, Task
+from fedcore.wire.tasks import Buffer, KeptTask, ModelRef, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import Sent

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.run.buffer import WorkBook
-from fedcore.wire.control import ModelRef, Task, WorkIn
+from fedcore.wire.presence import WorkIn
+from fedcore.wire.tasks import ModelRef, Task
 from server_app.http.guard import CountBytes
 
 _MOST_ENDED: Final = 16

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.state import ModelState, can_differ, write_difference
-from fedcore.wire.control import ModelRef
+from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.context import Difference
 from server_app.runs.files.run_files import RunFiles, reference
 

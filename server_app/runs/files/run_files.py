@@ -19,7 +19,7 @@ from fedcore.flower.app import AppBundle
 from fedcore.state import ModelFacts, ModelState, sha256_file, write_model
 from fedcore.system.files import write_file
 from fedcore.system.left_files import remove_left
-from fedcore.wire.control import ModelRef
+from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.at_rest import intact
 from server_app.runs.app.files import keep_app_files
 from server_app.storage.objects import Objects

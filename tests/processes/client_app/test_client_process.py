@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 from fedcore.cli.main import app
 from fedcore.federation import provision
 from fedcore.flower.app import AppBundle
-from fedcore.wire.control import Task, WithdrawalReason
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 

@@ -28,7 +28,7 @@ from client_app.ranks.rendezvous import Position
 from fedcore.errors import AppError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 ADDRESS = "127.0.0.2"

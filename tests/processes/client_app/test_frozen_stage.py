@@ -18,7 +18,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 PYPROJECT = """
 [project]

@@ -25,7 +25,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import AppError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 SUM_OF_TWO = 3.0  # 1 of rank 0 and 2 of rank 1

@@ -17,7 +17,7 @@ from support.deployment import Deployment, Ended
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import Encoding, rotation_seed
 from fedcore.codec.rotation import Unit
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 NOOP = Path(__file__).parents[3] / "benchmarks" / "apps" / "noop"
 CLIENTS = 3

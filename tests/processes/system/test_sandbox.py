@@ -27,7 +27,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.system.sandbox import landlock
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from server_app.runs.app.messages import Finished, Start
 from server_app.runs.app.process import AppProcess
 

@@ -12,7 +12,7 @@ from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeRequest, make_task
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire.control import ModelRef, Task, is_query, is_training
+from fedcore.wire.tasks import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model
 
 APP = "ab" * 32

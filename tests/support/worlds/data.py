@@ -15,7 +15,7 @@ from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, App
 from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import AppError, DataError, FedcoreError, StorageFull
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 HUGE = 1e15
 """An update that exceeds the first scale, whatever its weight."""

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from client_app.http.retry import Retry
 from client_app.http.transport import Answer, ByteCount, SignRequest
 from fedcore.errors import ProtocolViolation
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 
 MASKED = ("digest",)
 """Fields of a control message that follow from the masked vector."""

@@ -33,7 +33,7 @@ from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.keys import Secret
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask
 from support.worlds.data import Data, Work

@@ -20,10 +20,13 @@ from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec
+from fedcore.wire.base import Message
 from fedcore.wire.chunks import update_digest
-from fedcore.wire.control import JoinOut, ManifestIn, Message, Task
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import JoinOut
 from fedcore.wire.secagg import AdvertisementIn, ConsistencyIn, KeySharesIn, UnmaskIn
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import ManifestIn
 from support.worlds.asks import Ask, Desk
 
 _ORDER = tuple(ServerStage)

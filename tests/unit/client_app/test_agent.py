@@ -24,8 +24,9 @@ from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation import ClientKit, provision
-from fedcore.wire.control import Task, WithdrawalReason
 from fedcore.wire.forms import our_version
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 

@@ -20,7 +20,7 @@ from fedcore.errors import ProtocolViolation, Refused
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.enrolment import rotate
 from fedcore.federation.kits.identity import public_bytes
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

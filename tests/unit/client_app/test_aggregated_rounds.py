@@ -14,7 +14,7 @@ from client_app.agent.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 Script = Any  # support.scripted.Scripted
 Make = Callable[..., Task]

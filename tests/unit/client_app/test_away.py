@@ -25,7 +25,9 @@ from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import ONCE, Retry, RetryDeadline
 from fedcore.errors import ServerUnreachable
 from fedcore.federation import ClientKit
-from fedcore.wire.control import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason
+from fedcore.wire.presence import HeartbeatIn, JoinIn, JoinOut
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

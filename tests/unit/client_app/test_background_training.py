@@ -20,7 +20,8 @@ from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import WORK_HEADER, WORK_OVER, Buffer, Task, Version, WorkState
+from fedcore.wire.presence import WORK_HEADER, WORK_OVER, WorkState
+from fedcore.wire.tasks import Buffer, Task, Version
 
 Script = Any  # support.scripted.Scripted
 SETTINGS = JobSettings(w_max=100, asynchrony="buffered", buffer_size=4).for_clients()

@@ -28,10 +28,11 @@ from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.simulation.devices import network
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason
 from fedcore.wire.record_file import StoredValues, write_records
 from fedcore.wire.secagg import CohortOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.wire.secagg_codec import pack_members
+from fedcore.wire.tasks import ModelRef, Protection, Task
+from fedcore.wire.uploads import ManifestIn, ReplyError, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 COHORT = (1, 2, 3, 4)

@@ -23,7 +23,8 @@ from fedcore.codec.privacy import Accountant
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import Task, WithdrawalReason
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 DELTA = 1e-5

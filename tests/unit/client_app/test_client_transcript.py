@@ -23,7 +23,7 @@ from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.federation.transcript import SignedRecord, record_hash
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

@@ -39,7 +39,8 @@ from fedcore.errors import AppError, StorageFull
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import Task, WithdrawalReason
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 
 PAUSES = Pauses(refusal=0.0, farewell=60.0)
 STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]

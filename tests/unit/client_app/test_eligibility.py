@@ -19,7 +19,7 @@ from client_app.agent.eligibility import Eligibility, MachineMonitor, NotEligibl
 from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
-from fedcore.wire.control import WithdrawalReason
+from fedcore.wire.uploads import WithdrawalReason
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

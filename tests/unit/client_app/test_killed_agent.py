@@ -17,7 +17,7 @@ from client_app.agent.result_cache import ResultCache
 from client_app.records.journal import AppendOnlyFile
 from client_app.records.ledger import Ledger
 from client_app.records.transcript import ClientTranscript
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 Script = Any  # support.scripted.Scripted
 

@@ -12,7 +12,7 @@ import pytest
 from client_app.exchange.models import Models
 from fedcore.errors import ProtocolViolation
 from fedcore.state import ModelState, sha256_file, write_difference
-from fedcore.wire.control import ModelRef
+from fedcore.wire.tasks import ModelRef
 
 
 class Line:

@@ -28,7 +28,8 @@ from fedcore.cli.main import app
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle
-from fedcore.wire.control import OFFERS_HEADER, AppOut, Task
+from fedcore.wire.presence import OFFERS_HEADER, AppOut
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

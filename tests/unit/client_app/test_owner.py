@@ -36,7 +36,8 @@ from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
-from fedcore.wire.control import ModelRef, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire.tasks import ModelRef, Task
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 from tests.support.raising import raises
 
 Make = Callable[..., Task]

@@ -20,7 +20,7 @@ from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from client_app.ranks.messages import LocalAnswer
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire.control import ModelRef, Task
+from fedcore.wire.tasks import ModelRef, Task
 
 Script = Any  # support.scripted.Scripted
 Make = Callable[..., Task]

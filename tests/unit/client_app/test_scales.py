@@ -15,7 +15,7 @@ from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 from tests.support.raising import raises
 
 MODEL = ModelState.from_arrays({"weight": np.zeros(2000, np.float32), "bias": np.zeros(10, np.float32)})

@@ -18,7 +18,7 @@ from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 Script = Any  # support.scripted.Scripted
 UNBOUNDED = "no noise was added"

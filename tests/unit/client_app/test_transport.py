@@ -28,7 +28,7 @@ from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import ONCE, Retry
 from fedcore.errors import NotAccepted, ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, FederationFolder, provision
-from fedcore.wire.control import HeartbeatIn, JoinIn, JoinOut
+from fedcore.wire.presence import HeartbeatIn, JoinIn, JoinOut
 from fedcore.wire.secagg import SurvivorsOut
 from tests.support.raising import raises
 

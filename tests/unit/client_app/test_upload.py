@@ -27,7 +27,8 @@ from fedcore.errors import ProtocolViolation, Refused
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire.chunks import PART_BYTES, update_digest
-from fedcore.wire.control import ModelRef, PartsOut
+from fedcore.wire.tasks import ModelRef
+from fedcore.wire.uploads import PartsOut
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted

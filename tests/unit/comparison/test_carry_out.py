@@ -16,7 +16,7 @@ from fedcore.comparison.run import PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.devices.network import Cost
-from fedcore.wire.control import Scalar
+from fedcore.wire.base import Scalar
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 

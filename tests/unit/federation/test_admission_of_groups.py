@@ -17,7 +17,7 @@ from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.run.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import DrawTicket, Task
+from fedcore.wire.tasks import DrawTicket, Task
 
 GROUPED = JobSettings(groups=3)
 

@@ -10,7 +10,7 @@ from support.records import Notary
 
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.transcript import TRANSCRIPT_GAP, Chain, SignedRecord, keys_of
-from fedcore.wire.control import Group, GroupSpec
+from fedcore.wire.tasks import Group, GroupSpec
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened
 from tests.support.raising import raises

@@ -19,7 +19,7 @@ from fedcore.federation.transcript import Chain, ExchangeRecord, SignedRecord, k
 from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, parameters_of
 from fedcore.secagg import Outcome
-from fedcore.wire.control import task_digest
+from fedcore.wire.tasks import task_digest
 
 KEPT = Path(__file__).parents[2] / "compatibility" / "dbcbb8e.tar.gz"
 STATE = "fed/clients/client-1/state"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcore.federation.admission.refusals import refused_by_all, refused_by_some
-from fedcore.wire.control import WithdrawalReason, WithdrawIn
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 
 DIFFERS = WithdrawIn(reason=WithdrawalReason.POLICY, check="differencing", asked=1, allowed=3)
 

@@ -10,7 +10,7 @@ from support.records import Notary, make_task
 
 from fedcore.codec.privacy import Release
 from fedcore.federation.transcript import Chain, NoisedSum, keys_of, never_unmasked
-from fedcore.wire.control import Protection
+from fedcore.wire.tasks import Protection
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 

@@ -14,7 +14,8 @@ from fedcore.run.engine.attempts import Attempt, attempts_at_sum, run_attempts, 
 from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
-from fedcore.wire.control import Task, WithdrawalReason
+from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import WithdrawalReason
 from tests.support.records import make_task
 
 FAILED = ExchangeOutcome(failure=ExchangeFailure.of(RoundFailed("a line broke")))

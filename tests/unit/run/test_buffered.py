@@ -22,7 +22,7 @@ from fedcore.federation.transcript import Chain, SignedRecord, keys_of
 from fedcore.run.buffer import WorkBook, buffer_size, staleness_metrics
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.wire.control import Buffer, Task, Version, staleness_factor
+from fedcore.wire.tasks import Buffer, Task, Version, staleness_factor
 from tests.support.raising import raises
 
 POLICY = Policy(min_cohort=3, min_threshold=3)

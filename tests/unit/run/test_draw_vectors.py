@@ -23,7 +23,7 @@ from fedcore.run.groups import (
     places_digest,
     statement,
 )
-from fedcore.wire.control import DrawTicket, Group, GroupSpec, Task
+from fedcore.wire.tasks import DrawTicket, Group, GroupSpec, Task
 from tests.support.raising import raises
 
 VECTORS = Path(__file__).parents[2] / "vectors"

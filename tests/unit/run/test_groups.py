@@ -21,7 +21,7 @@ from fedcore.run.groups import (
     needed_places,
     places_digest,
 )
-from fedcore.wire.control import DrawTicket, GroupSpec, Task
+from fedcore.wire.tasks import DrawTicket, GroupSpec, Task
 from tests.support.raising import raises
 
 CLIENTS = 9

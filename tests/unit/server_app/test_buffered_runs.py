@@ -17,8 +17,9 @@ from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import WORK_HEADER, WORK_OVER, JoinIn, WorkState
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 from server_app.runs.app.messages import Replies
 
 ALL = [1, 2, 3, 4]

@@ -11,7 +11,7 @@ import pytest
 
 from fedcore.errors import StorageUnavailable
 from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file
-from fedcore.wire.control import ModelRef
+from fedcore.wire.tasks import ModelRef
 from server_app.runs.files.run_files import RunFiles, RunKeys
 from server_app.storage.objects import DirectoryObjects
 

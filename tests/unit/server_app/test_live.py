@@ -12,9 +12,10 @@ from support.serverside import Site, until
 
 from fedcore.run.plain import app_raised
 from fedcore.state import ModelState
-from fedcore.wire.control import ManifestIn, ProblemDocument
 from fedcore.wire.events import AppPrinted, StageProgress, stamp
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.problems import ProblemDocument
+from fedcore.wire.uploads import ManifestIn
 from fedcore.wire.watch import Role
 from server_app.exchanges.plain import NO_REPLY
 from server_app.http.event_stream import StreamSlots

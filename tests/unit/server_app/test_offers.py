@@ -7,7 +7,7 @@ from support.members import Failure
 from support.serverside import TINY, Site
 
 from fedcore.flower.app import AppBundle
-from fedcore.wire.control import OFFERS_HEADER, AppOut
+from fedcore.wire.presence import OFFERS_HEADER, AppOut
 
 ANOTHER = "ab" * 32
 

@@ -8,8 +8,8 @@ import pytest
 from support.members import Failure
 from support.serverside import Site
 
-from fedcore.wire.control import JoinIn
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import JoinIn
 
 APP = "cd" * 32
 

@@ -24,7 +24,7 @@ from fedcore.run.engine.outcome import AggregateResult, ExchangeFailure, Exchang
 from fedcore.run.plain import reply_error
 from fedcore.secagg import Fault
 from fedcore.state import ModelState
-from fedcore.wire.control import WithdrawalReason, WithdrawIn
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 from server_app.exchanges.outcome import result_of
 
 STATISTICS = MagnitudeStatistics(

@@ -19,7 +19,8 @@ from fedcore.federation import FederationFolder
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.secagg import Fault
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.uploads import ManifestIn, WithdrawalReason, WithdrawIn
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.secure import SecureExchange

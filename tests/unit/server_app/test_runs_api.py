@@ -15,7 +15,7 @@ from support.serverside import TINY, Site, until
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState, read_facts, sha256_file
 from fedcore.system.concurrency import end
-from fedcore.wire.control import Message
+from fedcore.wire.base import Message
 from fedcore.wire.operator import RunClientsOut, RunIn, RunsOut
 from server_app.runs.files.initial_models import MOST_UNCLAIMED
 

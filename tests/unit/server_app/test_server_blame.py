@@ -19,9 +19,9 @@ from fedcore.secagg import KeyShares
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire import secagg_codec
-from fedcore.wire.control import ManifestIn
 from fedcore.wire.events import RunOut
 from fedcore.wire.secagg import DeliveryOut, SignaturesOut, UnmaskIn
+from fedcore.wire.uploads import ManifestIn
 from server_app.runs.app.messages import ExchangeRefused, Nodes, Replies
 from tests.support.raising import raises
 

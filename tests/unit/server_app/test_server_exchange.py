@@ -17,8 +17,9 @@ from fedcore.federation import FederationFolder
 from fedcore.run.plain import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
 from fedcore.wire.forms import our_version
+from fedcore.wire.presence import HeartbeatIn, JoinIn
+from fedcore.wire.uploads import ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.runs.app.messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]

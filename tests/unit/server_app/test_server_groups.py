@@ -20,8 +20,8 @@ from fedcore.federation.transcript import Chain, TranscriptOut, keys_of, next_he
 from fedcore.run.groups import GroupAssignmentRecord, check_group, make_ticket
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import DrawTicketIn
 from fedcore.wire.operator import RunClientsOut
+from fedcore.wire.tasks import DrawTicketIn
 from fedcore.wire.watch import MarksOut
 from server_app.runs.app.messages import ExchangeRefused, Replies
 from server_app.runs.app.process import AppKilled

@@ -25,8 +25,9 @@ from fedcore.run.quorum import quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire.control import ProblemKind, ReplyError, WithdrawIn
 from fedcore.wire.operator import RunIn
+from fedcore.wire.problems import ProblemKind
+from fedcore.wire.uploads import ReplyError, WithdrawIn
 from server_app.exchanges import sum_file
 from server_app.exchanges.sum_file import fold_file
 from server_app.http.audience import Audiences

@@ -22,8 +22,8 @@ from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import JoinRequest
 from fedcore.state import ModelState
-from fedcore.wire.control import HeartbeatIn, RostersOut
 from fedcore.wire.operator import RosterIn, RosterOut
+from fedcore.wire.presence import HeartbeatIn, RostersOut
 from server_app.members.rosters import Rosters
 from server_app.runs.app.messages import Replies
 from tests.support.raising import raises

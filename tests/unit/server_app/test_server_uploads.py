@@ -19,7 +19,7 @@ from fedcore.errors import ConflictingMessage, StorageFull
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.chunks import PART_BYTES
-from fedcore.wire.control import ManifestIn, PartsOut
+from fedcore.wire.uploads import ManifestIn, PartsOut
 from server_app.exchanges.transfers import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.runs.app.messages import PlainReplies, Replies

@@ -13,7 +13,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
-from fedcore.wire.control import HeartbeatIn
+from fedcore.wire.presence import HeartbeatIn
 from server_app.runs.app.messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from fedcore.errors import IllegalTransition
-from fedcore.wire.control import WithdrawalReason, WithdrawIn
+from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 from server_app.exchanges.stages import (
     PARTICIPANT_TRANSITIONS,
     ClientChange,

@@ -22,8 +22,8 @@ from fedcore.federation.admission.refusals import SENTENCES
 from fedcore.run.quorum import quorum_for
 from fedcore.run.requirements import most_corrupt
 from fedcore.run.settings import JobSettings
-from fedcore.wire.control import NUMBERED_CHECKS
 from fedcore.wire.events import RunEvent
+from fedcore.wire.uploads import NUMBERED_CHECKS
 
 SIMULATE = ("simulate", "--engine", "inline")
 

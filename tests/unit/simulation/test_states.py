@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 COUNTING = Path(__file__).parents[2] / "apps" / "counting"
 MODEL = ModelState.from_arrays({"value": np.ones(3, np.float32)})

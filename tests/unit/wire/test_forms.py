@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from fedcore.wire.control import JoinIn, JoinOut, Task
 from fedcore.wire.forms import WIRE, our_forms, our_version, refusal, understands
+from fedcore.wire.presence import JoinIn, JoinOut
+from fedcore.wire.tasks import Task
 
 FIELDS = {2: "cd2e146a"}
 """WIRE -> SHA-256 over the names of the fields, at its beginning, of what both sides have to read alike."""

@@ -11,7 +11,7 @@ from fedcore.run.exchange import encoding_of
 from fedcore.run.privacy_budget import privacy_plan
 from fedcore.run.settings import JobSettings
 from fedcore.state import Layout, TensorSpec
-from fedcore.wire.control import Task
+from fedcore.wire.tasks import Task
 
 LAYOUT = Layout(
     specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)), TensorSpec(name="scale", dtype="BF16", shape=()))

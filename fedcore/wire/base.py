@@ -1,0 +1,52 @@
+"""What all messages between clients and a server are made of: their base, and the types of their fields.
+
+Both apps use these models, so the server's OpenAPI schema is what the client really sends. Vectors and models never
+travel in them: they are octet streams, named by their SHA-256. Bytes are base64 in JSON, digests are lower-case hex.
+Every model refuses unknown keys. Sizes are bounded here, before anything is decoded further.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+MAX_COHORT = 10_000
+SHA256_HEX = r"^[0-9a-f]{64}$"
+
+
+def _decode_base64(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected base64 text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise ValueError("not valid base64") from None
+
+
+def _encode_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+Bytes = Annotated[
+    bytes,
+    BeforeValidator(_decode_base64),
+    PlainSerializer(_encode_base64, return_type=str, when_used="json"),
+]
+Key32 = Annotated[Bytes, Field(min_length=32, max_length=32)]
+Signature64 = Annotated[Bytes, Field(min_length=64, max_length=64)]
+Sha256 = Annotated[str, Field(pattern=SHA256_HEX)]
+ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+MetricValue = float | list[float]
+Scalar = bool | int | float | str
+
+
+class Message(BaseModel):
+    """Base of all control messages: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")

@@ -1,0 +1,120 @@
+"""How a client ends its part in an exchange: with an update, or by a withdrawal that says why."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedcore.wire.base import Bytes, ClientId, Key32, Message, MetricValue, Name, Sha256, Signature64
+
+
+class ReplyError(Message):
+    """Why a client of a plain exchange has no reply, in Flower's codes (`fedcore.run.plain`)."""
+
+    code: int = Field(ge=0, le=2**31 - 1)
+    reason: str | None = Field(max_length=10_000)
+
+
+class ComplaintIn(Message):
+    """A proof that `accused` cheated in what it sealed for the client that withdraws (`fedcore.secagg.Complaint`)."""
+
+    accused: ClientId
+    part: Literal["shares", "pair-secret"]
+    shared: Key32
+    proof: Signature64
+    mlkem_seed: Annotated[Bytes, Field(max_length=64)]
+
+
+class PartsOut(Message):
+    """The parts of a client's update that the server holds, whole and checked: index -> SHA-256."""
+
+    parts: dict[int, Sha256]
+
+
+class ManifestIn(Message):
+    """Ends an upload: the parts sent before it are the client's update, and all of it.
+
+    `digest` is `fedcore.wire.chunks.update_digest`. Secure: `size` is that of the masked vector, and the rest stays
+    empty:
+    names, values and examples travel in the sum. Plain: the update is a record file, of which `examples` and `values`
+    say for the record of the run what they can; or there is an `error`, and no file.
+    """
+
+    digest: Sha256
+    size: int = Field(ge=0)
+    examples: int | None = Field(None, ge=0, le=2**63 - 1)
+    values: dict[Name, MetricValue] = Field({}, max_length=256)
+    error: ReplyError | None = None
+
+
+class WithdrawalReason(StrEnum):
+    """Why a client leaves an exchange; a fixed set, because free text could carry private data.
+
+    `app-failed`, `wrong-records`, `update-refused` and `worker-died` may depend on its data. Only a client that reports
+    failures, or takes part in a plain exchange, ever gives them.
+    """
+
+    POLICY = "policy"
+    APP_FAILED = "app-failed"
+    APP_MISMATCH = "app-mismatch"
+    WRONG_RECORDS = "wrong-records"
+    UPDATE_REFUSED = "update-refused"
+    PROTOCOL_VIOLATION = "protocol-violation"
+    WORKER_DIED = "worker-died"
+    NOT_ELIGIBLE = "not-eligible"
+    STOPPED = "stopped"
+
+
+NUMBERED_CHECKS: Final = frozenset(
+    {
+        "cohort-below-minimum",
+        "threshold-below-minimum",
+        "corrupt-below-minimum",
+        "model-too-large",
+        "too-many-tensors",
+        "too-long",
+        "too-short",
+        "too-many-exchanges",
+        "too-many-releases",
+        "differencing",
+        "noise-shares",
+        "too-little-noise",
+        "privacy-budget",
+    }
+)
+"""Checks that compare two numbers which follow from tasks and a policy, and never from data."""
+Compared = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+
+
+class WithdrawIn(Message):
+    """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one.
+
+    complaint: where another client is why.
+    subject: what the check failed on, such as a key of the run's config; only ever a name that the server itself sent.
+        `stopped` without a check: the agent is being stopped, and is not to be asked until it joins again.
+    asked, allowed: what one of `NUMBERED_CHECKS` compared; no other check has numbers.
+    """
+
+    reason: WithdrawalReason
+    check: str = Field(default="", max_length=64, pattern=r"^[a-z0-9-]*$")
+    complaint: ComplaintIn | None = None
+    subject: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+
+    asked: Compared | None = None
+    allowed: Compared | None = None
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if (self.asked is None) != (self.allowed is None):
+            raise ValueError("asked and allowed come together")
+        if self.asked is not None and self.check not in NUMBERED_CHECKS:
+            raise ValueError("this check has no numbers")
+        return self
+
+    @property
+    def why(self) -> str:
+        """The check, what it failed on and its numbers, as an operator reads it."""
+        numbers = f" (asked {self.asked:.10g}, allowed {self.allowed:.10g})" if self.asked is not None else ""
+        return f"{self.check} {self.subject}".rstrip() + numbers
