@@ -159,7 +159,7 @@ class Sites(ExchangeBackend):
         """The grids here deliver themselves."""
         raise NotImplementedError
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """Nobody looks at it here."""
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:

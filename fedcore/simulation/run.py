@@ -270,7 +270,7 @@ class Simulation:
         """Say that the ServerApp asks for nodes and goes on asking."""
         self.emit(Warned(line=waiting_for(nodes, setting, present, self.clients, ())))
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """Tell of what the strategy made of replies; a model may be judged by it."""
         self.emit(figures)
         if self.enough is not None and self.enough(figures):

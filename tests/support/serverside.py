@@ -168,7 +168,7 @@ class ScriptedApp:
         assert isinstance(answer, PlainReplies | ExchangeRefused)
         return answer
 
-    def found(self, server_round: int, source: FigureSource, **metrics: float) -> None:
+    def report_figures(self, server_round: int, source: FigureSource, **metrics: float) -> None:
         """Tell what the strategy made of replies."""
         figures = FiguresFound(server_round=server_round, source=source, metrics=metrics)
         self._asked.put_nowait(Found(figures=figures))

@@ -75,7 +75,7 @@ class _Ending:
             self._questions = self._simulation()
         return self._questions.ask(request)
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """There is nothing yet."""
 
     def _simulation(self) -> PlainSimulation:

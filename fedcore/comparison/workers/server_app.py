@@ -105,7 +105,7 @@ class PooledBackend:
         """Nothing is aggregated here."""
         raise UsageError("centralized training knows no secure exchanges")
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """All of it comes with the results."""
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:

@@ -54,7 +54,7 @@ class ExchangeBackend(Protocol):
         """
         ...
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """Hear what the strategy made of replies; before the next exchange, or the end of the run."""
         ...
 
@@ -194,7 +194,7 @@ class ExchangeGrid(Grid):
     def report_figures(self) -> None:
         """Report to the backend what the strategy has computed since the last report."""
         for figures in self._figures.of(self.result):
-            self.backend.found(figures)
+            self.backend.report_figures(figures)
 
     def _check_started(self, messages: Sequence[Message] = ()) -> None:
         """Refuse to go past a model that the run is to start from; raises ConfigurationError."""

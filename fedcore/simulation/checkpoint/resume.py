@@ -247,10 +247,10 @@ class Resumable:
         )
         return found
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """As `ExchangeBackend`; those before the last kept answer are among the events that were kept."""
         if self._number >= len(self._steps):
-            self.simulation.found(figures)
+            self.simulation.report_figures(figures)
 
     def _answer(
         self,

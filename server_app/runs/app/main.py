@@ -119,7 +119,7 @@ class ServerBackend:
                 case _:
                     raise WorkerDied("the server gave an answer to another question")
 
-    def found(self, figures: FiguresFound) -> None:
+    def report_figures(self, figures: FiguresFound) -> None:
         """Tell what the strategy made of replies; nobody answers."""
         with self._lock:
             self._server.send(Found(figures=figures))

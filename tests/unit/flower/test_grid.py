@@ -29,7 +29,7 @@ class Mean:
     def nodes(self) -> list[int]:
         return list(NODES)
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:

@@ -53,7 +53,7 @@ class Cohort:
             for by in MEANS
         ]
 
-    def found(self, figures: Any) -> None:
+    def report_figures(self, figures: Any) -> None:
         """What the strategy made of replies is not looked at."""
 
     def ask(self, request: Any) -> Any:

@@ -54,7 +54,7 @@ class Cohort:
     def nodes(self) -> list[int]:
         return list(self.connected)
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:

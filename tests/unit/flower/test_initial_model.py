@@ -37,7 +37,7 @@ class Echo:
         metrics = {} if trains else {"loss": 0.5}
         return [ExchangeReply(node=0, state=state if trains else None, examples=3, metrics=metrics)]
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def ask(self, request: object) -> list[PlainReply]:

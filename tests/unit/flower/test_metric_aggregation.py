@@ -192,7 +192,7 @@ class Cohort:
     def nodes(self) -> list[int]:
         return [1, 2]
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:

@@ -37,7 +37,7 @@ class Asked:
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         raise AssertionError(request)
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:

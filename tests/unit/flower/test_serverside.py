@@ -28,7 +28,7 @@ class Limited:
     def nodes(self) -> list[int]:
         return [1, 2, 3]
 
-    def found(self, figures: object) -> None:
+    def report_figures(self, figures: object) -> None:
         del figures
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:

@@ -85,7 +85,7 @@ async def test_what_the_strategy_reads_off_sums_may_tell_the_best(federation: Fe
 
     async def judge(here: Site, app: ScriptedApp, number: int, auc: float) -> None:
         await evaluate(here, app, model_of(number), {"auc/sums": 0.5})
-        app.found(number, "evaluate", auc=auc)
+        app.report_figures(number, "evaluate", auc=auc)
 
     async with site(federation, tmp_path) as first:
         run, app = await first.begin({"best-model": "auc:max"})
@@ -97,13 +97,13 @@ async def test_what_the_strategy_reads_off_sums_may_tell_the_best(federation: Fe
         app = await started(second)
         for number, auc in ((1, 0.625), (2, 0.75)):
             await app.exchange(model_of(number), ALL, message_type="evaluate")
-            app.found(number, "evaluate", auc=auc)
+            app.report_figures(number, "evaluate", auc=auc)
         await app.nodes()
         app_sha256 = (await second.show(run)).app_sha256
         await asyncio.gather(*(member.join(app_sha256) for member in second.members.values()))
         await judge(second, app, 3, 0.6875)
-        app.found(3, "train", auc=0.99)
-        app.found(2, "evaluate", auc=0.98)
+        app.report_figures(3, "train", auc=0.99)
+        app.report_figures(2, "evaluate", auc=0.98)
         ended = await second.finish(run, app, model_of(3))
         assert await best(second, run, tmp_path) == (2.0, "auc = 0.75, the largest")
     told = [(one["server_round"], one["source"], one["metrics"]["auc"]) for one in events_of(ended, "figures")]
