@@ -32,33 +32,33 @@ from support.flower_rows import MODES, ROWS, Outcome, Row, simulated, verdict  #
 
 
 def render() -> str:
-    """The table as Markdown; simulates every app."""
+    """The table as Markdown, apps with the same verdicts in one row; simulates every app."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    lines = [
-        "| app | simulated, plain | simulated, secure | processes, plain | processes, secure |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    reasons: list[str] = []
+    together: dict[tuple[str, ...], list[str]] = {}
     for row in ROWS:
         flower = Outcome.from_json(kept["flower"][row.key])
-        cells = [_cell(row, mode, simulated(row, mode), flower, reasons) for mode in MODES]
+        cells = []
         for mode in MODES:
-            run = kept["processes"][mode].get(row.key)
-            cells.append(_cell(row, mode, Outcome.from_json(run), flower, reasons) if run else "")
-        lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
-    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join([*lines, "", *notes]) + "\n"
+            process = kept["processes"][mode].get(row.key)
+            outcomes = [simulated(row, mode), *([Outcome.from_json(process)] if process else [])]
+            cells.append(_cell([_verdict(row, mode, outcome, flower) for outcome in outcomes]))
+        together.setdefault(tuple(cells), []).append(row.title)
+    lines = ["| app | " + " | ".join(MODES) + " |", "| --- | " + " | ".join("---" for _ in MODES) + " |"]
+    lines += [f"| {'; '.join(apps)} | " + " | ".join(cells) + " |" for cells, apps in together.items()]
+    return "\n".join(lines) + "\n"
 
 
-def _cell(row: Row, mode: str, outcome: Outcome, flower: Outcome, reasons: list[str]) -> str:
-    """The verdict, with the number of its reason."""
-    said = verdict(row, mode, outcome, flower)
-    if said == "same":
-        return said
-    reason = _reason(outcome.error or said)
-    if reason not in reasons:
-        reasons.append(reason)
-    return f"{said.partition(':')[0]} ({reasons.index(reason) + 1})"
+def _verdict(row: Row, mode: str, outcome: Outcome, flower: Outcome) -> str:
+    """Same, or what it was instead and why."""
+    full = verdict(row, mode, outcome, flower)
+    return full if full == "same" else f"{full.partition(':')[0]}: {_reason(outcome.error or full)}"
+
+
+def _cell(verdicts: Sequence[str]) -> str:
+    """The verdict of simulation and processes; both, if they differ."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return f"simulated: {verdicts[0]}; in processes: {verdicts[1]}"
 
 
 def _reason(error: str) -> str:
@@ -66,7 +66,7 @@ def _reason(error: str) -> str:
     text = error.partition(" cannot run with secure aggregation: ")[2] or error
     text = re.sub(r"^\S+:\d+: ", "", text)
     text = re.sub(r" \([\w/.]+:\d+\)", "", text)
-    text = re.split(r"\. |; (?=with)", text)[0]
+    text = re.split(r"\. |; (?=with)|, in place of|: of fewer", text)[0]
     return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH].rsplit(" ", 1)[0] + " ..."
 
 

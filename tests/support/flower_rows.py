@@ -94,29 +94,29 @@ def _own() -> Iterator[Row]:
         "Robust": "FedAvg with a robust `aggregate_train`",
         "OwnStart": "FedMedian with a `start` of its own",
         "Logged": "FedAvg that counts rounds in `aggregate_train`",
-        "DeclaredLogged": "the same with `mean_only = True`",
+        "DeclaredLogged": "FedAvg that counts rounds, with `mean_only = True`",
         "weighted-loss": "own `evaluate_metrics_aggr_fn`, a weighted mean",
-        "declared-loss": "the same with `@mean_only`",
+        "declared-loss": "own weighted mean of metrics with `@mean_only`",
     }.items():
         checked = name == "Robust"
         yield Row(title=title, module="own_strategies", client_module="quickstart", strategy=name, checked=checked)
     for name, title in {
         "HalvingAvg": 'FedAvg that halves `config["lr"]`, which the run config has too, each round',
-        "HalvingAdagrad": "FedAdagrad that does the same",
+        "HalvingAdagrad": "FedAdagrad that does so too",
     }.items():
         yield Row(title=title, module="schedules", strategy=name)
     yield Row(title="epsilon of each client's accountant, own maximum", module="epsilon")
     parts = {"server": "counting_server", "client": "counting_client"}
-    yield Row(title="the same with `maximum` over a grid", module="epsilon", **parts)
+    yield Row(title="epsilon, `maximum` over a grid", module="epsilon", **parts)
 
 
 def _loops() -> Iterator[Row]:
     """Everything without a strategy."""
     for server, title in {
         "server": "own loop, `send_and_receive`",
-        "declared": "the same with `@mean_only`",
+        "declared": "own loop, `send_and_receive`, with `@mean_only`",
         "pushing": "own loop, `push_messages` and `pull_messages`",
-        "pushing_declared": "the same with `@mean_only`",
+        "pushing_declared": "own loop, `push_messages`, with `@mean_only`",
     }.items():
         checked = server == "pushing_declared"
         yield Row(title=title, module="loops", server=server, client_module="quickstart", checked=checked)
@@ -128,7 +128,7 @@ def _loops() -> Iterator[Row]:
         yield Row(title=title, module="several_records", server=server, client=f"{server}_client", checked=checked)
     for server, title in {
         "histogram": "`@app.query`, histogram",
-        "histogram_declared": "the same with `@sum_only`",
+        "histogram_declared": "`@app.query`, histogram, with `@sum_only`",
         "survival_of_patients": "Kaplan-Meier from the patients' rows",
         "survival_declared": "Kaplan-Meier from counts, `@sum_only`",
     }.items():
@@ -151,7 +151,7 @@ def _legacy() -> Iterator[Row]:
     for name, title in {
         "FedAvg": "legacy: `client_fn`, `server_fn`, `NumPyClient`",
         "weighted-average": "legacy, with Flower's template `weighted_average`",
-        "declared-average": "the same with `@mean_only`",
+        "declared-average": "legacy, own `weighted_average` with `@mean_only`",
     }.items():
         yield Row(title=title, module="legacy", strategy=name, checked=name == "FedAvg")
     for name in (*AVERAGES[1:], "FedMedian", "FedTrimmedAvg", "Krum", "QFedAvg", "FaultTolerantFedAvg"):
