@@ -26,6 +26,8 @@ FOLDERS: Final = (
     "benchmarks",
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
 )
 WORDS: Final = {
     r"whoever": "name who: a client, an owner, the caller",
