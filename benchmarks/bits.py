@@ -9,7 +9,7 @@ test vectors. Of each: SHA-256 of the models' tensors, and every metric of every
 that it does not matter where modules lie. The codec's rounding and the draws of groups are fixed (`bits_draws`); keys
 and masks are not, since they cancel exactly.
 
-Floats come out alike only on the same processor with the same libraries. Exit status of --check: 0 where all is alike,
+Floats come out alike only on the same processor with the same libraries. Exit status of --check: 0 if all is alike,
 1 where something differs, which is named, 3 where the machine is another one and nothing can be said.
 """
 
@@ -233,7 +233,7 @@ def process(command: Sequence[str], log: Path, stdout: int | None = None) -> Ite
 
 
 def said_by(command: Sequence[str]) -> str:
-    """A command's output; FedcoreError where it fails."""
+    """A command's output; FedcoreError if it fails."""
     say(" ".join(command[1:6]))
     done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
     if done.returncode:

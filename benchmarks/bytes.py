@@ -1,4 +1,4 @@
-"""Accuracy against bytes: secure runs whose uploads take 0.5, 0.25, 0.1 and 0.05 of float32, beside plain ones.
+"""Accuracy against bytes: secure runs whose uploads take 0.5, 0.25, 0.1 and 0.05 of float32, next to plain ones.
 
     python benchmarks/bytes.py --data-dir DATA [--quick] [--seeds N] [--json]
 

@@ -47,7 +47,7 @@ class Server:
         self._process.start()
 
     async def ready(self) -> None:
-        """Until it listens; raises EnvironmentFailure where it ends, or does not come up."""
+        """Until it listens; raises EnvironmentFailure if it ends, or does not come up."""
         assert self._process is not None, "start it first"
         while not self._ready.exists():
             if not self._process.is_alive() or time.monotonic() > self.started + START_SECONDS:

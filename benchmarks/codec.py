@@ -1,4 +1,4 @@
-"""What encoding and decoding cost beside a copy, and how exact the decoded mean is.
+"""What encoding and decoding cost compared with a copy, and how exact the decoded mean is.
 
     python benchmarks/codec.py [--quick] [--json] [--large 1e8 1e9]
 
@@ -71,7 +71,7 @@ COPY = Case(work="copy", bits=0, threads=1)
 
 def main() -> int:
     """The command line."""
-    options = parser("What encoding and decoding cost beside a copy, and how exact the decoded mean is.")
+    options = parser("What encoding and decoding cost compared with a copy, and how exact the decoded mean is.")
     add_patience(options)
     options.add_argument(
         "--large", type=float, nargs="+", default=[], metavar="D", help="also go through vectors of D elements"

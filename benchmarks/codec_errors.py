@@ -10,7 +10,7 @@ examples: the largest difference between the secure and the plain model, element
 carried along the run (benchmarks/codec_runs.py says how). Repeats are exchanges that were asked for again since an
 update was too large.
 
-neighbour_over_roundoff: a small tensor beside one that changes 10^15 times as much, in a run's third exchange: its
+neighbour_over_roundoff: a small tensor next to one that changes 10^15 times as much, in a run's third exchange: its
 error over the roundoff of float32 in its update, both as L2 norms.
 
 outlier_over_update: 20 exchanges, in one of which one element of one client changes by 1e5: the largest error of any

@@ -99,7 +99,7 @@ class Apart:
 
     @property
     def ratio(self) -> float:
-        """Difference over bound; 0 where there is no difference."""
+        """Difference over bound; 0 if there is no difference."""
         return self.difference / self.bound if self.difference else 0.0
 
 

@@ -43,7 +43,7 @@ CLIENTS = 3
 SCANS = 60
 TRIPLES = 200
 SHARES = (1.0, 0.6, 0.4)
-"""How large the three clients' updates are beside each other."""
+"""How large the three clients' updates are compared with each other."""
 TOLD_AIM = 0.005
 _SAME = 1e-6
 
@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         benchmark="codec_scales",
         figures=(Figure(name="single_elements_told", value=max(list(shares.values())[-2:]), aim=TOLD_AIM),),
         tables=(Table(title="What comes out", header=("asked for", "told"), rows=tuple(rows)),),
-        notes=(f"{CLIENTS} clients, Gaussian updates of {elements} elements, {SHARES} beside each other",),
+        notes=(f"{CLIENTS} clients, Gaussian updates of {elements} elements, {SHARES} compared with each other",),
     )
 
 
@@ -201,7 +201,7 @@ def ruled_scales(updates: NDArray[np.float32], count: int = SCANS) -> list[float
 
 
 def from_power_sums(total: float, sizes: float, powers: float) -> tuple[float, float, float] | None:
-    """Three values from their sum, that of their magnitudes and of the fourth powers; None where it is not clear."""
+    """Three values from their sum, that of their magnitudes and of the fourth powers; None if it is not clear."""
     found = []
     for lone, pair, sign in (
         ((sizes + total) / 2, (sizes - total) / 2, 1),

@@ -105,7 +105,7 @@ async def _run(http: httpx.AsyncClient, agents: int) -> dict[str, Any]:
 
 
 def report(agents: int, joined: float, state: dict[str, Any]) -> Report:
-    """The figures; raises RunFailed where the run did not end well."""
+    """The figures; raises RunFailed if the run did not end well."""
     if state["status"] != "finished":
         raise RunFailed(f"the run {state['status']}: {state['reason']}")
     done = [one for one in state["events"] if one["event"]["kind"] == "exchange-done"]

@@ -104,7 +104,7 @@ class Report:
         }
 
     def markdown(self, *, command: str, date: datetime, commit: str = "") -> str:
-        """The report for people, with what is needed to measure it again. commit: of the code; empty where unknown."""
+        """The report for people, with what is needed to measure it again. commit: of the code; empty if unknown."""
         packages = ", ".join(f"{name} {number}" for name, number in self.machine["packages"].items())
         head = (
             f"# {self.benchmark}\n\n"
@@ -222,7 +222,7 @@ def _command() -> str:
 
 
 def _commit() -> str:
-    """That of this repository, and whether code lies there that is in none; empty where git does not know."""
+    """That of this repository, and whether code lies there that is in none; empty if git does not know."""
     git = ["git", "-C", str(Path(__file__).resolve().parent)]
     try:
         hash_, changed = (

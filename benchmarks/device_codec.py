@@ -7,7 +7,7 @@ peers. upload_ready_over_host: the seconds from a trained model in a file to a m
 that the host's processor takes with all its threads; the largest of --parameters that fit. The files lie in memory
 (/dev/shm) where that has room for them.
 
-Where there is no device it says so, and has Triton's interpreter make the words of every width on the processor: then
+If there is no device it says so, and has Triton's interpreter make the words of every width on the processor: then
 words_that_differ is the only figure. It is counted on a device as well.
 """
 

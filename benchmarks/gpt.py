@@ -2,7 +2,7 @@
 
     python benchmarks/gpt.py [--size 100m] [--precision bf16] [--compile] [--quick] [--json]
 
-On a GPU where there is one: a process group of one rank over NCCL, DDP. Without one it runs on the processor, where
+On a GPU if there is one: a process group of one rank over NCCL, DDP. Without one it runs on the processor, where
 a small size shows that it works. The matrix rate is that of a large square product in the same precision, measured in
 the same run; a step's flops are those of the model (`flops_per_token`), without what is computed twice.
 """

@@ -198,7 +198,7 @@ def _command(part: str, out: Path, *, quick: bool) -> list[str]:
 
 
 def finish_within(command: list[str], limit: float, log: Path, environment: dict[str, str]) -> int | None:
-    """The exit status of a command, None where it took too long; what it started ends with it."""
+    """The exit status of a command, None if it took too long; what it started ends with it."""
     with log.open("wb") as told:
         child = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=told, stderr=told,
@@ -215,7 +215,7 @@ def finish_within(command: list[str], limit: float, log: Path, environment: dict
 
 
 def _device() -> str:
-    """The GPU's name, empty where there is none. In a process of its own, since this one shall not hold the device."""
+    """The GPU's name, empty if there is none. In a process of its own, since this one shall not hold the device."""
     asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
 

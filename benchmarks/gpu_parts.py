@@ -38,7 +38,7 @@ LARGEST_SECONDS = 50.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is trained. flops: of one example's step; 0 where nobody counted them."""
+    """What is trained. flops: of one example's step; 0 if nobody counted them."""
 
     name: str
     build: Callable[[], nn.Module]

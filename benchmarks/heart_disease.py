@@ -149,7 +149,7 @@ class Cell:
 
 def main() -> int:
     """The command line."""
-    options = data_parser("Secure federated learning at four hospitals and its baselines, beside FLamby's table.")
+    options = data_parser("Secure federated learning at four hospitals and its baselines, next to FLamby's table.")
     return run(measure, options.parse_args())
 
 

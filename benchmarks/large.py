@@ -117,7 +117,7 @@ class LargeRun:
 
 
 def measure_large(parameters: int, *, folder: Path | None) -> LargeRun:
-    """Go through one size in a fresh process. Raises EnvironmentFailure where it does not end well."""
+    """Go through one size in a fresh process. Raises EnvironmentFailure if it does not end well."""
     command = [sys.executable, str(Path(__file__).resolve()), "--parameters", str(parameters)]
     command += ["--folder", str(folder)] if folder else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def go_through(parameters: int, folder: Path) -> LargeRun:
-    """All stages, with files in `folder`. Raises EnvironmentFailure where memory or disk do not suffice."""
+    """All stages, with files in `folder`. Raises EnvironmentFailure if memory or disk do not suffice."""
     layout = _layout(parameters)
     encoding = Encoding(
         settings=CodecSettings(w_max=EXAMPLES, field_bits=BITS),
@@ -221,7 +221,7 @@ def _check_room(encoding: Encoding, folder: Path) -> None:
         raise EnvironmentFailure(f"{folder} has no room for {files / MIB:.0f} MiB of models; choose another --folder")
     words = encoding.words * 8
     if psutil.virtual_memory().available < 1.5 * words:
-        raise EnvironmentFailure(f"the vector takes {words / MIB:.0f} MiB, which is too much beside what runs here")
+        raise EnvironmentFailure(f"the vector takes {words / MIB:.0f} MiB, which is too much next to what runs here")
 
 
 def _write_models(layout: Layout, folder: Path) -> None:

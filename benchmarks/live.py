@@ -108,7 +108,7 @@ def live_federation(
 
 
 def wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
-    """Until all are connected; raises EnvironmentFailure where one ends or they take too long."""
+    """Until all are connected; raises EnvironmentFailure if one ends or they take too long."""
     context = ssl.create_default_context(cafile=str(kit.ca_file))
     headers = {"Authorization": f"Bearer {kit.token}"}
     deadline = time.monotonic() + JOIN_SECONDS

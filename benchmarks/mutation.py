@@ -157,7 +157,7 @@ def _count(name: str, outcomes: Sequence[Outcome], excused: Collection[str]) -> 
 
 
 def _survivors(survivors: Iterable[Outcome], allowed: Mapping[str, str]) -> Iterable[Table]:
-    """A table each for those that must not survive, those that may, and the rest; none where it would be empty."""
+    """A table each for those that must not survive, those that may, and the rest; none if it would be empty."""
     groups: dict[str, list[Outcome]] = {
         "Security mutants that survived": [],
         "Other mutants that survived": [],

@@ -118,7 +118,7 @@ class Worker:
             self._process.kill()
 
     def ask(self, request: Request) -> Answer:
-        """One run; EnvironmentFailure where the worker has died, or imported the package from elsewhere."""
+        """One run; EnvironmentFailure if the worker has died, or imported the package from elsewhere."""
         if self._process.stdin is None or self._process.stdout is None:
             raise AssertionError("the worker was started with pipes")
         try:
@@ -209,7 +209,7 @@ class Campaign:
 def campaign(subject: Subject, jobs: int) -> Iterator[Campaign]:
     """Copy the subject, run its tests once as it is, and keep `jobs` workers.
 
-    Raises ConfigurationError where a test fails without any mutant.
+    Raises ConfigurationError if a test fails without any mutant.
     """
     with tempfile.TemporaryDirectory(prefix="mutation-") as name, ExitStack() as stack:
         folders = [Path(name).resolve() / str(number) for number in range(jobs)]

@@ -42,7 +42,7 @@ _MIB = float(1 << 20)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Raises EnvironmentFailure where there is no Chromium."""
+    """Raises EnvironmentFailure if there is no Chromium."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise EnvironmentFailure("this needs Chromium: install Debian's package chromium")

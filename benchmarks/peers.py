@@ -1,4 +1,4 @@
-"""A round of fedcore beside one of Flower and of NVIDIA FLARE: the same app, sizes and clients in one run.
+"""A round of fedcore next to one of Flower and of NVIDIA FLARE: the same app, sizes and clients in one run.
 
     python benchmarks/peers.py [--quick] [--json] [--only flower]
 
@@ -93,8 +93,8 @@ Cells = dict[tuple[str, str, int], Cell]
 
 def main() -> int:
     """The command line."""
-    options = parser("A round beside Flower and NVIDIA FLARE, plain and secured.")
-    options.add_argument("--only", action="append", choices=tuple(OPENERS), help="a framework beside ours; repeatable")
+    options = parser("A round next to Flower and NVIDIA FLARE, plain and secured.")
+    options.add_argument("--only", action="append", choices=tuple(OPENERS), help="a framework next to ours; repeatable")
     options.add_argument("--clients", type=int, help=f"client processes (default {CLIENTS})")
     options.add_argument("--parameters", type=float, action="append", help="size of the model (default 1e6 and 1e7)")
     options.add_argument("--rounds", type=int, help=f"measured rounds of a run and one more (default {ROUNDS})")

@@ -79,7 +79,7 @@ def measured(job: Job, begins: Sequence[Sequence[float]], watch: Watch, *, befor
     """begins: for each client, when its work began in each round, in seconds of the wall clock. before: rounds of the
     run before these.
 
-    Raises EnvironmentFailure where a client missed a round or the run had but one: then there is nothing to measure.
+    Raises EnvironmentFailure if a client missed a round or the run had but one: then there is nothing to measure.
     """
     if len(begins) != job.clients or any(len(times) != job.rounds for times in begins) or job.rounds < 2:
         counts = ", ".join(str(len(times)) for times in begins)
@@ -115,7 +115,7 @@ class WorkLog:
 
 
 def wait_for(condition: Callable[[], bool], what: str, group: ProcessGroup, seconds: float = START_SECONDS) -> None:
-    """Until it holds; raises EnvironmentFailure where a process ends before, or it takes too long."""
+    """Until it holds; raises EnvironmentFailure if a process ends before, or it takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():
         group.check()
@@ -292,7 +292,7 @@ def _flower_environment(folder: Path, ca: Path, port: int) -> dict[str, str]:
 
 
 def _script(name: str) -> Path:
-    """A command of this environment; raises EnvironmentFailure where it is missing."""
+    """A command of this environment; raises EnvironmentFailure if it is missing."""
     beside = Path(sys.executable).parent / name
     if beside.exists():
         return beside

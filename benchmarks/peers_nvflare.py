@@ -151,7 +151,7 @@ def _provision(python: Path, folder: Path, clients: int, port: int, ports: dict[
 
 
 def _environment() -> Path:
-    """Its Python, made at the first use; raises EnvironmentFailure where pip cannot install it."""
+    """Its Python, made at the first use; raises EnvironmentFailure if pip cannot install it."""
     python = ENVIRONMENT / "bin" / "python"
     done = ENVIRONMENT / "installed"
     wanted = "\n".join(PACKAGES)

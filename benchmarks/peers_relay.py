@@ -158,7 +158,7 @@ class Watch:
 
 
 def proportional_bytes(pid: int) -> int:
-    """What the process and all that it started hold in memory; 0 where it is gone."""
+    """What the process and all that it started hold in memory; 0 if it is gone."""
     return sum(_pss(each) for each in _tree(pid))
 
 

@@ -210,7 +210,7 @@ def serve_bare(report: ReportSink, folder: Path, size: int, count: int, pairs: i
 
 
 def measure_ray(size: str, count: int, turns: int) -> list[float]:
-    """Pairs a second in each turn; empty where Ray is not installed."""
+    """Pairs a second in each turn; empty if Ray is not installed."""
     environment = {**quiet_environment(), **RAY_ENVIRONMENT}
     with tempfile.TemporaryDirectory(prefix="fedcore-ps-") as name, Workers(Path(name), environment) as workers:
         reports = workers.call("ray", push_pull_on_ray, SIZES[size], count, PAIRS[size], turns, silence=_SILENCE)

@@ -24,7 +24,7 @@ class Rate(WorkerReport):
 def push_pull_on_ray(report: ReportSink, size: int, count: int, pairs: int, turns: int) -> None:
     """One server, `count` workers, vectors of `size` float32; reports a `Rate` for each turn after one to warm up.
 
-    Reports nothing where Ray is not installed.
+    Reports nothing if Ray is not installed.
     """
     try:
         import ray

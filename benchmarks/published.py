@@ -92,7 +92,7 @@ def listing(arguments: argparse.Namespace) -> Report:
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[Cell, ...]:
-    """The cells of the table that were asked for; raises ConfigurationError where there is none."""
+    """The cells of the table that were asked for; raises ConfigurationError if there is none."""
     cells = TABLES[arguments.table].cells
     if arguments.quick:
         return cells[:1]

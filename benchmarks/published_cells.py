@@ -1,7 +1,7 @@
 """What is run for each table of published results: cells, their settings, and the figures that were published.
 
 Sources: McMahan et al. 2017 (arXiv 1602.05629), tables 1 and 2; adap/flower@fdef7af, baselines/niid_bench README; Li et
-al. 2020 (arXiv 1812.06127), whose results are figures only, so that the values beside ours are those of a rebuild in
+al. 2020 (arXiv 1812.06127), whose results are figures only, so that the values next to ours are those of a rebuild in
 NumPy; owkin/FLamby@edacf54; LEAF (arXiv 1812.01097).
 """
 
@@ -28,7 +28,7 @@ class Cell:
     """One number of a published table, and the runs that are to meet it.
 
     rounds: that are run at most. rates: learning rates of which the best counts; the first is the one that is run
-    unless others are asked for. target: accuracy in per cent whose rounds count; None where the accuracy does.
+    unless others are asked for. target: accuracy in per cent whose rounds count; None if the accuracy does.
     published: the figure, or figures where tables of the same paper differ. seeds: of the runs. minutes: of one run on
     one quiet core, about.
     """
@@ -366,7 +366,7 @@ TABLES: Final[Mapping[str, TableOf]] = {
         notes=(
             "30 devices, 10 in each of 200 rounds, 20 epochs, batch 10, lr 0.01; late ones are left out, or do 1 to 19 "
             "epochs; accuracy is the mean over the last ten rounds, on the test samples of all devices",
-            "the paper has figures only; beside ours stands a rebuild in NumPy over 3 seeds, whose data were drawn by "
+            "the paper has figures only; next to ours is a rebuild in NumPy over 3 seeds, whose data were drawn by "
             "other seeds than ours, and data sets of one kind differ by some points",
             "Synthetic IID, mu = 0: seeds 42 to 44 draw 5,500 to 6,800 samples, where 13,600 are the mean. Looked at "
             "after that miss, and not in the figure: seeds 4 and 6 (--seeds 4 6), as they draw 12,000, come "

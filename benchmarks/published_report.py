@@ -21,7 +21,7 @@ _SHOWN = 10
 class Result:
     """What came of one cell under one aggregation, at the learning rate that did best.
 
-    value: rounds to the target, or accuracy in per cent, the mean over the seeds; None where a target was not reached.
+    value: rounds to the target, or accuracy in per cent, the mean over the seeds; None if a target was not reached.
     tried: all rates that were run.
     """
 

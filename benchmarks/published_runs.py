@@ -132,7 +132,7 @@ class Shelf:
     folder: Path
 
     def outcome(self, run: Run) -> Outcome | None:
-        """What is known of a run, be it cut short; None where it never had a round."""
+        """What is known of a run, be it cut short; None if it never had a round."""
         try:
             kept = json.loads((self.folder / f"{run.key}.json").read_text(encoding="utf-8"))
         except FileNotFoundError:

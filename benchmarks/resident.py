@@ -28,7 +28,7 @@ def peak_resident_bytes(pid: int) -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak begin again at what is held now; raises EnvironmentFailure where the kernel does not allow it."""
+    """Let the peak begin again at what is held now; raises EnvironmentFailure if the kernel does not allow it."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
     except OSError as error:

@@ -63,7 +63,7 @@ class _Work:
 def measure_floor(folder: Path, parameters: int, *, clients: int, turns: int) -> Floor:
     """The floor for a model of that size; one turn more is made, and not counted.
 
-    folder: of a federation's server, with its certificate. Raises EnvironmentFailure where a sum is wrong.
+    folder: of a federation's server, with its certificate. Raises EnvironmentFailure if a sum is wrong.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")

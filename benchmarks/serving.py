@@ -1,4 +1,4 @@
-"""What one server carries: bytes a second beside raw sockets, and hundreds or thousands of members.
+"""What one server carries: bytes a second next to raw sockets, and hundreds or thousands of members.
 
     python benchmarks/serving.py [--quick] [--json]
 

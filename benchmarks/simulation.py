@@ -5,9 +5,9 @@ r"""The simulation next to its peers: Flower's own, pfl-research, and a bare loo
 Each arm is a process (`simulation_arm.py`) that simulates the same model, clients and rounds, on random numbers. Arms
 of one part take turns, round by round, and those that wait are stopped; so all meet the same machine, and what is
 compared are the rounds of one turn. A first round lasts from the start of its process to the round's end, imports and
-workers included, and each arm has the machine to itself for it. Nobody tests a model. `flower`, `thousands`: beside
+workers included, and each arm has the machine to itself for it. Nobody tests a model. `flower`, `thousands`: next to
 Flower's simulation of the same app, which has one processor for each of its actors, so that all processors work.
-`loop`: beside training and averaging alone. `secure`: a secure sum over 10,000 clients.
+`loop`: next to training and averaging alone. `secure`: a secure sum over 10,000 clients.
 
 pfl-research is no dependency; for `pfl` it is installed into a folder of its own, which --pfl names:
 
@@ -60,7 +60,7 @@ class Found:
 
 def main() -> int:
     """The command line."""
-    options = parser("The simulation beside Flower's own, pfl-research, and a bare loop over the same clients.")
+    options = parser("The simulation next to Flower's own, pfl-research, and a bare loop over the same clients.")
     options.add_argument("--parts", nargs="+", choices=list(PARTS), help="which parts (default: all; smallest: secure)")
     options.add_argument("--pfl", type=Path, metavar="FOLDER", help="where pfl-research is installed")
     options.add_argument("--turns", type=int, help="rounds of each arm after its first (default 5, quick 2)")
@@ -305,7 +305,7 @@ def _has_flower(found: Found) -> bool:
     if find_spec("ray") is not None:
         return True
     note = (
-        "parts beside Flower were left out: its simulation needs Ray, which `pip install 'fedcore[simulation]'` brings"
+        "parts next to Flower were left out: its simulation needs Ray, which `pip install 'fedcore[simulation]'` brings"
     )
     if note not in found.notes:
         found.notes.append(note)

@@ -2,7 +2,7 @@
 
 Between two rounds an arm says what the last one took, and waits; so arms take turns, round by round, and the machine
 treats all of them alike. A round lasts from one `configure_train` of Flower's strategy to the next, or from one turn of
-the loop to the next where there is no strategy.
+the loop to the next if there is no strategy.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def once(command: Sequence[str], environment: dict[str, str]) -> Seconds:
-    """Start a process and wait for its end; raises EnvironmentFailure where it fails."""
+    """Start a process and wait for its end; raises EnvironmentFailure if it fails."""
     began = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

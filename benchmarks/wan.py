@@ -62,7 +62,7 @@ Curves = Mapping[str, tuple[CurvePoint, ...]]
 
 
 def _accuracy(point: CurvePoint) -> float:
-    """0 where it was not measured."""
+    """0 if it was not measured."""
     return number_of(point.metrics, "accuracy") or 0.0
 
 
@@ -88,7 +88,7 @@ class Study:
         return tuple(math.floor(share * best * 1000) / 1000 for share in TARGETS)
 
     def reached(self, network: str, label: str, target: float) -> float | None:
-        """Simulated seconds of the first evaluation at the target or above; None where there is none."""
+        """Simulated seconds of the first evaluation at the target or above; None if there is none."""
         return next(
             (point.simulated_seconds for point in self.curves[network][label] if _accuracy(point) >= target),
             None,
@@ -177,7 +177,7 @@ def retime(
 
 
 def _each_round(totals: Sequence[float]) -> float:
-    """Of one round; the first one's is left out where there are others, since it may hold the first model."""
+    """Of one round; the first one's is left out if there are others, since it may hold the first model."""
     return (totals[-1] - totals[0]) / (len(totals) - 1) if len(totals) > 1 else totals[0]
 
 

@@ -314,7 +314,7 @@ def _median(found: Sequence[Closeness]) -> Closeness:
 
 
 def small_cohorts() -> Table:
-    """Epsilon of a whole run as stated, and for who looks from beside c clients that help the server."""
+    """Epsilon of a whole run as stated, and for somebody who looks from next to c clients that help the server."""
     rows = []
     for (members, helping), epsilon in product(SIZES, EPSILONS):
         settings = JobSettings(dp_epsilon=epsilon, dp_rounds=ROUNDS_OF_A_RUN, clip_norm=1.0)

@@ -36,7 +36,7 @@ WORDS: Final = {
     r"comes? of (?:it|them|that|this)": "name the result",
     r"becomes? of": "what happens to",
     r"in the place of": "instead of, in place of",
-    r"beside (?:it|them|that|this|the|its|their)": "next to, in addition to, as well as",
+    r"beside(?!:)": "next to, in addition to, as well as",
     r"of (?:ours|theirs|one's own)": "our, their, your own",
     r"(?:is|are|was|were) told (?:so|why|what|to|of|that|by|how|when|where)": "say who tells whom",
     r"as far as (?:is|that is) known": "say who knows",
@@ -48,6 +48,12 @@ WORDS: Final = {
     r"there at once": "available together",
     r"has to do with": "concerns",
     r"that which": "what, the ... that",
+    r"where (?:there (?:is|are)|no)": "if there is, if no: 'where' is a place",
+    r"(?:Raises? \w+|\w+Error|Rejection|None|nothing|empty) where": "if",
+    r"once more": "again",
+    r"all the same(?! )": "anyway, still",
+    r"speaks? of": "concerns, is about",
+    r"by (?:him|her)self": "say who",
 }  # fmt: skip
 _PATTERN: Final = re.compile(r"\b(?:" + "|".join(f"({turn})" for turn in WORDS) + r")\b", re.IGNORECASE)
 

@@ -18,7 +18,7 @@ DEADLINE_SECONDS = 60
 
 
 def main(folder: Path) -> None:
-    """Raises SystemExit where there is no report, or no browser."""
+    """Raises SystemExit if there is no report, or no browser."""
     report = folder.absolute() / "report.html"
     if not report.is_file():
         raise SystemExit(f"{report} does not exist")

@@ -1,4 +1,4 @@
-"""Writes the table of docs/flower.md: small apps (tests/flower_apps) in each mode, beside Flower's own runtime.
+"""Writes the table of docs/flower.md: small apps (tests/flower_apps) in each mode, next to Flower's own runtime.
 
     python docs/make_flower_table.py                         # simulates each app
     python docs/make_flower_table.py --processes [PART ...]  # also runs them in real processes, and keeps the outcomes

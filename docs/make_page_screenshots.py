@@ -54,7 +54,7 @@ def draw(page: Page, url: str, suffix: str) -> None:
 
 
 def main() -> None:
-    """Raises SystemExit where there is no browser."""
+    """Raises SystemExit if there is no browser."""
     if CHROMIUM is None:
         raise SystemExit("no Chromium is installed")
     FOLDER.mkdir(exist_ok=True)

@@ -338,7 +338,7 @@ class StorageFull(EnvironmentFailure):
 class StorageUnavailable(EnvironmentFailure):
     """The server's database or object store is locked, gone or read-only; that may pass, so ask again.
 
-    A write may have been done all the same, where the connection broke while it was being made durable.
+    A write may have been done anyway, where the connection broke while it was being made durable.
     """
 
 

@@ -81,11 +81,11 @@ class ServerSettings:
 
     @property
     def database_file(self) -> Path:
-        """The SQLite file, where no other database is named."""
+        """The SQLite file, if no other database is named."""
         return self.data_dir / DATABASE_FILE
 
     def not_approved(self, sha256: str) -> str:
-        """Why an app may not run, empty where it may; reads a file."""
+        """Why an app may not run, empty if it may; reads a file."""
         if self.approved_apps is None or sha256 in self.approved_apps.load():
             return ""
         return (

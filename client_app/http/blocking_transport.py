@@ -152,7 +152,7 @@ class _Connection(HTTPSConnection):
         self.server = server
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
-        """The connection's socket once more: TLS takes the first one for itself while it shakes hands."""
+        """The connection's socket again: TLS takes the first one for itself while it shakes hands."""
         self._is_aborted = False
         self._response: HttpResponse | None = None
         self.idle_since = 0.0

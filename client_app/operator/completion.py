@@ -1,7 +1,7 @@
 """Shell completion of run ids: those that the server lists within a second, or those of its last list.
 
 A completion cannot wait for the imports of the operator's client, so this module reads the kit by itself. It checks the
-server's certificate all the same.
+server's certificate anyway.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class GroupSize:
 
 
 def needs_group(engine: Mapping[str, Scalar]) -> bool:
-    """Whether an engine has to find the other ranks even where there is only one, over a socket of its own."""
+    """Whether an engine has to find the other ranks even if there is only one, over a socket of its own."""
     return engine.get("engine", "single") != "single"
 
 
@@ -91,7 +91,7 @@ def own_address(endpoint: tuple[str, int], *, is_host: bool) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface whose network holds `address`; None where there is no such interface."""
+    """Name of the network interface whose network holds `address`; None if there is no such interface."""
     wanted = ipaddress.ip_address(address)
     for name, addresses in psutil.net_if_addrs().items():
         for known in addresses:

@@ -36,7 +36,7 @@ class Greeting(Message):
 class RankTask(Message):
     """Agent to rank: run the ClientApp once.
 
-    model: path of the global model, None where there is none. out: where rank 0 puts the new one. model_bytes: size
+    model: path of the global model, None if there is none. out: where rank 0 puts the new one. model_bytes: size
     of the model, for machines that have yet to receive it. counted: the round of the client's last training whose
     update was in its sum, 0 for none.
     """

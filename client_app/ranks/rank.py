@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _join(listening: int | None, greeting: Greeting) -> None:
-    """Meet the other ranks, where there are any; a process that needs no group leaves torch.distributed alone."""
+    """Meet the other ranks, if there are any; a process that needs no group leaves torch.distributed alone."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         if needs_group(greeting.engine):

@@ -16,6 +16,6 @@ _TEXT: Final = re.compile(r"(?:PosixPath\()?'(.*)'\)?(?=``$)")
 
 
 def tidy(_: Any, __: Any, lines: list[str]) -> None:
-    """Defaults of options as a person types them, and none where that is no text or no."""
+    """Defaults of options as a person types them, and none if that is no text or no."""
     shown = (_TEXT.sub(r"\1", line) if ":default:" in line else line for line in lines if not _NONE.search(line))
     lines[:] = [line.replace("\\[", "[") if line.startswith(".. option") else line for line in shown]

@@ -68,7 +68,7 @@ def type_name(hint: Any) -> str:
 
 
 def default(found: dataclasses.Field[Any]) -> Any:
-    """The default of a field; an empty text where there is none."""
+    """The default of a field; an empty text if there is none."""
     if found.default is not dataclasses.MISSING:
         return found.default
     return found.default_factory() if found.default_factory is not dataclasses.MISSING else ""

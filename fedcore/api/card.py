@@ -1,6 +1,6 @@
 """`fedcore card`: the model card, made of what is known of a model. It calls unknown what nothing says.
 
-Its sources are the facts in the model's own file, the record of its run where there is one, and the report of a
+Its sources are the facts in the model's own file, the record of its run if there is one, and the report of a
 comparison. The front matter is that of model cards on the Hugging Face Hub
 (https://huggingface.co/docs/hub/model-cards#model-card-metadata); the sections follow Mitchell et al. 2019, "Model
 Cards for Model Reporting".

@@ -62,7 +62,7 @@ class DryRound(Simulation):
         self.findings.error("the strategy", str(error))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """One exchange; refusals are noted, and the next one comes all the same."""
+        """One exchange; refusals are noted, and the next one comes anyway."""
         kind = request.message_type
         if self._state.budget.withholds(is_training(kind) or is_query(kind)):
             return []

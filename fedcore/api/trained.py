@@ -93,7 +93,7 @@ class Export:
         check_place(self.out, force=self.force)
 
     def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
-        """Write beside `out`, check, and only then take its place; what it was checked with."""
+        """Write next to `out`, check, and only then take its place; what it was checked with."""
         draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
         make, run = (_make_onnx, _run_onnx) if self.kind == "onnx" else (_make_torch, _run_torch)
         try:

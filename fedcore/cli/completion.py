@@ -126,7 +126,7 @@ def _installed(kind: str) -> dict[str, str]:
 
 
 def _assignments(incomplete: str, values: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[Offer]:
-    """Of "K=V K=V" the last one: its key, or its value where there are a few to choose from."""
+    """Of "K=V K=V" the last one: its key, or its value if there are a few to choose from."""
     done, _, last = incomplete.rpartition(" ")
     lead = f"{done} " if done else ""
     key, chosen, begun = last.partition("=")

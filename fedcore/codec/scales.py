@@ -15,7 +15,7 @@ instead, the next scales have more room; so have those after a failure, which ma
 double while clients fail, up to a limit.
 
 How far the last sum moved a tensor is known, so the fields are as wide as it takes that rounding stays well below that
-(`coarseness`). If the next sum moves it by so much less that rounding is too much of it all the same, the same
+(`coarseness`). If the next sum moves it by so much less that rounding is too much of it anyway, the same
 clients are asked again, in wider fields (`ScaleTrack.learn_coarse`).
 """
 

@@ -93,7 +93,7 @@ class AppFacts(WorkerReport):
         federation = bool(chosen.mode.in_report.protection)
         if self.strategy in PERSONAL and not federation:
             return (
-                f"strategy {self.strategy} keeps models on the clients, beside a federation that this mode does not "
+                f"strategy {self.strategy} keeps models on the clients, next to a federation that this mode does not "
                 "have; only the federated modes can do that"
             )
         if self.strategy and self.refusal and chosen.mode.in_report.pooled:
@@ -156,7 +156,7 @@ def report_facts(report: ReportSink, run: PlannedRun) -> None:
 
 
 def _strategy(run: PlannedRun) -> str:
-    """The strategy of the run config, where the ClientApp does what it asks of clients beside plain steps."""
+    """The strategy of the run config, where the ClientApp does what it asks of clients in addition to plain steps."""
     name = str(run.config.get(STRATEGY, ""))
     try:
         load_object(run.app.folder, run.app.clientapp, LocalApp)

@@ -361,7 +361,7 @@ class SentModels:
 
 
 def _is_due(event: RunEvent, kill_round: int) -> bool:
-    """After the evaluation of the round, or with the next round where there is none."""
+    """After the evaluation of the round, or with the next round if there is none."""
     if isinstance(event, ExchangeDone):
         return event.server_round == kill_round and not event.trains
     return isinstance(event, ExchangeStarted) and event.server_round > kill_round

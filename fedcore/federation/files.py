@@ -168,7 +168,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `target` that takes its name when the block ends well.
+    """Yield a temporary folder next to `target` that takes its name when the block ends well.
 
     So an unfinished `target` is never seen. Raises KitError when it exists with something in it,
     which is then left as it is; StorageFull or EnvironmentFailure when it cannot be written.

@@ -274,7 +274,7 @@ class ProgressView:
 
 
 def _warnings(event: ExchangeDone) -> list[str]:
-    """What a person should know of an exchange that was completed all the same."""
+    """What a person should know of an exchange that was completed anyway."""
     about = "about " if event.epsilon_spent is not None else ""
     failed = f"{about}{event.failures} of {len(event.survivors)} clients contributed nothing; their own logs say why"
     differ = "the clients do not agree on the names of their metrics, so this exchange has none"

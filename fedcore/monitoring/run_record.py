@@ -31,7 +31,7 @@ class RunRecord:
 
     ends: when each of the exchanges was done, seconds since the run began.
     figures: source -> round -> what the ServerApp made of the replies, as `FiguresFound`.
-    lost: attempts without a sum, whose bytes travelled all the same.
+    lost: attempts without a sum, whose bytes travelled anyway.
     """
 
     aggregation: str = ""

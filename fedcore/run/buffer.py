@@ -80,7 +80,7 @@ class WorkBook:
         return tuple(self._training)
 
     def trains_from(self, client: int) -> Version | None:
-        """What a client trains from; None where it does not train."""
+        """What a client trains from; None if it does not train."""
         return self._training.get(client)
 
     @property
@@ -129,7 +129,7 @@ class WorkBook:
         return True
 
     def give_up(self, client: int) -> None:
-        """A client's work came to nothing, and would again: it is not given the same version once more."""
+        """A client's work came to nothing, and would again: it does not get the same version again."""
         if (start := self.in_hand.get(client)) is not None:
             self.spent[client] = start.number
         self.forget([client])

@@ -38,7 +38,7 @@ class Told(Protocol):
 
     @property
     def names(self) -> tuple[MetricName, ...] | None:
-        """The names of the metrics; None where they differ."""
+        """The names of the metrics; None if they differ."""
 
     @property
     def statistics(self) -> MagnitudeStatistics:
@@ -51,7 +51,7 @@ class EncodingPlan:
 
     That is the names of the metrics by the kind of message, and the magnitudes of updates by the layout of the model.
 
-    privacy: what the run promises to each client; None where it is not differentially private. least_cohort: fewest
+    privacy: what the run promises to each client; None if it is not differentially private. least_cohort: fewest
     clients that a secure sum may be made of, as their policies ask for.
     """
 
@@ -136,7 +136,7 @@ class EncodingPlan:
 def codec_settings(settings: JobSettings, message_type: str, n: int) -> CodecSettings:
     """The part of a job's settings that the codec needs for one kind of message, for a cohort of `n` clients.
 
-    In a query every client weighs 1, so that the numbers of their replies add up. Raises EncodingError where no width
+    In a query every client weighs 1, so that the numbers of their replies add up. Raises EncodingError if no width
     of fields has room for so many.
     """
     exact = _codec_settings(settings, n)

@@ -32,7 +32,7 @@ COHORT: Final = 0
 class ExchangeRequest:
     """One `send_and_receive` of a ServerApp: the same content for every node.
 
-    nodes: client ids. model: None where the message holds no ArrayRecord. configs: every ConfigRecord by its key,
+    nodes: client ids. model: None if the message holds no ArrayRecord. configs: every ConfigRecord by its key,
     bytes as {"base64": ...}. weight_key: the metric that holds the number of examples. ahead: message type -> how many
     nodes the strategy asks in a round, as it was when it sent its first message; empty if that is unknown. base: the
     model that the mean of changes is added to, where clients get another one close to it (download-bits); None for
@@ -64,7 +64,7 @@ class ExchangeReply:
 
     To a query the metrics are the sums over the cohort, and each client is one example.
 
-    state: None where no model was asked for. The path of a safetensors file stands for a state that nobody has needed
+    state: None if no model was asked for. The path of a safetensors file stands for a state that nobody has needed
     yet, and in JSON for any state, so that a reply can be sent to another process.
     """
 
@@ -236,7 +236,7 @@ def parameters_of(
 
 
 def encoding_of(task: Task) -> AnyEncoding:
-    """The encoding that a secure task announces; raises EncodingError where it is none."""
+    """The encoding that a secure task announces; raises EncodingError if it is none."""
     if task.encoding is None:
         raise EncodingError("a secure exchange names its encoding, and this one names none that can be read")
     return task.encoding

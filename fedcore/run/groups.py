@@ -136,7 +136,7 @@ def cut_ring(draw: bytes, places: Collection[DrawTicket], cut: GroupSpec) -> lis
     """The groups, each in ascending order of its clients: the answers in the order of their places, cut into parts.
 
     As many as `cut.groups`, or fewer, so that each has `cut.least` members; the first ones have one more where the
-    answers do not divide evenly. Raises RoundFailed where there are too few for one.
+    answers do not divide evenly. Raises RoundFailed if there are too few for one.
     """
     count = min(cut.groups, len(places) // cut.least)
     if count < 1:
@@ -193,7 +193,7 @@ def check_group(
 ) -> None:
     """Refuse an exchange that is no group of a draw that this client answered; raises ProtocolViolation("wrong-group").
 
-    drawn: what it remembers of the draw that the task names; None where it remembers none. The cohort may lack members
+    drawn: what it remembers of the draw that the task names; None if it remembers none. The cohort may lack members
     of the group, which a server could as well give up later, but not more than leave `cut.least`.
     """
     group, places = task.group, task.places

@@ -34,7 +34,7 @@ class BestRule:
         return cls(metric, better == "max")
 
     def value(self, metrics: Mapping[str, Any]) -> float | None:
-        """The metric as a number; None where it is absent, a list, or no number."""
+        """The metric as a number; None if it is absent, a list, or no number."""
         value = metrics.get(self.metric)
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 

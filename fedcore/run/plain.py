@@ -154,7 +154,7 @@ def reply_error(code: int, reason: str | None) -> ReplyError:
 
 
 def check_quorum(answered: int, quorum: int) -> None:
-    """Raise CohortTooSmall where fewer clients than a quorum that was set have replied; 0 for none."""
+    """Raise CohortTooSmall if fewer clients than a quorum that was set have replied; 0 for none."""
     if answered < quorum:
         raise CohortTooSmall(INPUT, answered, quorum)
 

@@ -1,7 +1,7 @@
 """How many clients a run needs: what server and simulator refuse before anybody is asked.
 
-min_cohort is the fewest clients beside those that may collude that the clients' policies ask for, members how many the
-federation has.
+min_cohort is the fewest clients in addition to those that may collude that the clients' policies ask for, members how
+many the federation has.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class JobSettings:
         return bool(self.dp_epsilon or self.dp_noise_multiplier)
 
     def metrics_of(self, training: bool) -> tuple[tuple[str, int | None], ...] | None:
-        """Names and lengths of the metrics of training or of evaluation, sorted; None where they are not set."""
+        """Names and lengths of the metrics of training or of evaluation, sorted; None if they are not set."""
         name = "train_metrics" if training else "evaluate_metrics"
         return _metric_names(name, getattr(self, name)) or None
 
@@ -373,7 +373,7 @@ class JobSettings:
 
 
 def planned_rounds(run_config: Mapping[str, Any]) -> int | None:
-    """How many rounds an app plans, by Flower's own key; None where its run config does not say so."""
+    """How many rounds an app plans, by Flower's own key; None if its run config does not say so."""
     rounds = run_config.get(ROUNDS_KEY)
     return rounds if type(rounds) is int else None
 

@@ -38,7 +38,7 @@ audit trail and tests refer to them.
 | out-of-order             | server         | a message that belongs to another stage                        |
 | malformed                | client, server | sizes, types and ranges that no honest party sends             |
 
-Two different uploads of one client are a `ConflictingMessage`. A client that restarts cannot take up its round again:
+Two different uploads of one client are a `ConflictingMessage`. A client that restarts cannot resume its round:
 every session draws fresh keys and cannot be stored or copied.
 
 A client that cheats in a way that can be proved is named by `ServerRound.blamed`, under a fixed reason (`Fault`):

@@ -38,7 +38,7 @@ def check_proposal(
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} is not in the cohort")
     _check_on_roster(parameters.cohort, roster)
     # Not n: once a client has sent its vector, the others decide with how many survivors the round goes on, and all
-    # that binds them is the quorum. A client that wants more would refuse to sign, and be in the sum all the same.
+    # that binds them is the quorum. A client that wants more would refuse to sign, and be in the sum anyway.
     # Less those that may collude with the server: it can take their updates off the sum.
     if (honest := parameters.quorum - parameters.corrupt) < min_cohort:
         raise ProtocolViolation(

@@ -42,7 +42,7 @@ class Evidence:
 def unmask(evidence: Evidence, randomness: Randomness) -> tuple[MaskTerm, ...]:
     """What leaves the plain sum when it is added to the sum; rebuilds every secret that this needs.
 
-    `evidence.blamed` takes up who is found to have cheated. Raises UnmaskFailed, naming the first secret that is lost,
+    `evidence.blamed` gets who is found to have cheated. Raises UnmaskFailed, naming the first secret that is lost,
     after all have been looked at.
     """
     work = _Work(evidence, randomness)

@@ -102,7 +102,7 @@ class AsyncClientPool:
         take: Callable[[Task, Version, Collection[int]], None],
         drop: Callable[[int, str], None],
     ) -> Self:
-        """For the run of this clock; raises ConfigurationError where no buffer could be filled, or be summed."""
+        """For the run of this clock; raises ConfigurationError if no buffer could be filled, or be summed."""
         settings = virtual.settings
         book = WorkBook(
             size=buffer_size(settings, clients, min_cohort),
@@ -136,7 +136,7 @@ class AsyncClientPool:
     def cohort(self, clients: Sequence[int]) -> tuple[int, ...]:
         """Whose updates make the next version, ascending, once there are enough; until then virtual time goes on.
 
-        clients: who may be given work. Raises RunFailed where they do not come together.
+        clients: who may be given work. Raises RunFailed if they do not come together.
         """
         return self.named or tuple(sorted(self._fill(clients)))
 

@@ -19,7 +19,7 @@ from fedcore.wire.tasks import ModelRef, Task
 
 
 def sums_of_groups(aggregator: SecureAggregator, request: ExchangeRequest, results: AppResults) -> list[Decoded]:
-    """A draw, and the sums of its groups, one after the other; raises RunFailed where too few have one."""
+    """A draw, and the sums of its groups, one after the other; raises RunFailed if too few have one."""
     settings, model, failed = aggregator.settings, model_ref(request.model), dict[int, str]()
     draw = aggregator.tasks.for_draw(request, model, aggregator.cohort(request.nodes, Attempt(number=1)), attempt=1)
     try:

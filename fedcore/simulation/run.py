@@ -62,7 +62,7 @@ class Simulation:
 
     drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
     drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
-    for no such clock, or `usual_devices` where no round waits for its clients (asynchrony = "buffered"). executor: who
+    for no such clock, or `usual_devices` if no round waits for its clients (asynchrony = "buffered"). executor: who
     runs the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1:
     one by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
@@ -216,7 +216,7 @@ class Simulation:
         )
         if self.settings.over_selection and self._virtual is None:
             self.emit(
-                Warned(line="over-selection changes nothing without devices, where no client is slower than others")
+                Warned(line="over-selection changes nothing without devices, since no client is slower than others")
             )
         if self.policy is None:
             self._warn_of_choices()
@@ -251,7 +251,7 @@ class Simulation:
         return outcome
 
     def _spread_sessions(self, stack: contextlib.ExitStack) -> None:
-        """As many processes for the clients' secure sessions as there are for their apps, where there are several."""
+        """As many processes for the clients' secure sessions as there are for their apps, if there are several."""
         if self.settings.aggregation == "secure" and self._executor.processes > 1:
             self._aggregator.processes = stack.enter_context(SessionProcesses(self._executor.processes))
 

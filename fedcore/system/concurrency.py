@@ -1,4 +1,4 @@
-"""Running things beside each other so that nothing is left behind: neither a thread, nor a task, nor an error."""
+"""Running things at the same time so that nothing is left behind: neither a thread, nor a task, nor an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def in_thread(function: Callable[..., Result], *arguments: Any, **named: A
 
 
 async def guarded(work: Coroutine[Any, Any, Result], guard: Coroutine[Any, Any, NoReturn]) -> Result:
-    """The result of `work`, beside which `guard` runs; the failure of either ends both before it is raised."""
+    """The result of `work`, while `guard` runs as well; the failure of either ends both before it is raised."""
     working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
     try:
         done, _ = await asyncio.wait((working, guarding), return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
-    """A new file beside `path` that takes its place when the block ends well; an error leaves `path` as it was.
+    """A new file next to `path` that takes its place when the block ends well; an error leaves `path` as it was.
 
     mode: of the new file, less the umask. durable: whether file and name are on the disk when the block has ended, so
     that no power failure takes them back. Raises OSError.
@@ -66,7 +66,7 @@ def check_place(path: Path, *, force: bool, option: str = "--out") -> None:
 
 
 def check_makeable(path: Path, *, option: str = "--out") -> None:
-    """Refuse a place where no file or folder can be made, now and not after hours of work; its folders may be missing.
+    """Refuse a path at which no file can be made, now and not after hours of work; its folders may be missing.
 
     Raises ConfigurationError that names the option.
     """
@@ -86,7 +86,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def make_private_folder() -> Path:
-    """A folder for temporary files that only this user can enter; raises EnvironmentFailure where its name is long.
+    """A folder for temporary files that only this user can enter; raises EnvironmentFailure if its name is long.
 
     Data loaders make sockets there, and wait for ever where a path is longer than the kernel takes for one.
     """
@@ -163,7 +163,7 @@ class Lock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process holds the `Lock` of a folder; raises OSError where the folder cannot be opened."""
+    """Whether a process holds the `Lock` of a folder; raises OSError if the folder cannot be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return not _take(descriptor, 0.0, fcntl.LOCK_SH)

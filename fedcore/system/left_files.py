@@ -59,7 +59,7 @@ class LeftFiles:
 
 
 def open_left(path: Path) -> BinaryIO | None:
-    """One file that somebody else's code left; None where it is none, or a link."""
+    """One file that somebody else's code left; None if it is none, or a link."""
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -73,7 +73,7 @@ def open_left(path: Path) -> BinaryIO | None:
 def remove_left(folder: Path) -> None:
     """Remove a folder that somebody else's code may write to, or may have; what cannot be removed stays.
 
-    Folders may be nested deeper than Python's stack and the length of paths allow, so each is first moved beside
+    Folders may be nested deeper than Python's stack and the length of paths allow, so each is first moved next to
     `folder`, where that code cannot exchange it for a link.
     """
     pending = [folder]
@@ -91,7 +91,7 @@ def remove_left(folder: Path) -> None:
 
 
 def _taken_out(entry: os.DirEntry[str], folder: Path) -> list[Path]:
-    """Remove a file or a link; move a folder beside `folder`, and say where it is."""
+    """Remove a file or a link; move a folder next to `folder`, and say where it is."""
     with contextlib.suppress(OSError):
         if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)

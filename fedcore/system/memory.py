@@ -1,6 +1,6 @@
 """What a process may have of a GPU's memory, and how a lack of memory is recognised and told.
 
-Apart from `fedcore.training`: an app may train with something else, and its memory is limited all the same.
+Apart from `fedcore.training`: an app may train with something else, and its memory is limited anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def limit_memory(share: float, device: torch.device | None = None) -> None:
     """Let this process have at most that share of the memory of a GPU, 0 to 1, for what torch allocates.
 
     An allocation beyond it fails like one on a full device. What CUDA itself takes (some hundred MiB a process) comes
-    on top. device: by default the current one. Raises ConfigurationError where there is no GPU.
+    on top. device: by default the current one. Raises ConfigurationError if there is no GPU.
     """
     import torch
 

@@ -18,7 +18,7 @@ COLLECTIVE_TIME: Final = timedelta(days=1)
 
 
 def join(store: Store, *, rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
-    """Initialise the default process group: NCCL with a device for each local rank, gloo where there are fewer.
+    """Initialise the default process group: NCCL with a device for each local rank, gloo if there are fewer.
 
     With NCCL, tensors on the CPU still go over gloo. Ranks that share a device meet over gloo, since NCCL refuses two
     on one. Raises RuntimeError when the others cannot be reached.

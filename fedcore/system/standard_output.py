@@ -21,7 +21,7 @@ class OutputLost(EnvironmentFailure):
 
 
 class _Checked(io.TextIOWrapper):
-    """Raises OutputLost where writing fails. A pipe that nobody reads any more stays a BrokenPipeError."""
+    """Raises OutputLost if writing fails. A pipe that nobody reads any more stays a BrokenPipeError."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         stream.flush()
@@ -96,7 +96,7 @@ def _told(lost: OutputLost) -> int:
 
 
 def _silence() -> None:
-    """What is still in the buffer goes nowhere, so that Python does not try once more as it ends."""
+    """What is still in the buffer goes nowhere, so that Python does not try again as it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of rounds, from clients to the sum: an option, and nothing where no endpoint is named.
+"""OpenTelemetry spans of rounds, from clients to the sum: an option, and nothing if no endpoint is named.
 
 All spans of an exchange are one trace without a word between client and server: its id is the beginning of SHA-256 of
 run and exchange, which both know. A span has a name, times, run and exchange, and nothing of what was computed.
@@ -109,7 +109,7 @@ class RoundTraces(Traces):
 def open_traces(endpoint: str, *, service: str, instance: str) -> Traces:
     """Traces that go to an endpoint of OTLP over HTTP, or to the one that OTEL_* variables name; none without either.
 
-    Raises ConfigurationError where OpenTelemetry is not installed.
+    Raises ConfigurationError if OpenTelemetry is not installed.
     """
     if not endpoint and not any(map(os.environ.get, _ENVIRONMENT)):
         return Traces()

@@ -252,7 +252,7 @@ class ExchangeFailed(Message):
     """An attempt at an exchange ended without a sum.
 
     retry: whether another one follows.
-    bytes_up, bytes_down: sent and received all the same by each client, by name.
+    bytes_up, bytes_down: sent and received anyway by each client, by name.
     """
 
     kind: Literal["exchange-failed"] = "exchange-failed"

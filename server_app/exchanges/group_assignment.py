@@ -44,7 +44,7 @@ class DrawExchange(Exchange):
         """There is nothing to prepare."""
 
     async def take_ticket(self, client: int, body: DrawTicketIn, digest: bytes) -> None:
-        """A client's answer, for good; raises ProtocolViolation where it is not signed for this draw."""
+        """A client's answer, for good; raises ProtocolViolation if it is not signed for this draw."""
         await self.take(client, "place", digest, body, lambda: self._note(client, body))
 
     def replay(self, client: int, step: str, body: bytes) -> None:

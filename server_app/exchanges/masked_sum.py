@@ -131,7 +131,7 @@ class MaskedSum:
     async def restore(self, folded: Mapping[str, Any] | None, taken: Mapping[int, str]) -> None:
         """Make the sum of the vectors of `taken` again: from the kept one, and those vectors that are not in it.
 
-        taken: client -> the digest that it signed. Raises RoundFailed where what is kept is not that, and DamagedAtRest
+        taken: client -> the digest that it signed. Raises RoundFailed if what is kept is not that, and DamagedAtRest
         where it is not what was written.
         """
         self.open()
@@ -174,7 +174,7 @@ class MaskedSum:
             log.warning("the sum could not be written down: %s", error)
 
     async def _add_saved(self) -> None:
-        """Add the sum that was kept last; raises DamagedAtRest where it is not the one that was written."""
+        """Add the sum that was kept last; raises DamagedAtRest if it is not the one that was written."""
         what = f"the sum of exchange {self._exchange}"
         await self._accumulate(
             await intact(self._services.objects, self._saved_key, what, self._saved_sha256, sha256_file)

@@ -109,7 +109,7 @@ class StageClosure:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageClosure:
-        """The inverse of `to_json`; ConfigurationError where a database holds something else."""
+        """The inverse of `to_json`; ConfigurationError if a database holds something else."""
         return from_plain(_CLOSING, dict(data), what="the kept closing of a stage", error=ConfigurationError)
 
 

@@ -35,7 +35,7 @@ class PlainExchange(Exchange):
     """One stage: clients send a record file, or an error.
 
     questions: what each client of the cohort is sent. timeout: seconds after which the ServerApp wants no reply any
-    more; None where it waits for all.
+    more; None if it waits for all.
     """
 
     stage_names = (INPUT,)
@@ -52,7 +52,7 @@ class PlainExchange(Exchange):
 
     @property
     def common_content(self) -> str | None:
-        """SHA-256 of what all clients are sent; None where they are sent different contents."""
+        """SHA-256 of what all clients are sent; None if they are sent different contents."""
         sent = {self._questions[client].reference.sha256 for client in self.task.cohort}
         return sent.pop() if len(sent) == 1 else None
 

@@ -36,7 +36,7 @@ WORD_BYTES: Final = 8
 def fold_file(path: Path, total: Path, *, threads: int) -> None:
     """Add the little-endian 64-bit words in `path` to those in `total` in place, modulo 2^64.
 
-    Raises UsageError where the files differ in length, before anything is added; OSError. The caller sees to it that
+    Raises UsageError if the files differ in length, before anything is added; OSError. The caller sees to it that
     only one vector at a time is added to one sum.
     """
     with opened(path, os.O_RDONLY) as vector, opened(total, os.O_RDWR) as whole:
@@ -62,7 +62,7 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def read_words(descriptor: int, words: NDArray[np.uint64], start: int) -> None:
-    """Fill `words` from the file's word `start` on; raises UsageError where it ends before."""
+    """Fill `words` from the file's word `start` on; raises UsageError if it ends before."""
     view, offset = words.data.cast("B"), start * WORD_BYTES
     while view:
         count = os.preadv(descriptor, [view], offset)
@@ -99,7 +99,7 @@ class SumFile:
         self.path = path
 
     def allocate(self, words: int) -> None:
-        """Make an empty file that many zeros, with their place on the disk; raises StorageFull where there is none."""
+        """Make an empty file that many zeros, with their place on the disk; raises StorageFull if there is none."""
         with full_disk_named(_FULL), opened(self.path, os.O_RDWR) as file:
             _allocate(file, words * WORD_BYTES)
 
@@ -108,7 +108,7 @@ class SumFile:
         fold_file(vector, self.path, threads=threads)
 
     def apply_masks(self, terms: Sequence[MaskTerm], *, threads: int) -> None:
-        """Add the streams of all terms, as `fedcore.secagg.apply_masks`; raises StorageFull where that needs room."""
+        """Add the streams of all terms, as `fedcore.secagg.apply_masks`; raises StorageFull if that needs room."""
         with full_disk_named(_FULL), opened(self.path, os.O_RDWR) as file:
             words = os.fstat(file).st_size // WORD_BYTES
             buffer = np.empty(min(RANGE_WORDS, words), "<u8")

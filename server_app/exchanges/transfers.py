@@ -35,7 +35,7 @@ class Transfer(Enum):
 
 @dataclass(slots=True)
 class _Download:
-    """received: bytes, as the client said last; None where it fetches none, any more or yet. changed: when it did."""
+    """received: bytes, as the client said last; None if it fetches none, any more or yet. changed: when it did."""
 
     received: int | None
     changed: float
@@ -85,7 +85,7 @@ class Transfers:
         return Transfer.UPLOAD if client in self._uploads else None
 
     def why_late(self, client: int, size: int, seconds: float) -> str:
-        """What keeps a client whose time is up after `seconds`, and what to do; empty where it is in no transfer.
+        """What keeps a client whose time is up after `seconds`, and what to do; empty if it is in no transfer.
 
         size: bytes of the model.
         """

@@ -94,7 +94,7 @@ class Audiences:
             raise UsageError(f"no route of operators is {sorted(unknown)}, which viewers are to see")
 
     def of(self, scope: Scope) -> Audience:
-        """Who may make this request, by its path and method; Rejection where no route has this address."""
+        """Who may make this request, by its path and method; Rejection if no route has this address."""
         other_method = None
         for route, audience in self._routes:
             match, _ = route.matches(scope)

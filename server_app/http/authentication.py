@@ -122,7 +122,7 @@ class Authenticator:
     def _key(self, key_id: str) -> bytes:
         """The key of a member; of those who were revoked and those who come with the next roster, too.
 
-        They are refused all the same, but only who has the key gets to hear why.
+        They are refused anyway, but only who has the key gets to hear why.
         """
         client = client_of(key_id)
         current = self.rosters.current
@@ -168,7 +168,7 @@ class Headers(Mapping[str, str]):
 
 
 def client_of(key_id: str) -> int:
-    """The client id in a key's name, "client-<id>"; KeyError where it is none."""
+    """The client id in a key's name, "client-<id>"; KeyError if it is none."""
     number = key_id.removeprefix(KEY_PREFIX)
     if number == key_id or not number.isascii() or not number.isdecimal() or number[0] == "0":
         raise KeyError(key_id)

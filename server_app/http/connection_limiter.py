@@ -152,7 +152,7 @@ class ConnectionLimiter:
             self.leave(connection)
 
     def admit(self, sock: socket.socket, address: str) -> Connection | None:
-        """A place for a new connection, where need be that of another stranger; None where there is none."""
+        """A place for a new connection, where need be that of another stranger; None if there is none."""
         if is_within(address, self.proxies):
             return self._admit_proxy(sock, address)
         address = network_of(address)

@@ -106,7 +106,7 @@ class StalledBody(Rejection):
 class Guard:
     """Wraps the application. Sizes in bytes, times in seconds.
 
-    rosters: whose members bound a control message. on_answer: told the status of each answer, 0 where there was none.
+    rosters: whose members bound a control message. on_answer: told the status of each answer, 0 if there was none.
     strangers: the pace of requests of nobody who is known.
     """
 
@@ -182,7 +182,7 @@ class Guard:
 
     @contextlib.contextmanager
     def _in_flight(self, sender: str) -> Iterator[None]:
-        """Count a request; Rejection where too many of its sender are open."""
+        """Count a request; Rejection if too many of its sender are open."""
         if self.under_way.get(sender, 0) >= IN_FLIGHT:
             raise Rejection(ProblemKind.BUSY, f"{IN_FLIGHT} requests of this sender are open; wait for an answer")
         self.under_way[sender] = self.under_way.get(sender, 0) + 1
@@ -220,7 +220,7 @@ class Guard:
 class _BodyReader:
     """`receive` with limits on the size, on the time without progress, and on the whole time.
 
-    announced: Content-Length, None where there is none.
+    announced: Content-Length, None if there is none.
     """
 
     def __init__(self, receive: Receive, request: GuardedRequest, limit: int, stall_seconds: float) -> None:
@@ -234,7 +234,7 @@ class _BodyReader:
         self.refusal: Rejection | None = None
 
     def refuse_announced_length(self) -> None:
-        """Raise Rejection where Content-Length alone is over the limit."""
+        """Raise Rejection if Content-Length alone is over the limit."""
         self._check(self.announced or 0)
 
     async def __call__(self) -> Message:

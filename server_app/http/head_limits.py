@@ -204,7 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _body_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """How long the body is said to be; 0 where that is unknown, since it comes in chunks."""
+    """How long the body is said to be; 0 if that is unknown, since it comes in chunks."""
     fields = dict(headers)
     length = fields.get(b"content-length", b"")
     return int(length[:18]) if length.isdigit() and b"transfer-encoding" not in fields else 0

@@ -15,7 +15,7 @@ BLOCK_BYTES: Final = 512 * 1024
 LEAST_BYTES: Final = 128 * 1024
 """A shorter rest of a body is not worth the change."""
 _HAND_OVER_SECONDS: Final = 1.0
-"""After so long a block is handed on although it is not full: who sends slowly makes progress all the same."""
+"""After so long a block is handed on although it is not full: who sends slowly makes progress anyway."""
 
 
 class ConnectionProtocol(Protocol):

@@ -129,7 +129,7 @@ class Presence:
     def note_hangup(self, client: int) -> None:
         """The connection ended on which an idle client waited: it is absent, unless it waits on another one.
 
-        An exchange that has just asked for it gives it the time to come back, all the same.
+        An exchange that has just asked for it gives it the time to come back, anyway.
         """
         if client not in self._polling and client in self._seen:
             self._expected[client] = self._seen.pop(client)
@@ -163,9 +163,9 @@ class Presence:
             self._deliveries[client] = _TaskDelivery(task, now, now)
 
     def absence_reason(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
-        """Why there is nothing to wait for from a client in the exchange `task`, empty where there may be.
+        """Why there is nothing to wait for from a client in the exchange `task`, empty if there may be.
 
-        liveness: seconds that it may be silent. pause: the same in the middle of a transfer, None where it is in none.
+        liveness: seconds that it may be silent. pause: the same in the middle of a transfer, None if it is in none.
         """
         run, after = self._last_tasks.get(client, ("", 0))
         if run == task[0] and after > task[1]:

@@ -94,7 +94,7 @@ class Rosters:
         """Take rosters that follow the newest, durably; those that lead up to it change nothing.
 
         Raises ProtocolViolation, under a fixed name, for what is no successor: what counts is the authority's
-        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure where they cannot be
+        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure if they cannot be
         kept; then none of them is taken.
         """
         async with self._publishing:
@@ -112,7 +112,7 @@ class Rosters:
     async def share(self, store: Store) -> None:
         """Take the rosters that other servers of the federation published, and leave them those that are here.
 
-        Raises ProtocolViolation where the database holds another chain than the authority signed.
+        Raises ProtocolViolation if the database holds another chain than the authority signed.
         """
         async with self._publishing:
             self._store = store

@@ -118,7 +118,7 @@ class LoginSessions:
     # --- links ----------------------------------------------------------------------------------
 
     async def make_link(self, asked: LinkIn) -> tuple[str, LinkRow]:
-        """A new link and its token; Rejection where there are too many."""
+        """A new link and its token; Rejection if there are too many."""
         now = self.wall()
         if len(await self.links()) >= MOST_LINKS:
             raise Rejection(ProblemKind.BUSY, f"there are {MOST_LINKS} links already; revoke some")
@@ -138,7 +138,7 @@ class LoginSessions:
         return [link for link in await self._store.links() if link.expires > self.wall()]
 
     async def revoke(self, link: str) -> None:
-        """End a link and all sessions that came by it; Rejection where there is none."""
+        """End a link and all sessions that came by it; Rejection if there is none."""
         if not await self._store.drop_link(link):
             raise Rejection(ProblemKind.NOT_FOUND, "there is no such link")
         self._note_end()
@@ -162,7 +162,7 @@ def digest_of(secret: str) -> bytes:
 
 
 def cookie_in(lines: list[tuple[str, str]]) -> str:
-    """The session's cookie among header fields, each with its name in small letters; empty where there is none."""
+    """The session's cookie among header fields, each with its name in small letters; empty if there is none."""
     for name, value in lines:
         if name == "cookie":
             for part in value.split(";"):

@@ -24,7 +24,7 @@ class ServedCertificate:
     """
 
     def __init__(self, certificate: Path, key: Path, *, wall: Callable[[], float]) -> None:
-        """Raises KitError where the files are no certificate with its key."""
+        """Raises KitError if the files are no certificate with its key."""
         self._files = (certificate, key)
         self._wall = wall
         self._told = ""

@@ -133,7 +133,7 @@ class Metrics:
         self.runs.labels(status.value).inc()
 
     def answered(self, status: int) -> None:
-        """A request was answered; with 0 where its peer went away before."""
+        """A request was answered; with 0 if its peer went away before."""
         self.requests.labels(f"{status // 100}xx" if status else "none").inc()
 
     def storage_failed(self, error: Exception) -> None:
@@ -143,7 +143,7 @@ class Metrics:
     def serve(self, address: str) -> Callable[[], None]:
         """Answer `/metrics` at "host:port" over plain HTTP, in a thread; returns what ends it.
 
-        Raises EnvironmentFailure where the address cannot be had.
+        Raises EnvironmentFailure if the address cannot be had.
         """
         host, _, port = address.rpartition(":")
         try:

@@ -1,4 +1,4 @@
-"""What nobody asks for and has to be known all the same, looked at every few seconds."""
+"""What nobody asks for and has to be known anyway, looked at every few seconds."""
 
 from __future__ import annotations
 

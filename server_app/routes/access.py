@@ -113,7 +113,7 @@ AnyPoll = Annotated[LongPoll, Depends(long_poll_of)]
 
 
 async def records_after(services: Services, known: str) -> TranscriptOut:
-    """A part of the transcript; Rejection where it does not contain the record that is named."""
+    """A part of the transcript; Rejection if it does not contain the record that is named."""
     found = await services.store.records_after(known)
     if found is None:
         raise Rejection(ProblemKind.NOT_FOUND, "the transcript does not contain a record of that hash")

@@ -396,7 +396,7 @@ async def _poll(waiting: LongPoll, probe: Callable[[], object | None]) -> Respon
 
 
 def _answer(message: object | None) -> Response:
-    """A message as JSON, made once; 204 where there is none yet."""
+    """A message as JSON, made once; 204 if there is none yet."""
     if message is None:
         return Response(status_code=204)
     text = message.model_dump_json()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ class Health(BaseModel):
 
 
 class Readiness(Health):
-    """It can work. warnings: what its owner should see to all the same."""
+    """It can work. warnings: what its owner should see to anyway."""
 
     warnings: list[str] = Field(default_factory=list)
 

@@ -39,7 +39,7 @@ class Deaths:
     async def begin(self, run: str) -> None:
         """A run is led from now on; counts the death of the process that led it before, if it died.
 
-        Raises RunFailed where that is one too many, and StorageFull and StorageUnavailable. A run that has come further
+        Raises RunFailed if that is one too many, and StorageFull and StorageUnavailable. A run that has come further
         since the last death begins to count again.
         """
         if await asyncio.to_thread(self._read) == {"run": run, "boot": self._boot}:

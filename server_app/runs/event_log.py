@@ -99,7 +99,7 @@ class EventLog:
 
     @property
     def trouble(self) -> str:
-        """Why events are not being written; empty where they are."""
+        """Why events are not being written; empty if they are."""
         return self._trouble
 
     def add(self, event: RunEvent) -> None:
@@ -162,7 +162,7 @@ class EventLog:
 
 
 def _said(event: RunEvent) -> tuple[Any, ...] | None:
-    """What tells an event that happens once from others of its kind; None where it may happen again."""
+    """What tells an event that happens once from others of its kind; None if it may happen again."""
     kind = type(event).__name__
     match event:
         case RunStarted() | StatisticsFound():

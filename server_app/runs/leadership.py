@@ -77,7 +77,7 @@ class Leadership:
             await asyncio.sleep(self._seconds / _TRIES)
 
     async def _take(self) -> Lease | None:
-        """The lease; None where another has it, or the database does not answer."""
+        """The lease; None if another has it, or the database does not answer."""
         settings, store = self._services.settings, self._services.store
         try:
             lease = await store.take_lease(LEASE, holder=self._holder, url=settings.url, seconds=self._seconds)
@@ -114,7 +114,7 @@ class Leadership:
     async def _hold(self, lease: Lease, beginning: asyncio.Task[None]) -> None:
         """Renew the lease in time.
 
-        Raises LeaseLost, TimeoutError where no renewal came through, and what a failed beginning raised.
+        Raises LeaseLost, TimeoutError if no renewal came through, and what a failed beginning raised.
         """
         while True:
             await asyncio.sleep(self._seconds / _RENEWALS / 2 if self.trouble else self._seconds / _RENEWALS)

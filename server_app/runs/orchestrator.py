@@ -58,7 +58,7 @@ _WARNED_AFTER: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended that has not failed. stopped: why before the end of its ServerApp; empty where it was not."""
+    """How a run ended that has not failed. stopped: why before the end of its ServerApp; empty if it was not."""
 
     model: ModelRef | None
     stopped: str = ""

@@ -96,7 +96,7 @@ class RunPlan:
 
 
 def _question(data: object) -> StatisticsQuery | None:
-    """What is asked, from its JSON; raises ConfigurationError where it is none."""
+    """What is asked, from its JSON; raises ConfigurationError if it is none."""
     if data is None:
         return None
     return from_plain(QUESTION, data, what="the question for statistics", error=ConfigurationError)

@@ -89,7 +89,7 @@ class RunQueue:
 
     @property
     def trouble(self) -> str:
-        """What keeps runs from being led or written down; empty where nothing does."""
+        """What keeps runs from being led or written down; empty if nothing does."""
         return self._worker.trouble
 
     @property
@@ -160,7 +160,7 @@ class RunQueue:
         await services.store.add_run(**plan.columns(), submitted_at=services.wall())
 
     async def describe(self, run: str, after: int, most: int | None = None) -> RunOut:
-        """The state of a run and its events after number `after`, `most` of them; Rejection where there is none."""
+        """The state of a run and its events after number `after`, `most` of them; Rejection if there is none."""
         # The row first: a final status then means that its event is among those read after it.
         row = await self._row(run)
         events = await self._services.store.events(run, after, most)
@@ -168,7 +168,7 @@ class RunQueue:
         return RunOut(**columns(row, waiting), run_config=row.run_config, settings=row.settings, events=events)
 
     async def list_runs(self, limit: int, before: str, status: RunStatus | None) -> RunsOut:
-        """Runs, the newest first; Rejection where there is no run `before`."""
+        """Runs, the newest first; Rejection if there is no run `before`."""
         if before:
             await self._row(before)
         return await list_runs(self._services.store, limit=limit, before=before, status=status)
@@ -181,11 +181,11 @@ class RunQueue:
         return client_statuses(self._services, run, row.app_sha256, self.shown.of(run))
 
     async def info(self, run: str) -> RunRow:
-        """A run without its events; Rejection where there is none."""
+        """A run without its events; Rejection if there is none."""
         return await self._row(run)
 
     async def view(self, run: str) -> RunView:
-        """What people see of a run, as its record stands; Rejection where there is no such run."""
+        """What people see of a run, as its record stands; Rejection if there is no such run."""
         await self._row(run)
         return await self._views.of(run)
 
@@ -197,7 +197,7 @@ class RunQueue:
         return view.marks.shown(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> ServerViewOut:
-        """What the server saw of the newest exchange; Rejection where it was none of this run."""
+        """What the server saw of the newest exchange; Rejection if it was none of this run."""
         await self._row(run)
         found = self._services.saw.of(run)
         if found is None:
@@ -213,7 +213,7 @@ class RunQueue:
     async def cancel(self, run: str) -> RunOut:
         """End a run that waits or is led; one that has ended stays as it is.
 
-        Rejection where the end comes, but cannot be written down for now.
+        Rejection if the end comes, but cannot be written down for now.
         """
         deadline = asyncio.get_running_loop().time() + CANCEL_SECONDS
         while not (status := RunStatus((await self._row(run)).status)).final:
@@ -250,7 +250,7 @@ class RunQueue:
         return await self.describe(run, after=0)
 
     async def model_file(self, run: str) -> tuple[Path, ModelRef, str]:
-        """The model of a finished run, or the last checkpoint of another, and its name; Rejection where none is."""
+        """The model of a finished run, or the last checkpoint of another, and its name; Rejection if none is."""
         row = await self._row(run)
         if not row.model_sha256:
             raise Rejection(ProblemKind.NOT_FOUND, "the run has no model")
@@ -261,7 +261,7 @@ class RunQueue:
         return await self._services.objects.fetch(key), reference, f"{row.app}-{run}-{kind}.safetensors"
 
     async def best_model_file(self, run: str) -> tuple[Path, ModelRef, str]:
-        """The best model that a run has had so far, and its name; Rejection where none is."""
+        """The best model that a run has had so far, and its name; Rejection if none is."""
         row = await self._row(run)
         try:
             path = await self._services.objects.fetch(RunKeys(run).best)
@@ -271,12 +271,12 @@ class RunQueue:
         return path, await reference_of(path), f"{row.app}-{run}-best.safetensors"
 
     async def files(self, run: str) -> RunFilesOut:
-        """What the ServerApp of a run that has ended left; Rejection where there is no such run."""
+        """What the ServerApp of a run that has ended left; Rejection if there is no such run."""
         await self._row(run)
         return await kept_files(self._services.objects, RunKeys(run).left)
 
     async def file(self, run: str, path: str) -> tuple[Path, RunFile]:
-        """One of these files, and where it lies; Rejection where there is none."""
+        """One of these files, and where it lies; Rejection if there is none."""
         await self._row(run)
         found = await kept_file(self._services.objects, RunKeys(run).left, path)
         if found is None:

@@ -86,7 +86,7 @@ class RunWorker:
 
     @property
     def trouble(self) -> str:
-        """What keeps runs from being led or written down; empty where nothing does."""
+        """What keeps runs from being led or written down; empty if nothing does."""
         return self._trouble or (self._active[2].trouble if self._active else "")
 
     def wake(self) -> None:

@@ -57,13 +57,13 @@ class PendingWrite:
 
 
 Change = Callable[[AsyncConnection], Awaitable[None]]
-"""What a transaction is to do beside what it is for."""
+"""What a transaction is to do in addition to its purpose."""
 
 
 class Database:
     """Runs transactions. Raises StorageFull, StorageUnavailable, StorageDamaged; LeaseLost once it is fenced.
 
-    A write that raised StorageUnavailable may have been done all the same, where the connection broke in the commit.
+    A write that raised StorageUnavailable may have been done anyway, where the connection broke in the commit.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -109,7 +109,7 @@ class Database:
         return await self.read(work)
 
     async def value(self, statement: Executable) -> Any:
-        """The first column of the only row of one statement, None where there is no row; as `read`."""
+        """The first column of the only row of one statement, None if there is no row; as `read`."""
 
         async def work(connection: AsyncConnection) -> Any:
             return (await connection.execute(statement)).scalar_one_or_none()

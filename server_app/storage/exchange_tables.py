@@ -150,7 +150,7 @@ class ExchangeTables:
         return [ExchangeRow(**row) for row in await self.database.rows(statement)]
 
     async def cohort(self, run: str, exchange: int) -> list[int] | None:
-        """Who was asked in an exchange; None where there was no such exchange."""
+        """Who was asked in an exchange; None if there was no such exchange."""
         statement = select(ExchangeRow.cohort).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
         cohort: list[int] | None = await self.database.value(statement)
         return cohort
@@ -172,7 +172,7 @@ class ExchangeTables:
     def _keep_receipt(self) -> Executable:
         """Made once: a round has five for each client, and to make one takes longer than to carry it out."""
         statement = self.database.upsert(ReceiptRow)
-        # Changes nothing where the row is there already, but returns it: one statement for both cases.
+        # Changes nothing if the row is there already, but returns it: one statement for both cases.
         statement = statement.on_conflict_do_update(
             index_elements=["run", "exchange", "step", "client"], set_={"digest": ReceiptRow.digest}
         )

@@ -16,7 +16,7 @@ class LeaseTables:
     database: Database
 
     async def take_lease(self, name: str, *, holder: str, url: str, seconds: float) -> Lease | None:
-        """Take a lease that is free, run out or this holder's own, for `seconds`; None where another has it.
+        """Take a lease that is free, run out or this holder's own, for `seconds`; None if another has it.
 
         Of a holder one process lives at a time. Who held the lease before can write nothing more (`fence`).
         """

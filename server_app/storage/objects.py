@@ -29,7 +29,7 @@ class Objects(Protocol):
         """Take a file over as the object `key`, replacing one that is there; durable on return."""
 
     async def fetch(self, key: str) -> Path:
-        """A local file with the object's content, to read only; KeyError where there is none."""
+        """A local file with the object's content, to read only; KeyError if there is none."""
 
     async def remove(self, prefix: str) -> None:
         """Remove the object `prefix`, and all whose keys begin with `prefix/`."""

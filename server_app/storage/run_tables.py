@@ -58,7 +58,7 @@ class RunTables:
     async def list_runs(self, limit: int, before: str = "", status: RunStatus | None = None) -> list[RunRow]:
         """At most `limit` runs, newest first: those submitted before the run `before`, of one status where it is given.
 
-        None where there is no run `before`.
+        None if there is no run `before`.
         """
         statement = select(*RunRow.__table__.columns).order_by(RunRow.number.desc()).limit(limit)
         if before:

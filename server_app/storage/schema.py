@@ -31,7 +31,7 @@ def revision_of(version: int) -> str:
 
 
 def version_of(connection: Connection) -> int | None:
-    """The version of the tables that are there; 0 for an empty database, None where nothing says which."""
+    """The version of the tables that are there; 0 for an empty database, None if nothing says which."""
     tables = set(inspect(connection).get_table_names())
     if _ALEMBIC.name in tables:
         revision = connection.execute(select(_ALEMBIC.c.version_num)).scalar_one_or_none()
@@ -80,7 +80,7 @@ _FOLDER: Final = Path(migrations.__file__).parent
 def upgrade(database: Path | str, to: int = SCHEMA_VERSION) -> list[str]:
     """Lead a database, an SQLite file or a PostgreSQL URL, to version `to`; lines that say what was done.
 
-    All or nothing. No server may run over it. Raises ConfigurationError where there is no way, and what the database
+    All or nothing. No server may run over it. Raises ConfigurationError if there is no way, and what the database
     raises.
     """
     if not OLDEST <= to <= SCHEMA_VERSION:

@@ -65,7 +65,7 @@ class SessionTables:
         return LinkRow(**rows[0]) if rows else None
 
     async def drop_link(self, link: str) -> bool:
-        """Forget a link and all sessions that came by it; False where there is no such link."""
+        """Forget a link and all sessions that came by it; False if there is no such link."""
 
         async def work(connection: AsyncConnection) -> bool:
             await connection.execute(delete(SessionRow).where(SessionRow.holder == link))

@@ -24,7 +24,7 @@ class TranscriptTables:
     database: Database
 
     async def last_record(self, *, led: Collection[tuple[str, int]] = ()) -> str:
-        """The head of the chain, at which the next exchange is opened; "" where there is none.
+        """The head of the chain, at which the next exchange is opened; "" if there is none.
 
         led: run and number of the exchanges that are led now. What else is still open will never be complete, since no
         client was shown its signatures: it becomes unfinished.
@@ -43,7 +43,7 @@ class TranscriptTables:
     async def records_after(self, known: str) -> TranscriptOut | None:
         """The records after those that the head `known` stands for, "" for all, as many as one answer holds.
 
-        None where no record has left this head.
+        None if no record has left this head.
         """
         place = select(RecordRow.place).where(RecordRow.head == known)
         following = select(*RecordRow.__table__.columns).order_by(RecordRow.place).limit(_PAGE + 1)

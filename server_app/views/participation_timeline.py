@@ -54,7 +54,7 @@ class ParticipationTimeline:
             found.marks[client] = mark
 
     def shown(self, last: int, members: Iterable[str], now: Mapping[str, Mark], open_exchange: int) -> MarksOut:
-        """The last exchanges. now: how the clients of `open_exchange` stand; 0 where none is open."""
+        """The last exchanges. now: how the clients of `open_exchange` stand; 0 if none is open."""
         chosen = dict(list(self._exchanges.items())[-last:])
         lines = {name: [_NOT_ASKED] * len(chosen) for name in members}
         for place, (number, exchange) in enumerate(chosen.items()):

@@ -32,7 +32,7 @@ EVENTS_A_PAGE: Final = 32
 class Frame:
     """One event as it is sent.
 
-    for_viewers: the same for those who may only look on; empty where it is not for them. replaces: frames of the same
+    for_viewers: the same for those who may only look on; empty if it is not for them. replaces: frames of the same
     key before it need not be sent; None for no such.
     """
 
@@ -113,7 +113,7 @@ class RunView:
             self._tail_bytes -= len(self._tail.popleft().data)
 
     async def after(self, seq: int) -> list[Frame]:
-        """Some of the events after number `seq`, in order; none where there are none yet."""
+        """Some of the events after number `seq`, in order; none if there are none yet."""
         if seq >= self.seq:
             return []
         if self._tail and self._tail[0].seq <= seq + 1:

@@ -88,7 +88,7 @@ def infer_table(
             left_out[name] = str(reason)
             notes.append(f"column {name!r} is left out: {reason}")
     if not columns:
-        raise DataError(f"{path} has no column to learn from beside {target!r}: {'; '.join(notes)}")
+        raise DataError(f"{path} has no column to learn from besides {target!r}: {'; '.join(notes)}")
     kind, classes, bounds, column_notes = _target(rows[target], task)
     unit = max(1.0, (bounds[1] - bounds[0]) / _WIDEST)
     if unit > 1:

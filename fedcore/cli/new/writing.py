@@ -51,7 +51,7 @@ def write_app(
     Returns all paths in `folder`, sorted. Raises ConfigurationError and EnvironmentFailure.
 
     Args:
-        values: what the templates name, beside `name` and `package`.
+        values: what the templates name, besides `name` and `package`.
         others: further files, by their path.
     """
     name = project_name(folder)

@@ -21,7 +21,7 @@ class PrivacyPlan:
     metric_bound
         Bound on each metric of an evaluation; 0 if clients are asked for none.
     epsilon
-        The budget; infinite if there is none. A run stops all the same if no finite epsilon can be stated.
+        The budget; infinite if there is none. A run stops anyway if no finite epsilon can be stated.
     delta
         At which epsilon is stated.
     """

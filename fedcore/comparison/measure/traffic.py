@@ -33,7 +33,7 @@ class TcpBytes:
     def now(cls) -> Self:
         """Over all TCP connections that this process has open now, each since its own start.
 
-        Two of these are comparable where no connection was closed between them. Raises EnvironmentFailure if the
+        Two of these are comparable if no connection was closed between them. Raises EnvironmentFailure if the
         kernel does not count.
         """
         sent = received = 0

@@ -54,7 +54,7 @@ class InReport:
     """What the report has to know of a mode, beyond what its runs found.
 
     pooled: all data are in one place, so that the federated modes are measured against it. alone: each site has a model
-    of its own. protection: what a federation does for its updates; "" where there is none. readers: who can read what a
+    of its own. protection: what a federation does for its updates; "" if there is none. readers: who can read what a
     single site sends, its update or its gradient.
     """
 
@@ -115,7 +115,7 @@ class Mode(ABC):
         return frozenset()
 
     def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
-        """[tool.fedcore] as this mode has it; raises ConfigurationError where it cannot work."""
+        """[tool.fedcore] as this mode has it; raises ConfigurationError if it cannot work."""
         return dict(settings)
 
     @property
@@ -135,6 +135,6 @@ class Mode(ABC):
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
         """Start the processes of one run, and follow them to their end.
 
-        workers: none of them lives yet. warm: what `warm_processes` made. Raises FedcoreError where nothing of the run
+        workers: none of them lives yet. warm: what `warm_processes` made. Raises FedcoreError if nothing of the run
         is worth keeping; a run that got further and failed has a result with a reason.
         """

@@ -170,7 +170,7 @@ class RoundLog:
 
     names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
     rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. results: what its strategy
-    found. reason: why the run ended before its time, empty where it did not.
+    found. reason: why the run ended before its time, empty if it did not.
     """
 
     names: tuple[str, ...]
@@ -232,7 +232,7 @@ class RoundLog:
         )
 
     def own_figures(self) -> OwnFigures:
-        """What the app's own evaluation found; nothing where there was none."""
+        """What the app's own evaluation found; nothing if there was none."""
         return OwnFigures.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
 
     def curve(self, simulated: Sequence[float]) -> tuple[CurvePoint, ...]:

@@ -1,4 +1,4 @@
-"""The app itself on a real server and clients, where no training waits for its slowest client: federated-async.
+"""The app itself on a real server and clients, in which no training waits for its slowest client: federated-async.
 
 Every model is made of `buffer-size` updates, so a run takes more rounds than its run config names: as many as give all
 sites together the same number of trainings. With a network, clients really take times in the proportions that it gives
@@ -77,7 +77,7 @@ class FederatedAsync(Federated):
 
 
 def staleness_of(exchanges: Sequence[ExchangeDone], bound: int) -> Staleness | None:
-    """How old the updates of a buffered run were; None where it made no model."""
+    """How old the updates of a buffered run were; None if it made no model."""
     sizes = [len(exchange.survivors) for exchange in exchanges if exchange.trains]
     buffers = [exchange.staleness.values() for exchange in exchanges if exchange.trains]
     clocks, updates = Counter[int](), Counter[int]()

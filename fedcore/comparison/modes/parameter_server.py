@@ -129,7 +129,7 @@ class Training:
     def run(self) -> None:
         """Until the last process has ended.
 
-        Raises RunFailed where the app's code fails, where a shard or every worker is lost, or one before the training
+        Raises RunFailed if the app's code fails, where a shard or every worker is lost, or one before the training
         began: then nobody has begun, and the server does not know it yet.
         """
         for shard in range(self.task.shards):

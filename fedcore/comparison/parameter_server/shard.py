@@ -106,7 +106,7 @@ class FlatModel:
 
     @torch.no_grad()
     def read_gradient(self, out: Tensor) -> None:
-        """Copy gradients, and behind them the buffers, into `out` [size]; zeros where there is no gradient."""
+        """Copy gradients, and behind them the buffers, into `out` [size]; zeros if there is no gradient."""
         for number, (view, tensor) in enumerate(zip(self._views(out), self._tensors, strict=True)):
             source = tensor.grad if number < self._trained else tensor
             if source is None:

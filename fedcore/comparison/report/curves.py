@@ -169,7 +169,7 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
 
 
 def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
-    """What the curves show, as a table: a row for each round, or for each tenth where there are many."""
+    """What the curves show, as a table: a row for each round, or for each tenth if there are many."""
     metric = JudgedMetric.of(comparison)
     if metric is None:
         return None

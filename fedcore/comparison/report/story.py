@@ -212,7 +212,7 @@ def _finals(runs: Runs, metric: JudgedMetric) -> dict[str, Spread]:
 
 
 def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
-    """What sites alone have on their own test examples, beside what a common model has there."""
+    """What sites alone have on their own test examples, next to what a common model has there."""
     own = {label: Spread.of(map(metric.own, of)) for label, of in runs.items()}
     common = "".join(
         f", and the one of {label} {metric.shown(spread)}"

@@ -101,7 +101,7 @@ class First:
 
 
 def first_of(run: PlannedRun) -> First:
-    """Run the ServerApp in this process up to the first model that it sends; raises AppError where it sends none."""
+    """Run the ServerApp in this process up to the first model that it sends; raises AppError if it sends none."""
     ending = _Ending(run)
     outcome = run_server_app(
         run.app,
@@ -173,7 +173,7 @@ def evaluate_rounds(
 ) -> dict[int, Evaluated]:
     """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
 
-    tested: of other rounds, whose models are nowhere, what each site's client found. Raises RunFailed where the
+    tested: of other rounds, whose models are nowhere, what each site's client found. Raises RunFailed if the
     app's own code fails, or where its data are not known.
     """
     reports = workers.call("evaluator", _evaluate, run, rounds, tested, silence=SILENCE_SECONDS)

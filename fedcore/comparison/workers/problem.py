@@ -46,7 +46,7 @@ class Problem:
     def load(cls, app: FlowerApp, *, config: Mapping[str, Scalar], sites: int) -> Problem:
         """Import the app's ClientApp; the user's code runs from here on.
 
-        Raises ConfigurationError where the app does its own training, or keeps a part of the model on its clients.
+        Raises ConfigurationError if the app does its own training, or keeps a part of the model on its clients.
         """
         try:
             found = load_object(app.folder, app.clientapp, LocalApp)

@@ -66,7 +66,7 @@ ReportSink: TypeAlias = Callable[[WorkerReport], None]
 
 
 class Ended(WorkerReport):
-    """The last report of every worker. exitcode: negative for a signal. reason: empty where it returned."""
+    """The last report of every worker. exitcode: negative for a signal. reason: empty if it returned."""
 
     exitcode: int
     reason: str = ""
@@ -168,7 +168,7 @@ class Workers:
     def events(self, *, silence: float) -> Iterator[WorkerEvent]:
         """What the workers report, until the last of them has ended; each one's last report is `Ended`.
 
-        Workers may be started and killed meanwhile. Raises EnvironmentFailure where none of them reported anything for
+        Workers may be started and killed meanwhile. Raises EnvironmentFailure if none of them reported anything for
         `silence` seconds.
         """
         deadline = time.monotonic() + silence
@@ -191,7 +191,7 @@ class Workers:
     def call(self, name: str, target: Callable[..., object], *args: object, silence: float) -> list[WorkerReport]:
         """What one worker reports from its start to its end, while no other one lives.
 
-        Raises RunFailed with its reason where it fails, EnvironmentFailure where it is silent for too long.
+        Raises RunFailed with its reason where it fails, EnvironmentFailure if it is silent for too long.
         """
         if self._living:
             raise UsageError(f"{', '.join(sorted(self._living))} still work")

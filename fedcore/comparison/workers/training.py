@@ -48,7 +48,7 @@ class RoundDone(WorkerReport):
     """At the end of every round, and of this round alone.
 
     examples: taken in the round, repetitions counted; where they were not `counted`, what the app said of itself.
-    loss: sum over them, None where nobody said. sent, received: bytes.
+    loss: sum over them, None if nobody said. sent, received: bytes.
     """
 
     round: int
@@ -209,7 +209,7 @@ class Averaging:
 class RoundLoop:
     """A worker's rounds.
 
-    rows, seed: of a round, by its number. folder: for snapshots, None where another worker writes them. tensors: names
+    rows, seed: of a round, by its number. folder: for snapshots, None if another worker writes them. tensors: names
     of those that the first model has, and every snapshot. lost_after: the round after which this worker waits for its
     end by SIGKILL, 0 for none. averaging: where models are averaged.
     """
@@ -309,6 +309,6 @@ def _join(rank: int, ranks: int, port: int, listening: socket.socket | None) -> 
 
 
 def _meet() -> None:
-    """Wait for the other ranks, where there are any."""
+    """Wait for the other ranks, if there are any."""
     if dist.is_initialized():
         dist.barrier()

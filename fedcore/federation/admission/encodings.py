@@ -32,7 +32,7 @@ def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
 
 
 def follow_scales(task: Task, encoding: AnyEncoding, ledger: ClientHistory) -> None:
-    """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
+    """Remember the scales of an exchange, durably; raises ProtocolViolation if they break their rule."""
     if not isinstance(encoding, Encoding) or encoding.layout is None:
         return
     layout = encoding.layout.digest().hex()

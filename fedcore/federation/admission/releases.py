@@ -145,7 +145,7 @@ def check_smallest_group(
             checks.DIFFERENCING,
             f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
             f"client and in the transcript, could together give that over a group of {size} clients; the policy "
-            f"demands {demanded}. {remedy} the same clients as before. To take part all the same, its owner would have "
+            f"demands {demanded}. {remedy} the same clients as before. To take part anyway, its owner would have "
             "to set allow-differencing = true in policy.toml and restart the client: it then no longer checks what "
             "sums reveal together, and anybody who reads two that differ in one client can subtract them and learn "
             "what that client sent",

@@ -125,8 +125,8 @@ class ServerKit:
     """What the server needs: where it listens, its certificate, the rosters, where it keeps its data.
 
     rosters: all versions, in order; rosters_file: where they are kept.
-    min_cohort: the fewest clients of a secure sum beside those that may collude with the server, as the clients'
-        policies say; a server that asks for less is refused by every one of them.
+    min_cohort: the fewest clients of a secure sum in addition to those that may collude with the server, as the
+        clients' policies say; a server that asks for less is refused by every one of them.
     database: URL of a PostgreSQL database, "" for SQLite in the data folder. objects: where large files go, "" for the
         data folder, a folder, or `s3://bucket/prefix`.
     app_rules: what a ServerApp may see in addition to its own files. approved_apps: those that may run; None for all.

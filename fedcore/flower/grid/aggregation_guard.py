@@ -283,7 +283,7 @@ _STRATEGY_REMEDY = (
 )
 _GROUPS_REMEDY = (
     "If it means the same of these, declare it: group_means = True in its class, or @fedcore.group_means above the "
-    "function (mean_only speaks of one reply). fedcore's own algorithms (SCAFFOLD, DiLoCo, ...) are for one mean "
+    "function (mean_only is about one reply). fedcore's own algorithms (SCAFFOLD, DiLoCo, ...) are for one mean "
     "of all. Otherwise choose one of Flower's averages or robust strategies "
     f"({', '.join(ROBUST)}), or set groups = 1"
 )

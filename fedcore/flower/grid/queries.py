@@ -44,7 +44,7 @@ def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:
 
 
 def _check_room(numbers: Mapping[str, Any], query_max: float) -> None:
-    """Say what to do where the codec would speak of metrics."""
+    """Say what to do if the codec would complain about metrics."""
     lengths = {name: len(value) if isinstance(value, list) else None for name, value in numbers.items()}
     if (size := len(names_json(sorted(lengths.items())))) > NAMES_BYTES:
         raise AppError(

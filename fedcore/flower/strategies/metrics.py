@@ -38,7 +38,7 @@ _Step: TypeAlias = Callable[[Mapping[str, Value], float], Mapping[str, Value | N
 class MetricAggregation:
     """The weighted means of all metrics, and then what each step makes of some: its new values, None to leave one out.
 
-    Called as Flower does, with the contents of the replies and the name of their weight. Raises AppError where the
+    Called as Flower does, with the contents of the replies and the name of their weight. Raises AppError if the
     replies lack a metric that a step needs.
     """
 

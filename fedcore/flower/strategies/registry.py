@@ -118,7 +118,7 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
 class AveragingServer(ServerApp):
     """What `averaging_server` makes.
 
-    reports: names of all metrics that its evaluations can have; None where its strategy may make others of them.
+    reports: names of all metrics that its evaluations can have; None if its strategy may make others of them.
     """
 
     def __init__(self, *, reports: frozenset[str] | None) -> None:
@@ -166,7 +166,7 @@ def averaging_server(
 def _reported(client: LocalApp) -> frozenset[str] | None:
     """What tests of the ClientApp's model find, at clients and at the server, with those of clients' own models.
 
-    None where a function of the app's own tests it.
+    None if a function of the app's own tests it.
     """
     if not isinstance(client, SupervisedApp):
         return None
@@ -176,7 +176,7 @@ def _reported(client: LocalApp) -> frozenset[str] | None:
 
 
 def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:
-    """A line with the last figures that are read off sums; nothing where there are none."""
+    """A line with the last figures that are read off sums; nothing if there are none."""
     last = max(rounds, default=0)
     names = [metric.name for metric in client.metrics if last and metric.name in rounds[last]]
     shown = "  ".join(f"{name} {rounds[last][name]:.4f}" for name in names)

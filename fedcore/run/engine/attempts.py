@@ -45,7 +45,7 @@ class AttemptRunner(Protocol):
     """Carries out the attempts at one sum."""
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
-        """Make an attempt, or return what one of an earlier process came to; raises RoundFailed where none can be."""
+        """Make an attempt, or return what one of an earlier process came to; raises RoundFailed if none can be."""
         ...
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:
@@ -58,7 +58,7 @@ class AttemptRunner(Protocol):
 
 
 async def run_attempts(runner: AttemptRunner, attempts: Attempts) -> tuple[Task, ExchangeOutcome]:
-    """The first attempt that succeeds; raises RoundFailed where `attempts` says that there is no other.
+    """The first attempt that succeeds; raises RoundFailed if `attempts` says that there is no other.
 
     An attempt that somebody is blamed for does not count: clients that cheat are excluded, so they can end the run
     neither with one attempt nor, together, with all of them.

@@ -51,7 +51,7 @@ def sums_done(
     """An exchange of secure sums was completed.
 
     task
-        Of the sum, or of the draw where there is one for each group.
+        Of the sum, or of the draw if there is one for each group.
     usage
         Of the draw.
     seconds

@@ -186,7 +186,7 @@ class ExchangeOutcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExchangeOutcome:
-        """The inverse of `to_json`; ConfigurationError where a database holds something else."""
+        """The inverse of `to_json`; ConfigurationError if a database holds something else."""
         return from_plain(_END, dict(data), what="the kept end of an exchange", error=ConfigurationError)
 
 

@@ -190,7 +190,7 @@ def is_low_order(public: bytes) -> bool:
     """Whether an X25519 public key (32 bytes) lies in the small subgroup of the curve or of its twist.
 
     The top bit is ignored and the rest reduced modulo 2^255 - 19, as RFC 7748 (section 5) decodes it, so that no
-    other encoding of such a point gets through. `KeyPair` refuses the zero result once more.
+    other encoding of such a point gets through. `KeyPair` refuses the zero result again.
     """
     coordinate = int.from_bytes(public, "little") % 2**255 % _CURVE_PRIME
     return coordinate in _LOW_ORDER

@@ -65,7 +65,7 @@ class StateFolder:
 
     @classmethod
     def open(cls, path: Path, what: Mapping[str, str]) -> StateFolder:
-        """Begin a run in a folder, or take up the one that is there; raises ConfigurationError where it is another.
+        """Begin a run in a folder, or resume the one that is there; raises ConfigurationError if it is another.
 
         what: tells one run from another, each entry a word or a hash. A run that ended
         before its first exchange leaves its folder to any other.
@@ -119,7 +119,7 @@ def _secret_of(path: Path, what: Mapping[str, str]) -> bytes:
     if _did_nothing(path / "steps"):
         return _begin(path, what)
     raise ConfigurationError(
-        f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
+        f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or resume the "
         "run with the options that it began with",
         check="other-run",
     )

@@ -15,7 +15,7 @@ class Availability(Protocol):
     """When one device is there; times are virtual seconds since the run began."""
 
     def until(self, at: float) -> float | None:
-        """To when it stays, of a device that is there at `at`; infinity for ever. None where it is away."""
+        """To when it stays, of a device that is there at `at`; infinity for ever. None if it is away."""
         ...
 
     def next_there(self, at: float) -> float:

@@ -38,13 +38,13 @@ class EventQueue(Generic[Item]):
             self._count += 1
 
     def pop(self) -> tuple[float, Item]:
-        """The next event and its time; raises IndexError where there is none."""
+        """The next event and its time; raises IndexError if there is none."""
         time, _, item = heapq.heappop(self._heap)
         return time, item
 
     @property
     def next_time(self) -> float:
-        """When the next event happens; infinity where there is none."""
+        """When the next event happens; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def __len__(self) -> int:

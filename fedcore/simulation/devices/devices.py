@@ -62,7 +62,7 @@ class Profiles(Protocol):
     """Where devices come from."""
 
     def check(self, clients: int) -> None:
-        """Raises ConfigurationError where not all of the clients have a device."""
+        """Raises ConfigurationError if not all of the clients have a device."""
         ...
 
     def device(self, client: int, network: Network, seed: int) -> Device:
@@ -99,7 +99,7 @@ class Devices:
         return self.until(client, at) is not None
 
     def until(self, client: int, at: float) -> float | None:
-        """To when a client stays that is there; None where it is away."""
+        """To when a client stays that is there; None if it is away."""
         return self.device(client).there.until(at)
 
     def next_there(self, client: int, at: float) -> float:

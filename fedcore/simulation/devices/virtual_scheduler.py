@@ -41,9 +41,9 @@ class VirtualTime:
     _polls: int = field(default=0, init=False)
 
     def nodes(self, clients: Sequence[int], *, least: int, wanted: int) -> list[int]:
-        """Who is there, once `least` are, as the run needs; raises RoundFailed where so many do not come.
+        """Who is there, once `least` are, as the run needs; raises RoundFailed if so many do not come.
 
-        wanted: how many the caller waits for, and goes on asking until they are there; 0 where that is not known.
+        wanted: how many the caller waits for, and goes on asking until they are there; 0 if that is not known.
         """
         self._polls += 1
         present = self._wait(clients, least)
@@ -68,7 +68,7 @@ class VirtualTime:
     def cohort(self, asked: Sequence[int], members: Sequence[int], *, least: int, extra: int) -> tuple[int, ...]:
         """Who takes part: those of `asked` that are there, and others instead of those that are not.
 
-        least: how many it takes; raises RoundFailed where so many do not come within `join-seconds`. extra: how many
+        least: how many it takes; raises RoundFailed if so many do not come within `join-seconds`. extra: how many
         are asked beyond those.
         """
         self.begin()
@@ -82,7 +82,7 @@ class VirtualTime:
         return math.ceil(wanted * self.settings.over_selection)
 
     def _wait(self, clients: Sequence[int], least: int) -> list[int]:
-        """Who is there, once `least` are; raises RoundFailed where that takes longer than `join-seconds`."""
+        """Who is there, once `least` are; raises RoundFailed if that takes longer than `join-seconds`."""
         time, present = there_at(self.devices, clients, self.clock.now, least=least)
         if time > self.clock.now + self.settings.join_seconds:
             self.clock.advance_to(self.clock.now + self.settings.join_seconds)

@@ -109,7 +109,7 @@ class SessionShard:
     ) -> tuple[int, bytes]:
         """R2: mask what a client's app gave and add it to the sum; the client, and the SHA-256 of what it sends.
 
-        model: what the update began from, and file: the client's new model, safetensors; None where there is none.
+        model: what the update began from, and file: the client's new model, safetensors; None if there is none.
         """
         assert self._encoding is not None  # noqa: S101 - the sum has begun
         local = None if file is None else ModelState.open(file)

@@ -73,7 +73,7 @@ class ClientExecutor(Protocol):
     def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
         """Write what these clients keep into a folder, `CLIENT.state` each, for another executor; who keeps anything.
 
-        Raises ConfigurationError where nobody can.
+        Raises ConfigurationError if nobody can.
         """
         ...
 

@@ -54,7 +54,7 @@ def with_cohort(
     """A run config by which a round asks `per_round` of the clients for training, and as many for evaluation.
 
     given: what a person said of the run config. reads: whether the app reads the keys of `averaging_server`, whatever
-    its run config has. Raises ConfigurationError where the app has no key for it, or something else was given.
+    its run config has. Raises ConfigurationError if the app has no key for it, or something else was given.
     """
     if per_round is None:
         return dict(config)

@@ -99,7 +99,7 @@ class Queue:
         return len(self._waiting)
 
     def take(self, worker: int) -> Sequence[int]:
-        """The next chunk for a worker; nothing where no client is left that it may have."""
+        """The next chunk for a worker; nothing if no client is left that it may have."""
         share = self._left / (self._homes.workers * _CHUNKS_LEFT)
         chunk: list[int] = []
         while len(chunk) < self._most and (client := self._next(worker)) is not None:

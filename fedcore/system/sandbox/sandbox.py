@@ -134,7 +134,7 @@ class Sandbox:
 
 
 def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rules) -> None:
-    """Raise ConfigurationError where one of the secrets lies in what user code may read."""
+    """Raise ConfigurationError if one of the secrets lies in what user code may read."""
     for path in (*_SYSTEM, *python_paths(), *readable) if rules.confined else ():
         for secret in secrets:
             if secret.resolve().is_relative_to(path.resolve()):

@@ -41,7 +41,7 @@ add_key request_key keyctl open_by_handle_at mq_open mq_unlink
 shmget shmat shmctl shmdt semget semctl semop semtimedop msgget msgsnd msgrcv msgctl
 """
 _LACKED: Final = "io_uring_setup openat2"
-"""Files and sockets are opened through the first past every filter; the second has its mode where no filter sees it."""
+"""Through the first, files and sockets are opened past every filter; filters do not see the second's mode."""
 _MODES: Final = {"open": (2, 1), "openat": (3, 2), "creat": (1, None), "mkdir": (1, None), "mkdirat": (2, None)} | {
     "mknod": (1, None),
     "mknodat": (2, None),

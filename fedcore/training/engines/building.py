@@ -66,7 +66,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 def prepare(module: nn.Module, config: EngineConfig) -> nn.Module:
     """The same module, whose blocks are checkpointed and compiled as `config` says; names stay as they are.
 
-    Raises ConfigurationError where there are no blocks to checkpoint, or no compiler.
+    Raises ConfigurationError if there are no blocks to checkpoint, or no compiler.
     """
     blocks = [module.get_submodule(name) for name in plan_of(module).blocks]
     if config.compile:
@@ -122,7 +122,7 @@ def unplaced(recipe: Recipe) -> nn.Module:
 
 
 def on_meta(build: Callable[[], nn.Module]) -> nn.Module | None:
-    """The model without memory for its weights; None where it has values that no state brings back."""
+    """The model without memory for its weights; None if it has values that no state brings back."""
     try:
         with torch.device("meta"):
             module = build()

@@ -1,4 +1,4 @@
-"""Each layer split over the ranks of a group ("tp"), and such groups beside each other ("ddp-tp").
+"""Each layer split over the ranks of a group ("tp"), and such groups next to each other ("ddp-tp").
 
 Shoeybi et al. (2019, "Megatron-LM"): the ranks of a group see the same examples and each computes a part of every
 split layer; one all-reduce for each pair of layers makes the result whole. DTensor does the arithmetic.

@@ -70,7 +70,7 @@ def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def load_entries(entries: Sequence[Entry], state: ModelState | None, world: World) -> None:
-    """Fill the entries from a state that at least rank 0 has; raises EncodingError where it is another model's."""
+    """Fill the entries from a state that at least rank 0 has; raises EncodingError if it is another model's."""
     everywhere = _agree(entries, state, world)
     read = 0
     for entry in entries:

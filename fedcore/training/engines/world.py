@@ -34,7 +34,7 @@ class World:
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if not torch.cuda.is_available():
             return cls(rank=rank, size=size)
-        # Where there are fewer GPUs than ranks the group has gloo alone: NCCL refuses two ranks on one device.
+        # If there are fewer GPUs than ranks the group has gloo alone: NCCL refuses two ranks on one device.
         shared = size > 1 and "nccl" not in dist.get_backend_config()
         local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
         device = torch.device("cuda", local_rank % torch.cuda.device_count())

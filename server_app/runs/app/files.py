@@ -38,7 +38,7 @@ async def keep_app_files(objects: Objects, key: str, folder: Path, work: Path) -
 
 
 async def kept_files(objects: Objects, key: str) -> RunFilesOut:
-    """What was kept of a run that has ended; nothing where there is nothing."""
+    """What was kept of a run that has ended; nothing if there is nothing."""
     try:
         path = await objects.fetch(f"{key}/{_INDEX}")
     except KeyError:

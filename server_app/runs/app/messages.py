@@ -17,7 +17,7 @@ from fedcore.wire.tasks import MessageHead
 
 
 class Start(Message):
-    """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one.
+    """Server to app: what to run; a question for statistics in place of the app's ServerApp, if there is one.
 
     groups: into how many a training is cut, each with a reply of its own; least_groups: how many are sure to have one.
     buffered: whether a training sums updates of several rounds.
@@ -98,7 +98,7 @@ class PlainAsked(Message):
     """App to server: carry out one plain exchange, with a message for each of some clients.
 
     weight_key: as in a Task. timeout: seconds that the app waits. model: SHA-256 of the model in all of them, as the
-    safetensors file that secure mode would send; None where they are sent no model, or different ones.
+    safetensors file that secure mode would send; None if they are sent no model, or different ones.
     """
 
     op: Literal["plain-exchange"] = "plain-exchange"

@@ -125,7 +125,7 @@ class BufferedExchanges:
     # --- who is asked for its update ------------------------------------------------------------
 
     async def fill(self, asked: SecureRequest, book: WorkBook, last: str) -> tuple[int, ...]:
-        """Whose updates are summed next; raises RoundFailed where they do not come together.
+        """Whose updates are summed next; raises RoundFailed if they do not come together.
 
         last
             Why the attempt before came to nothing.

@@ -53,7 +53,7 @@ class CohortSelection:
         return sorted(await self._wait(self.members, least, least))
 
     def waiting(self, nodes: int, setting: str) -> str:
-        """For whom the ServerApp waits that waits for `nodes` nodes, 0 where that is not known, by a setting."""
+        """For whom the ServerApp waits that waits for `nodes` nodes, 0 if that is not known, by a setting."""
         presence, within, members = self._services.presence, self._settings.liveness_seconds, self.members
         present, online = self._present(members), presence.online(within)
         other = presence.mismatched(self._plan.app_sha256, within)
@@ -71,7 +71,7 @@ class CohortSelection:
     async def cohort(
         self, asked: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
     ) -> list[int]:
-        """Those of `asked` that are there; raises RoundFailed where too few come in time.
+        """Those of `asked` that are there; raises RoundFailed if too few come in time.
 
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
@@ -107,7 +107,7 @@ class CohortSelection:
         return True
 
     def enough(self, asked: tuple[int, ...], message_type: str) -> int:
-        """With how many updates an exchange for `asked` need not wait for more; 0 where it waits for everybody."""
+        """With how many updates an exchange for `asked` need not wait for more; 0 if it waits for everybody."""
         return len(frozenset(asked)) if self._extra(len(frozenset(asked)), message_type) else 0
 
     def _extra(self, wanted: int, message_type: str) -> int:
@@ -115,7 +115,7 @@ class CohortSelection:
         return 0 if is_query(message_type) else math.ceil(wanted * self._settings.over_selection)
 
     def _least_grouped(self, message_type: str) -> int:
-        """How many clients as many groups need as have to give a sum; 0 where the cohort is not cut."""
+        """How many clients as many groups need as have to give a sum; 0 if the cohort is not cut."""
         settings = self._settings
         if settings.groups == 1 or not is_training(message_type):
             return 0

@@ -89,7 +89,7 @@ class GroupedExchanges:
     def _check(
         self, draw: Task, end: ExchangeOutcome, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]
     ) -> None:
-        """Raise RoundFailed where too few groups gave a sum. end: of the draw."""
+        """Raise RoundFailed if too few groups gave a sum. end: of the draw."""
         least = self._run.plan.settings.least_groups
         if groups - len(failed) >= least:
             return
@@ -191,7 +191,7 @@ class _GroupRunner:
         return self._before
 
     async def _members(self, attempt: Attempt) -> Sequence[int]:
-        """Whom to ask; raises RoundFailed where too few are there, or left."""
+        """Whom to ask; raises RoundFailed if too few are there, or left."""
         clients, least = self._run.clients, self._group.cut.least
         left = attempt.same or clients.without_cheats(self._group.members)
         if len(left) < least:

@@ -26,7 +26,7 @@ _MOST_ENDED: Final = 16
 class ClientWork:
     """Between the routes, which clients call, and `BufferedExchanges`, which leads.
 
-    book: of the run that is led, None where it is not buffered. said: by client, what it said last.
+    book: of the run that is led, None if it is not buffered. said: by client, what it said last.
     """
 
     book: WorkBook | None = None

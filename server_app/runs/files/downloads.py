@@ -57,7 +57,7 @@ class ModelDownloads:
 
 
 def _write(base: Path, model: Path, difference: Path, whole: Path) -> bool:
-    """Replace `whole`, the model itself, where there is a difference; whether that is the smaller file."""
+    """Replace `whole`, the model itself, if there is a difference; whether that is the smaller file."""
     held, new = ModelState.open(base), ModelState.open(model)
     if not can_differ(held, new):
         return False

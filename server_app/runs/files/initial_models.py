@@ -41,7 +41,7 @@ async def take_model(spool: Spool, body: Body) -> None:
 
 
 async def claim_model(spool: Spool, sha256: str, objects: Objects, key: str) -> None:
-    """Keep a model that was sent as the object `key`; raises Rejection where it was not sent, or is gone."""
+    """Keep a model that was sent as the object `key`; raises Rejection if it was not sent, or is gone."""
     place = _place(spool, sha256)
     if not place.exists():
         text = f"the initial model {sha256} is not here; send it again (PUT /v1/models/{sha256})"
@@ -50,7 +50,7 @@ async def claim_model(spool: Spool, sha256: str, objects: Objects, key: str) -> 
 
 
 async def lend_model(spool: Spool, sha256: str, objects: Objects, key: str) -> None:
-    """Send the model of an earlier run, the object `key`, once more; Rejection where it is gone. Raises StorageFull."""
+    """Send the model of an earlier run, the object `key`, again; Rejection if it is gone. Raises StorageFull."""
     place = _place(spool, sha256)
     if place.exists():
         return

@@ -34,7 +34,7 @@ class AppOffers:
         return () if self._services.presence.installed.get(client) in apps else tuple(apps)[:MOST_NAMED]
 
     async def content(self, sha256: str) -> bytes:
-        """An app of an open run as JSON (`AppOut`); Rejection where no open run has it."""
+        """An app of an open run as JSON (`AppOut`); Rejection if no open run has it."""
         run = (await self._apps()).get(sha256)
         if run is None:
             raise Rejection(ProblemKind.NOT_FOUND, "no open run has this app")

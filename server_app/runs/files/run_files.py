@@ -187,7 +187,7 @@ async def save_bundle(objects: Objects, key: str, bundle: AppBundle, draft: Path
 
 
 async def load_bundle(objects: Objects, key: str) -> AppBundle | None:
-    """The files of an app; None where there is no such object."""
+    """The files of an app; None if there is no such object."""
     try:
         path = await objects.fetch(key)
     except KeyError:
