@@ -22,16 +22,16 @@ from typing import Any, Final
 import numpy as np
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
 from client_app.exchange import update_encoder
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement

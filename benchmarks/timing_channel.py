@@ -39,14 +39,14 @@ from support.worlds.server import Adversary  # type: ignore[import-not-found]
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState

@@ -14,23 +14,23 @@ from typing import Any, Final
 
 from client_app.agent.agent import Agent
 from client_app.agent.app_updates import AppUpdater
-from client_app.agent.client import Client
-from client_app.agent.eligibility import Eligibility
-from client_app.agent.offers import Offers
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
+from client_app.exchange.eligibility import Eligibility
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.exchange.update_encoder import describe_encoder
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output
-from client_app.owner.now import NowFile
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
+from client_app.records.activity import ActivityFile
 from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.offers import Offers
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
@@ -254,7 +254,7 @@ async def _serve(client_: Client, group: RankGroup, updater: AppUpdater) -> None
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
     output.info("uploads", describe_encoder(gpu=client_.gpu_uploads))
-    NowFile(client_.state_dir).note("starting")
+    ActivityFile(client_.state_dir).note("starting")
     try:
         await group.start()
         set_aside()

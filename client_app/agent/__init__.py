@@ -1,1 +1,1 @@
-"""The agent that a site runs: tasks, app updates, background training."""
+"""The agent that a site runs: its loop, app updates, background training."""

@@ -16,16 +16,16 @@ from typing import Final, NoReturn
 
 from client_app.agent.app_updates import AppApproved, AppUpdater
 from client_app.agent.background_training import do_work
-from client_app.agent.client import Client
-from client_app.agent.contribution import show_end, tells_failures
-from client_app.agent.withdrawal import withdrawal_for
+from client_app.exchange.client import Client
+from client_app.exchange.contribution import show_end, tells_failures
 from client_app.exchange.exchange import POLL_PAUSE, exchange_path, take_part
 from client_app.exchange.roster import agree, catch_up, learn
 from client_app.exchange.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
+from client_app.exchange.withdrawal import withdrawal_for
 from client_app.http.retry import ONCE
 from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.output import clean
-from client_app.owner.now import Doing, NowFile
+from client_app.records.activity import ActivityFile, Doing
 from client_app.records.ledger import ExchangeId
 from fedcore.errors import (
     FedcoreError,
@@ -92,10 +92,10 @@ class Agent:
     """Whether the open exchange hides this machine's state from the server."""
     _run: str = field(default="", init=False)
     """The last run in the log."""
-    _now: NowFile = field(init=False)
+    _activity: ActivityFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._now = NowFile(self.client.state_dir)
+        self._activity = ActivityFile(self.client.state_dir)
 
     async def run(self) -> None:
         """Serve for ever; raises only errors that waiting cannot fix.
@@ -112,7 +112,7 @@ class Agent:
             raise
         finally:
             await self._stop_work()
-            self._now.note("stopped")
+            self._activity.note("stopped")
 
     async def _say_goodbye(self) -> None:
         """Tell the server that this client stops, so that it does not wait for it."""
@@ -273,7 +273,7 @@ class Agent:
         if task.run != self._run:
             self._run = task.run
             self.client.output.info("run", f"run {task.run}, {task.aggregation}, app {task.app_sha256[:12]}")
-        self._now.note("taking part", message_type=task.message_type, server=self.client.transport.url, **where)
+        self._activity.note("taking part", message_type=task.message_type, server=self.client.transport.url, **where)
         try:
             self.client = await catch_up(self.client, task.roster)
             await take_part(task, self.client, unread)
@@ -418,12 +418,12 @@ class Agent:
         why, work = self.client.eligibility.reason, work or self.client.pending.training
         doing: Doing = "not eligible" if why else "training" if work is not None else "waiting"
         run = work.run if work is not None else ""
-        self._now.note(doing, why=why, run=run, server=self.client.transport.url)
+        self._activity.note(doing, why=why, run=run, server=self.client.transport.url)
 
     def _note_away(self, error: FedcoreError) -> None:
         answer = _answer_of(error)
         if not self._away or answer not in ("", self._last_refusal):
-            self._now.note("away", why=clean(str(error)), server=self.client.transport.url)
+            self._activity.note("away", why=clean(str(error)), server=self.client.transport.url)
             text = f"{error}{_remedy(error, joined=self._joined)}; trying again until that changes"
             if isinstance(error, ProtocolViolation):
                 self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from client_app.agent.client import Client
-from client_app.agent.offers import Offers
+from client_app.exchange.client import Client
 from client_app.http.retry import BRIEF
+from client_app.records.offers import Offers
 from fedcore.errors import ConfigurationError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp

@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from client_app.agent.aggregated_rounds import AggregatedRounds
-from client_app.agent.client import Client
-from client_app.agent.contribution import show_end, show_nothing, tells_failures
-from client_app.agent.pending_update import work_status
-from client_app.agent.withdrawal import withdrawal_for
+from client_app.exchange.client import Client
+from client_app.exchange.contribution import show_end, show_nothing, tells_failures
+from client_app.exchange.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
+from client_app.records.aggregated_rounds import AggregatedRounds
+from client_app.records.pending_update import work_status
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.admit import admit_work
 from fedcore.state import ModelState, sha256_file

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_app.agent.offers import Approval, Offers
 from client_app.commands.app_difference import AppDifference, difference, unified
+from client_app.records.offers import Approval, Offers
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle

@@ -47,7 +47,7 @@ def verify(
     A failed check is named (transcript-forged, transcript-gap, transcript-fork, or a check of the rosters), and
     the exit status is 3.
     """
-    from client_app.records.transcript_report import TranscriptSource, report
+    from client_app.commands.transcript_report import TranscriptSource, report
 
     source = TranscriptSource(copy=copy, kit=kit, operator=operator, authority=authority)
     report(source, delta=delta, every=False, as_json=as_json)
@@ -66,7 +66,7 @@ def show(
 
     Example: fedcore transcript show --kit federation/clients/client-1
     """
-    from client_app.records.transcript_report import TranscriptSource, report
+    from client_app.commands.transcript_report import TranscriptSource, report
 
     source = TranscriptSource(copy=copy, kit=kit, operator=operator, authority=authority)
     report(source, delta=delta, every=True, as_json=as_json)

@@ -1,1 +1,1 @@
-"""A client's side of an exchange: task, model, update, upload."""
+"""A client's side of an exchange: eligibility, task, model, update, upload, withdrawal."""

@@ -22,15 +22,15 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.agent.aggregated_rounds import AggregatedRounds
-from client_app.agent.client import Client
-from client_app.agent.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
-from client_app.agent.withdrawal import BadDealing, plain_error
+from client_app.exchange.client import Client
+from client_app.exchange.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.exchange.models import MODELS_FOLDER, Models
 from client_app.exchange.update_encoder import UpdateEncoder
 from client_app.exchange.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
+from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.ranks.messages import LocalAnswer
+from client_app.records.aggregated_rounds import AggregatedRounds
 from client_app.records.ledger import note_task
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied

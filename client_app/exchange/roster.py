@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.http.http_transport import signer
 from client_app.http.retry import BRIEF
 from fedcore.errors import ProtocolViolation, Unauthorized

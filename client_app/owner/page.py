@@ -27,12 +27,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from client_app.agent.offers import Offers
 from client_app.commands.app_difference import unified
 from client_app.commands.offers import approve, both_bundles
 from client_app.owner.document import as_html, as_markdown, render
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status, status_json
+from client_app.records.offers import Offers
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.system.concurrency import in_thread

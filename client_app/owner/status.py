@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from client_app.agent.offers import Offers
 from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
-from client_app.owner.now import Now, is_running, read_now
+from client_app.records.activity import Activity, is_running, read_activity
 from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
 from client_app.records.journal import whole_lines
 from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.offers import Offers
 from client_app.records.spending import SpentBudget, spending_of, spent_by_run
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.errors import FedcoreError
@@ -132,7 +132,7 @@ class Status:
     servers: tuple[str, ...]
     kit: Path
     running: bool
-    now: Now | None
+    now: Activity | None
     runs: tuple[RunHistory, ...]
     refusals: tuple[Refusal, ...]
     spending: SpentBudget
@@ -157,7 +157,7 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
     ledger = state / LEDGER_FILE
     entries = read_ledger(ledger) if ledger.exists() else ()
     exchanges = exchanges_of(entries)
-    running, now = is_running(state), read_now(state)
+    running, now = is_running(state), read_activity(state)
     spent, by_run = spent_by_run(entries, kit.policy)
     return Status(
         made=at,
@@ -213,7 +213,7 @@ def _refusals(exchanges: Iterable[AuditedExchange]) -> Iterable[Refusal]:
         yield Refusal(check=check, subject=subject, times=len(times), last=max(times))
 
 
-def _training(kit: ClientKit, now: Now | None, at: datetime) -> TrainingPermission:
+def _training(kit: ClientKit, now: Activity | None, at: datetime) -> TrainingPermission:
     rules = kit.policy.eligibility
     hours = tuple(windows(rules, at))
     in_hours = bool(hours) and hours[0][0] <= at < hours[0][1]

@@ -1,1 +1,1 @@
-"""A client's records on disk: ledger and transcript, and the reports that read them."""
+"""What a client keeps on disk: ledger, transcript, results, offered apps, present activity."""

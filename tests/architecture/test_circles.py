@@ -1,4 +1,4 @@
-"""No files import each other in a circle, those imports included that are for types or within a function."""
+"""No files and no rooms import each other in a circle, not even for types or within a function."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
                     yield node.module
 
 
+def room(module: str) -> str:
+    """The folder of a module in its package; a file next to the folders is a room of its own."""
+    return ".".join(module.split(".")[:2])
+
+
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     known = {
@@ -48,3 +53,16 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]):
     assert [module for module in graph if module in reached(graph, module) and not module.startswith(OPEN)] == []
+
+
+@pytest.mark.parametrize("package", ["fedcore", "client_app"])
+def test_no_rooms_import_each_other_in_a_circle(graph: dict[str, set[str]], package: str):
+    rooms: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if module.startswith(f"{package}."):
+            own = room(module)
+            rooms.setdefault(own, set()).update(
+                room(name) for name in imported if name.startswith(f"{package}.") and room(name) != own
+            )
+    assert len(rooms) > 5, "few rooms were looked at"
+    assert [name for name in rooms if name in reached(rooms, name)] == []

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 
 FAST = Pauses(first=0.05, longest=0.2, refusal=0.05, farewell=60.0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import client_app.startup
-from client_app.agent.eligibility import Eligibility, Reading
+from client_app.exchange.eligibility import Eligibility, Reading
 from fedcore.cli.main import main
 from fedcore.federation.eligibility import EligibilityRules
 

@@ -26,9 +26,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from client_app.agent.client import Client
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
@@ -36,6 +34,8 @@ from client_app.http.retry import Retry
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized, WrongClock

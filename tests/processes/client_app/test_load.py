@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from client_app.agent.eligibility import MachineMonitor, processor_seconds
+from client_app.exchange.eligibility import MachineMonitor, processor_seconds
 from fedcore.federation.eligibility import EligibilityRules
 
 BURN = "import sys, time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\nsys.stdin.read()"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from client_app.agent.eligibility import NotEligible
+from client_app.exchange.eligibility import NotEligible
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
 from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import AppError, DataError, FedcoreError, StorageFull

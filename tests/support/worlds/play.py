@@ -16,14 +16,14 @@ from unittest import mock
 import numpy as np
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.eligibility import Eligibility, Reading
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
+from client_app.exchange.eligibility import Eligibility, Reading
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit

@@ -18,7 +18,7 @@ from support.agents import FAST, agent_running, until
 from support.scripted import problem
 
 from client_app.agent.agent import Agent
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output

@@ -15,7 +15,7 @@ from support.authority import authority_key
 from support.scripted import problem
 
 from client_app.agent.agent import Agent
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.enrolment import rotate

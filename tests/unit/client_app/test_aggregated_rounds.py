@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from client_app.agent.aggregated_rounds import ROUNDS_FILE, AggregatedRounds
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
+from client_app.records.aggregated_rounds import ROUNDS_FILE, AggregatedRounds
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.wire.tasks import Task
 

@@ -19,7 +19,7 @@ from support.ports import reserved_port
 from support.scripted import problem
 from support.serving import serving
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import ONCE, Retry, RetryDeadline

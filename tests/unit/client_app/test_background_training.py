@@ -13,9 +13,9 @@ import pytest
 from support.agents import agent_running, until
 from support.encodings import encoding_to_json
 
-from client_app.agent.client import Client
-from client_app.agent.pending_update import PendingUpdate
-from client_app.owner.now import read_now
+from client_app.exchange.client import Client
+from client_app.records.activity import read_activity
+from client_app.records.pending_update import PendingUpdate
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError
 from fedcore.run.settings import JobSettings
@@ -63,11 +63,11 @@ async def test_trains_beside_its_polls_and_gives_its_update_to_a_sum(
         await until(lambda: len(script.polls) > polls + 1, running)
         assert (script.polls[-1]["work"], script.polls[-1]["version"]) == (script.task.run, "0")
         assert script.told == []
-        now = read_now(client.state_dir)
+        now = read_activity(client.state_dir)
         assert (now.doing, now.run) == ("training", script.task.run)
         client.work.goes_on.set()
         await until(lambda: script.told, running)
-        assert read_now(client.state_dir).doing == "waiting"
+        assert read_activity(client.state_dir).doing == "waiting"
         assert [said.state for said in script.told] == [WorkState.READY]
         script.tasks.append(summed(start=0, newest=3))
         await until(lambda: script.decoded, running)

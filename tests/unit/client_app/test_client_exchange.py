@@ -17,10 +17,10 @@ from fastapi import Response
 from support.hostile import sign_again
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.result_cache import ANSWER_FOLDER
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.ranks.failures import AppFailed, RankFailed
+from client_app.records.result_cache import ANSWER_FOLDER
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares

@@ -15,7 +15,7 @@ from support.privacy import CODEC, plan
 from support.scripted import problem
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.codec import CodecSettings, PrivateEncoding, first_encoding, private_encoding

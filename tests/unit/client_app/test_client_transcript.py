@@ -17,7 +17,7 @@ from support.scripted import problem
 from typer.testing import CliRunner
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.records.transcript import TRANSCRIPT_FILE, ClientTranscript
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError

@@ -24,15 +24,15 @@ from support.privacy import CODEC, plan
 from support.scripted import PROTECTION, Scripted, Shift
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.contribution import seconds_to_pad
-from client_app.agent.eligibility import Eligibility, Reading
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
+from client_app.exchange.contribution import seconds_to_pad
+from client_app.exchange.eligibility import Eligibility, Reading
 from client_app.exchange.exchange import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, private_encoding
 from fedcore.errors import AppError, StorageFull

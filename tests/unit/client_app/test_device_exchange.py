@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from support.lost_device import LostDevice
 
-from client_app.agent.client import Client
 from client_app.exchange import exchange as exchange_module
 from client_app.exchange import update_encoder
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from fedcore.state import ModelState
 

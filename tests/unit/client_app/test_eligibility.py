@@ -14,8 +14,8 @@ import psutil
 import pytest
 from support.agents import agent_running, until
 
-from client_app.agent.client import Client
-from client_app.agent.eligibility import Eligibility, MachineMonitor, NotEligible, Reading, why_not
+from client_app.exchange.client import Client
+from client_app.exchange.eligibility import Eligibility, MachineMonitor, NotEligible, Reading, why_not
 from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.agents import agent_running, until
 
-from client_app.agent.client import Client
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.client import Client
 from client_app.records.journal import AppendOnlyFile
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.wire.tasks import Task
 

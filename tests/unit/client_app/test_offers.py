@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from client_app.agent.agent import Agent
 from client_app.agent.app_updates import AppUpdater
-from client_app.agent.client import Client
-from client_app.agent.offers import MOST_OFFERS, Offers
 from client_app.commands.app_difference import difference, unified, visible
+from client_app.exchange.client import Client
 from client_app.output import Output
+from client_app.records.offers import MOST_OFFERS, Offers
 from client_app.startup import Options, group_settings, use_approved_app
 from fedcore.cli.main import app
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation

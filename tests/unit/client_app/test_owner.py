@@ -19,9 +19,9 @@ from support.agents import agent_running, until
 from support.records import PROTECTION, Notary
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.withdrawal import withdrawal_for
+from client_app.exchange.client import Client
 from client_app.exchange.task_reading import MAX_TASK_BYTES
+from client_app.exchange.withdrawal import withdrawal_for
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE, RefusedEntry, TaskEntry, read_entries
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed

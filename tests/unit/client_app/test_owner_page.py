@@ -11,8 +11,8 @@ import httpx
 import pytest
 from support.tiny import TINY
 
-from client_app.agent.offers import Offers
 from client_app.owner.page import HEADERS, OwnerPage
+from client_app.records.offers import Offers
 from fedcore.flower.app import AppBundle
 
 PORT = 18_999

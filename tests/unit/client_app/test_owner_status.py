@@ -11,12 +11,12 @@ import pytest
 from support.agents import agent_running, until
 from typer.testing import CliRunner
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.owner.document import as_html, as_markdown
 from client_app.owner.hours import windows
-from client_app.owner.now import NowFile, read_now
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status
+from client_app.records.activity import ActivityFile, read_activity
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.cli.main import app
@@ -81,14 +81,14 @@ def test_a_ledger_of_an_earlier_version_is_read(kit: Path, state: Path) -> None:
 
 
 def test_whether_an_agent_runs_is_told_by_its_lock(kit: Path, state: Path) -> None:
-    NowFile(state, wall=lambda: 1_700_000_000.0).note("waiting", server="https://server")
+    ActivityFile(state, wall=lambda: 1_700_000_000.0).note("waiting", server="https://server")
     assert not read_status(kit, None).running
     assert "No agent runs" in sections(read_status(kit, None))[0].text[0]
     with Ledger(state):
         found = read_status(kit, None)
         assert found.running
         assert "waits for a task" in sections(found)[0].text[0]
-        NowFile(state).note("training", server="https://server", run="abc")
+        ActivityFile(state).note("training", server="https://server", run="abc")
         assert "trains for a later sum of run abc" in sections(read_status(kit, None))[0].text[0]
     with Ledger(state):
         pass  # looking left no lock behind
@@ -104,14 +104,14 @@ async def test_the_agent_notes_what_it_does_and_what_went_over_the_line(client: 
     seen = set()
 
     def over() -> bool:
-        now = read_now(client.state_dir)
+        now = read_activity(client.state_dir)
         seen.add(now.doing if now else "")
         return bool(script.decoded) and client.ledger.open_exchange is None and bool(now) and now.doing == "waiting"
 
     async with script.serving(), agent_running(client) as running:
         await until(over, running)
     assert seen >= {"taking part", "waiting"}
-    stopped = read_now(client.state_dir)
+    stopped = read_activity(client.state_dir)
     assert stopped is not None
     assert stopped.doing == "stopped"
     lines = [json.loads(line) for line in (client.state_dir / LEDGER_FILE).read_text().splitlines()]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from client_app.agent.agent import Agent, Pauses
-from client_app.agent.client import Client
-from client_app.agent.result_cache import ResultCache, task_digest
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import prepare_state_dir, take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from client_app.ranks.messages import LocalAnswer
+from client_app.records.result_cache import ResultCache, task_digest
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire.tasks import ModelRef, Task

@@ -11,7 +11,7 @@ import pytest
 from support.privacy import CODEC, plan
 from typer.testing import CliRunner
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from fedcore.cli.main import app
 from fedcore.codec import private_encoding

@@ -35,7 +35,7 @@ from support.scripted import (
 )
 from support.serverside import site
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from fedcore.errors import ConfigurationError
 from fedcore.federation import provision

@@ -21,7 +21,7 @@ import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from client_app.agent.client import Client
+from client_app.exchange.client import Client
 from client_app.http import http_transport
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer

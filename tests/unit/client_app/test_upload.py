@@ -17,9 +17,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from support.encodings import encoding_to_json
 
-from client_app.agent.client import Client
 from client_app.exchange import exchange as exchange_module
 from client_app.exchange import update_encoder
+from client_app.exchange.client import Client
 from client_app.exchange.exchange import take_part
 from client_app.exchange.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, first_encoding

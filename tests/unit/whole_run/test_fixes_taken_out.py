@@ -75,7 +75,7 @@ async def test_sums_that_nobody_compares(owned: Callable[..., Any], tmp_path: Pa
 
 async def test_a_failure_that_is_tried_anew(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
     """One that fails by chance in the first of two attempts is what the second has more."""
-    monkeypatch.setattr("client_app.agent.result_cache.ResultCache.has", lambda cache, task: False)
+    monkeypatch.setattr("client_app.records.result_cache.ResultCache.has", lambda cache, task: False)
     flaky = {**COUNTS, 1: replace(COUNTS[1], outcome="out-of-memory", recovers=True)}
     _, found = await compare([Ask(), Ask(task=REPEAT)], flaky, owned(), tmp_path)
     assert any(text.endswith("of (1, 2, 3, 4) [0, 1] failed") for text in found)

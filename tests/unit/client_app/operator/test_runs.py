@@ -194,7 +194,7 @@ async def test_all_of_it_in_one_place(here: Site, model: ModelState, tmp_path: P
     with tarfile.open(packed) as tar:
         assert {Path(name).name for name in tar.getnames()} == names | {"notes.txt", f"run-{run}"}
     assert json.loads((folder / "run.json").read_text())["settings"]["min-clients"] == 3
-    from client_app.records.transcript_report import TranscriptSource, report
+    from client_app.commands.transcript_report import TranscriptSource, report
 
     authority = here.operator_kit.folder / "authority.pub"
     report(

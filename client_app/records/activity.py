@@ -17,14 +17,14 @@ import pydantic
 
 from fedcore.system.files import is_held, write_file
 
-NOW_FILE: Final = "now.json"
+ACTIVITY_FILE: Final = "now.json"
 
 Doing = Literal["starting", "waiting", "training", "taking part", "away", "not eligible", "stopped"]
 """`training`: in the background. `away`: the server does not answer, or this client refuses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class Activity:
     """An agent's activity; the fields of an exchange are "" and 0 while it takes part in none."""
 
     doing: Doing
@@ -40,27 +40,27 @@ class Now:
     message_type: str = ""
 
 
-_NOW: Final = pydantic.TypeAdapter(Now)
+_ACTIVITY: Final = pydantic.TypeAdapter(Activity)
 
 
 @dataclass(slots=True)
-class NowFile:
+class ActivityFile:
     """The agent's side of the file. A full disk is no error here, since only the ledger has to be durable."""
 
     folder: Path
     wall: Callable[[], float] = field(default=time.time, kw_only=True)
 
     def note(self, doing: Doing, **facts: str | int) -> None:
-        """Write down a new activity; `facts` are fields of `Now`."""
-        now = Now(doing=doing, since=round(self.wall(), 3), **facts)  # type: ignore[arg-type]
+        """Write down a new activity; `facts` are fields of `Activity`."""
+        now = Activity(doing=doing, since=round(self.wall(), 3), **facts)  # type: ignore[arg-type]
         with contextlib.suppress(OSError):
-            write_file(self.folder / NOW_FILE, _NOW.dump_json(now), mode=0o600)
+            write_file(self.folder / ACTIVITY_FILE, _ACTIVITY.dump_json(now), mode=0o600)
 
 
-def read_now(folder: Path) -> Now | None:
+def read_activity(folder: Path) -> Activity | None:
     """The present or last activity of a state folder's agent; None if the file cannot be read."""
     try:
-        return _NOW.validate_json((folder / NOW_FILE).read_bytes())
+        return _ACTIVITY.validate_json((folder / ACTIVITY_FILE).read_bytes())
     except (OSError, pydantic.ValidationError):
         return None
 

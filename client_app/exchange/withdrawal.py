@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from client_app.agent.eligibility import NotEligible
+from client_app.exchange.eligibility import NotEligible
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.errors import (
     AppError,

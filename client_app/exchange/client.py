@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from client_app.agent.eligibility import Eligibility
-from client_app.agent.pending_update import PendingUpdate
-from client_app.agent.result_cache import ResultCache
+from client_app.exchange.eligibility import Eligibility
 from client_app.http.transport import Transport
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger
+from client_app.records.pending_update import PendingUpdate
+from client_app.records.result_cache import ResultCache
 from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.admit import Participant

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import traceback
 
-from client_app.agent.eligibility import NotEligible
+from client_app.exchange.eligibility import NotEligible
 from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from fedcore.errors import FedcoreError, ProtocolViolation, Refused
