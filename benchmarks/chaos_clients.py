@@ -24,7 +24,7 @@ import numpy as np
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange import update_encoder
 from client_app.exchange.client import Client
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.output import Output

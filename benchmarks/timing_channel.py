@@ -40,7 +40,7 @@ from support.worlds.server import Adversary  # type: ignore[import-not-found]
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer

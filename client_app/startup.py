@@ -16,7 +16,7 @@ from client_app.agent.agent import Agent
 from client_app.agent.app_updates import AppUpdater
 from client_app.exchange.client import Client
 from client_app.exchange.eligibility import Eligibility
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.exchange.update_encoder import describe_encoder
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer

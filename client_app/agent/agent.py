@@ -16,9 +16,10 @@ from typing import Final, NoReturn
 
 from client_app.agent.app_updates import AppApproved, AppUpdater
 from client_app.agent.background_training import do_work
+from client_app.exchange.channel import POLL_PAUSE, exchange_path
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import show_end, tells_failures
-from client_app.exchange.exchange import POLL_PAUSE, exchange_path, take_part
+from client_app.exchange.exchange import take_part
 from client_app.exchange.roster import agree, catch_up, learn
 from client_app.exchange.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
 from client_app.exchange.withdrawal import withdrawal_for

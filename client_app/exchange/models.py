@@ -78,3 +78,10 @@ class Models:
             # A pending update has its model in a folder of its own.
             if path != self.path(sha256) and not path.is_dir():
                 path.unlink()
+
+
+def prepare_state_dir(folder: Path) -> Path:
+    """Create the agent's folder, readable by its owner alone."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / MODELS_FOLDER).mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -48,7 +48,7 @@ def test_six_clients_in_two_groups(tmp_path: Path) -> None:
     groups = [tuple(event["cohort"]) for event in done.of("group")]
     assert len(groups) == 6
     assert {len(group) for group in groups} == {3}
-    assert "named its place among 6 clients" in log
+    assert "sent a ticket for the draw of groups among 6 clients" in log
     told, own = json.loads(checked.output), json.loads(kept.output)
     assert (checked.exit_code, told["holds"], len(told["exchanges"])) == (0, True, 6)
     assert (kept.exit_code, own["holds"]) == (0, True), "a client's own copy holds, up to its last round"

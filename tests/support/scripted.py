@@ -27,7 +27,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.exchange.client import Client
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import Retry

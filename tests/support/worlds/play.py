@@ -18,7 +18,7 @@ import numpy as np
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
 from client_app.exchange.eligibility import Eligibility, Reading
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.ledger import Ledger

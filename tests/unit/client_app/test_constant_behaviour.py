@@ -27,7 +27,7 @@ from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import seconds_to_pad
 from client_app.exchange.eligibility import Eligibility, Reading
-from client_app.exchange.exchange import prepare_state_dir
+from client_app.exchange.models import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
 from client_app.records.ledger import Ledger

@@ -14,7 +14,8 @@ import pytest
 
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
-from client_app.exchange.exchange import prepare_state_dir, take_part
+from client_app.exchange.exchange import take_part
+from client_app.exchange.models import prepare_state_dir
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.result_cache import ResultCache, task_digest
