@@ -6,12 +6,17 @@ it is ready, and adds nothing to its sum. A refusal that follows from the task a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from client_app.agent.presence import AgentPresence
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import show_end, show_nothing, tells_failures
+from client_app.exchange.roster import catch_up
 from client_app.exchange.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.aggregated_rounds import AggregatedRounds
@@ -19,9 +24,63 @@ from client_app.records.pending_update import work_status
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation
 from fedcore.federation.admission.admit import admit_work
 from fedcore.state import ModelState, sha256_file
-from fedcore.system.concurrency import guarded, in_thread
+from fedcore.system.concurrency import end, guarded, in_thread
 from fedcore.wire.presence import WorkIn, WorkState
 from fedcore.wire.tasks import Task, Version
+
+
+@dataclass(slots=True)
+class BackgroundTraining:
+    """The one training in the background of an agent."""
+
+    presence: AgentPresence
+    last: tuple[str, int] = field(default=("", 0), init=False)
+    """The run and the version of the last training."""
+    run_ended: bool = field(default=False, init=False)
+    """Whether its run has ended, as the server says."""
+    _training: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def begin(self, task: Task) -> None:
+        """Train for a later sum; this replaces the training before."""
+        assert task.version is not None  # noqa: S101 - the task of a piece of work
+        client = self.presence.client
+        before, self.last = client.pending.status_message(), (task.run, task.version.number)
+        await self.stop()
+        if before is not None:
+            what = "stopped training" if before.state is WorkState.TRAINING else "discarded the update trained"
+            client.output.info("work", f"{what} on version {before.version.number}: superseded by newer work")
+        try:
+            self.presence.client = await catch_up(client, task.roster)
+        except FedcoreError as error:  # the check of the roster fails too, and the server learns of it
+            client.output.warning("work", str(error))
+        self._training = asyncio.create_task(self._train(task))
+
+    async def end(self) -> None:
+        """Stop the training for a run that has ended."""
+        client = self.presence.client
+        if client.pending.training is not None:
+            await self.stop()
+            client.output.info("work", f"stopped training: run {self.last[0]} has ended")
+            if not client.eligibility.holds:
+                self.presence.heartbeat_due.set()
+
+    async def stop(self) -> None:
+        """Stop what trains."""
+        training, self._training = self._training, None
+        if training is not None:
+            await end(training)
+
+    async def _train(self, task: Task) -> None:
+        self.presence.note_idle(task)
+        try:
+            status = await do_work(task, self.presence.client)
+        finally:
+            self.presence.note_idle()
+        client = self.presence.client
+        if not client.eligibility.holds:
+            self.presence.heartbeat_due.set()
+        with contextlib.suppress(FedcoreError):  # the next join repeats it
+            await client.transport.send("PUT", "/v1/work", status)
 
 
 async def do_work(task: Task, client: Client) -> WorkIn:
