@@ -40,7 +40,7 @@ from fedcore.errors import RunFailed
 from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.operator import RunIn
 
 APP: Final = APPS / "chaos"
@@ -67,7 +67,7 @@ class Everything:
     """A federation as real processes, and what was done to it."""
 
     made: FederationFolder
-    group: ProcessGroup
+    group: ChildProcesses
     folder: Path
     http: httpx.Client
     kills: Counter[str] = field(default_factory=Counter)
@@ -222,7 +222,7 @@ def federation() -> Iterator[Everything]:
         headers = {"Authorization": f"Bearer {kit.token}", "Content-Type": "application/json"}
         verify = tls_context(kit.ca_file)
         with (
-            ProcessGroup(folder / "logs", quiet_environment()) as group,
+            ChildProcesses(folder / "logs", quiet_environment()) as group,
             httpx.Client(base_url=made.server_url, verify=verify, headers=headers, timeout=30, trust_env=False) as http,
         ):
             here = Everything(made=made, group=group, folder=folder, http=http)

@@ -20,7 +20,7 @@ from fedcore.comparison.local_federation import FEDCORE, LocalFederation
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import RunEvent, ignore
 from fedcore.wire.operator import RunStatus, ServerOut
@@ -39,7 +39,7 @@ class LiveFederation:
     app: Path
     clients: int
     server_pid: int
-    group: ProcessGroup
+    group: ChildProcesses
     operator: OperatorClient
     operator_folder: Path
 
@@ -91,7 +91,7 @@ def live_federation(
     with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:
         folder = Path(name)
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
-        with ProcessGroup(folder / "logs", {**quiet_environment(), **(environment or {})}) as group:
+        with ChildProcesses(folder / "logs", {**quiet_environment(), **(environment or {})}) as group:
             server = group.start("server", [*FEDCORE, "server", "--federation", federation.folder])
             federation.start_clients(group, app, options)
             kit = OperatorKit.load(federation.operator)
@@ -107,7 +107,7 @@ def live_federation(
                 )
 
 
-def wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
+def wait_for_clients(kit: OperatorKit, group: ChildProcesses, clients: int) -> None:
     """Until all are connected; raises EnvironmentFailure if one ends or they take too long."""
     context = ssl.create_default_context(cafile=str(kit.ca_file))
     headers = {"Authorization": f"Bearer {kit.token}"}

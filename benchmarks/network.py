@@ -37,7 +37,7 @@ from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.simulation.devices.network import Cost, Network
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.events import ExchangeDone, ignore
 
 CLIENTS = 3
@@ -156,7 +156,7 @@ def _federated(network: Network, aggregation: str, rounds: int) -> tuple[RunReco
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-network-") as name,
         nodes(CLIENTS + 1, bandwidth=network.bandwidth, latency=network.latency) as (server, *sites),
-        ProcessGroup(Path(name) / "logs", quiet_environment()) as group,
+        ChildProcesses(Path(name) / "logs", quiet_environment()) as group,
     ):
         folder = Path(name) / "federation"
         made = provision(
@@ -191,7 +191,7 @@ def _counted(exchange: ExchangeDone) -> int:
     return sum(exchange.bytes_up.values()) + sum(exchange.bytes_down.values())
 
 
-def _wait_for(group: ProcessGroup, names: Sequence[str]) -> None:
+def _wait_for(group: ChildProcesses, names: Sequence[str]) -> None:
     deadline = time.monotonic() + CONNECT_SECONDS
     while not all("connected" in group.tail(name) for name in names):
         group.check()

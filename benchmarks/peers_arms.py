@@ -29,7 +29,7 @@ from client_app.operator.client import OperatorClient
 from fedcore.comparison.local_federation import FEDCORE, LocalFederation, free_port
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 
 PLAIN, SECURE = "plain", "secure"
 START_SECONDS = 180.0
@@ -114,7 +114,7 @@ class WorkLog:
         return [float(found) for found in _BEGINS.findall(log.read_text(encoding="utf-8", errors="replace"))]
 
 
-def wait_for(condition: Callable[[], bool], what: str, group: ProcessGroup, seconds: float = START_SECONDS) -> None:
+def wait_for(condition: Callable[[], bool], what: str, group: ChildProcesses, seconds: float = START_SECONDS) -> None:
     """Until it holds; raises EnvironmentFailure if a process ends before, or it takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -162,7 +162,7 @@ def ours(folder: Path, *, clients: int) -> Iterator[Ours]:
     port = free_port()
     with (
         CountingRelay(port, federation.port) as relay,
-        ProcessGroup(folder / "logs", quiet_environment()) as group,
+        ChildProcesses(folder / "logs", quiet_environment()) as group,
     ):
         words: list[str | Path] = ["server", "--federation", federation.folder, "--port", str(port)]
         server = group.start("server", [*FEDCORE, *words])
@@ -192,7 +192,7 @@ def ours(folder: Path, *, clients: int) -> Iterator[Ours]:
 class Flower:
     """A SuperLink and its SuperNodes. environment: for `flwr run`."""
 
-    group: ProcessGroup
+    group: ChildProcesses
     folder: Path
     server: int
     client: int
@@ -235,7 +235,7 @@ def flower(folder: Path, *, clients: int) -> Iterator[Flower]:
     port = free_port()
     with CountingRelay(port, made.port) as relay:
         environment = _flower_environment(folder, certificates / "ca.crt", port)
-        with ProcessGroup(folder / "logs", environment) as group:
+        with ChildProcesses(folder / "logs", environment) as group:
             link: list[str | Path] = [
                 _script("flower-superlink"),
                 "--port",

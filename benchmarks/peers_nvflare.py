@@ -22,7 +22,7 @@ from benchmarks.peers_arms import LAST_LINES, Job, Measured, WorkLog, answers, m
 from benchmarks.peers_relay import CountingRelay, Watch
 from fedcore.comparison.local_federation import free_port
 from fedcore.errors import EnvironmentFailure
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 
 ENVIRONMENT = Path(__file__).resolve().parents[1] / "build" / "peers" / "nvflare"
 # What nvflare 2.9.0 and its extra "he" ask for, beside what this environment has (grpcio, torch and more).
@@ -43,7 +43,7 @@ _PRIVATE = "nvflare.private.fed.app"
 class Flare:
     """A server and its sites."""
 
-    group: ProcessGroup
+    group: ChildProcesses
     python: Path
     folder: Path
     admin: Path
@@ -81,7 +81,7 @@ def nvflare(folder: Path, *, clients: int) -> Iterator[Flare]:
     with CountingRelay(ports["fed_learn_port"]) as relay:
         kits = _provision(python, folder, clients, relay.port, ports)
         # What it keeps for its user goes where it is deleted with the rest.
-        with ProcessGroup(folder / "logs", {**quiet_environment(), "HOME": str(folder)}) as group:
+        with ChildProcesses(folder / "logs", {**quiet_environment(), "HOME": str(folder)}) as group:
             server = group.start("server", _process(python, kits / SERVER, "server", "secure_train=true"))
             wait_for(lambda: answers(ports["fed_learn_port"]), "a server of FLARE that listens", group)
             sites = tuple(f"site-{number + 1}" for number in range(clients))

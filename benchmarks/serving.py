@@ -42,7 +42,7 @@ from client_app.operator.run_submission import make_submission
 from fedcore.comparison.local_federation import FEDCORE
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.events import ExchangeDone
 from fedcore.wire.operator import RunStatus
 from tests.support.members import Member, parts_of
@@ -150,7 +150,7 @@ def _running(members: int) -> Iterator[Site]:
         folder = Path(name)
         say(f"{members} members: a roster and a server")
         crowd = Crowd.create(folder / "federation", members)
-        with ProcessGroup(folder / "logs", quiet_environment()) as group:
+        with ChildProcesses(folder / "logs", quiet_environment()) as group:
             ready = folder / "ready"
             command = [*FEDCORE, "server", "--federation", str(crowd.folder.folder), "--ready-file", str(ready)]
             server = group.start("server", command)

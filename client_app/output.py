@@ -59,11 +59,11 @@ class Output:
 
     def _human(self, now: float, level: Level, stage: str, text: str, fields: dict[str, Any]) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(now))
-        place = ""
+        position = ""
         if self.context:
             planned = f" of {self.context['rounds']}" if self.context.get("rounds") else ""
-            place = f"round {self.context['round']}{planned} (exchange {self.context['exchange']})  "
+            position = f"round {self.context['round']}{planned} (exchange {self.context['exchange']})  "
         plain = "  [plain: the server can read this]" if self.context.get("aggregation") == "plain" else ""
         seconds = f"  {fields['seconds']:.2f} s" if "seconds" in fields else ""
         mark = "" if level == "info" else f"{level}: "
-        return f"{moment} {self.name}  {place}{stage:<12} {mark}{clean(text)}{seconds}{plain}"
+        return f"{moment} {self.name}  {position}{stage:<12} {mark}{clean(text)}{seconds}{plain}"

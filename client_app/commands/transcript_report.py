@@ -67,8 +67,10 @@ class TranscriptReport:
     """The record after which it begins, "" for all of it."""
     lines: list[ExchangeLine] = field(default_factory=list)
     open: list[tuple[tuple[str, str], str]] = field(default_factory=list)
-    """Records that the copy's client signed and whose place is unknown: hashes if complete and if unfinished, and the
-    draw of the group."""
+    """Records that the copy's client signed and that are not in the chain yet.
+
+    Hashes if complete and if unfinished, and the draw of the group.
+    """
     releases: dict[str, list[Release | None]] = field(default_factory=dict)
 
     def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
@@ -146,7 +148,7 @@ def _extend(
     for signed in records:
         link, task = chain.extend(signed, keys)
         findings.add(task, signed, link.hash, delta)
-        _place(link, findings)
+        _note_position(link, findings)
 
 
 def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta: float) -> None:
@@ -171,8 +173,8 @@ def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta:
             _extend(chain, rosters, [entry.linked], findings, delta)
 
 
-def _place(link: ChainLink, findings: TranscriptReport) -> None:
-    """Note the place of a record; every record that the client signed before must have one, too.
+def _note_position(link: ChainLink, findings: TranscriptReport) -> None:
+    """Note the position of a record; every record that the client signed before must have one, too.
 
     The groups of one draw come in any order.
     """
@@ -220,7 +222,7 @@ def _print(findings: TranscriptReport, delta: float, every: bool) -> None:
     if findings.lines:
         console.print(f"a client in all of them: {findings.spending(delta)}")
     if findings.open:
-        console.print(f"{len(findings.open)} signed by this client do not have their place yet")
+        console.print(f"{len(findings.open)} records signed by this client are not in the chain yet")
     console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")
 
 

@@ -37,10 +37,10 @@ class TooManyTensors(ProtocolViolation):
 class UnreadableTask(ProtocolViolation):
     """A task that this version of fedcore does not understand; `exchange_id` is what can be read of it."""
 
-    def __init__(self, exchange_id: ExchangeId, places: str) -> None:
+    def __init__(self, exchange_id: ExchangeId, fields: str) -> None:
         super().__init__(
             UNREADABLE_TASK,
-            f"the task of exchange {exchange_id[1]} ({places}) is in a form that fedcore {our_version()} does not "
+            f"the task of exchange {exchange_id[1]} ({fields}) is in a form that fedcore {our_version()} does not "
             "understand; the server may be of another version",
         )
         self.exchange_id = exchange_id
@@ -59,8 +59,8 @@ def read_task(body: bytes, *, max_tensors: int) -> Task:
             named = _ExchangeReference.model_validate_json(body)
         except pydantic.ValidationError:
             raise error from None
-        places = ", ".join(sorted({clean(str(item["loc"][0])) for item in error.errors() if item["loc"]}))
-        raise UnreadableTask((named.run, named.exchange), places) from None
+        fields = ", ".join(sorted({clean(str(item["loc"][0])) for item in error.errors() if item["loc"]}))
+        raise UnreadableTask((named.run, named.exchange), fields) from None
 
 
 class _ExchangeReference(pydantic.BaseModel):

@@ -75,7 +75,7 @@ class HttpResponse:
         self.is_complete = True
 
     def close(self) -> None:
-        """Nobody wants the rest of it."""
+        """End the connection without reading the rest of the body."""
         self._response.close()
 
 
@@ -125,7 +125,7 @@ class BlockingTransport:
         self._threads.shutdown(wait=False)
 
     def _connection_to(self, server: str) -> _Connection:
-        """A connection that is kept, if there is one that the server has not ended; else a new one."""
+        """An idle connection that the server has not ended, if there is one; else a new one."""
         for connection in self._idle[::-1]:
             if connection.server == server:
                 self._idle.remove(connection)
@@ -187,7 +187,7 @@ class _Connection(HTTPSConnection):
         return self._response
 
     def _new_conn(self) -> socket.socket:
-        """As urllib3 does it, but each socket can be aborted before it is connected."""
+        """A socket as urllib3 opens it, which can be aborted before it is connected."""
         failures: list[OSError] = [ConnectionError("the name has no address")]
         for family, kind, protocol, _, address in socket.getaddrinfo(
             self._dns_host, self.port, type=socket.SOCK_STREAM
@@ -266,9 +266,9 @@ class _Connection(HTTPSConnection):
 
 def proxy_of(server: str) -> urllib3.util.Url | None:
     """The proxy that the environment names for a server, by HTTPS_PROXY, ALL_PROXY and NO_PROXY; None for none."""
-    proxies, place = urllib.request.getproxies(), urlsplit(server).netloc
+    proxies, address = urllib.request.getproxies(), urlsplit(server).netloc
     named = proxies.get("https") or proxies.get("all")
-    if not named or urllib.request.proxy_bypass(place):
+    if not named or urllib.request.proxy_bypass(address):
         return None
     proxy = urllib3.util.parse_url(named if "://" in named else f"http://{named}")
     if proxy.scheme not in ("http", "https"):  # its address may contain a password

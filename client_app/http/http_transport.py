@@ -365,9 +365,9 @@ async def _parse(
         return await in_thread(read, body) if len(body) > _AT_ONCE else read(body)
     except pydantic.ValidationError as error:
         # The error's own text quotes what the server sent.
-        places = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
+        fields = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
         raise ProtocolViolation(
-            "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(places)})"
+            "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(fields)})"
         ) from None
     except ValueError:
         raise ProtocolViolation("malformed", f"the server's answer to {_public(path)} is no JSON") from None

@@ -32,14 +32,14 @@ def fetch_results(listed: RunFilesOut, home: OutputPaths, fetch: Fetch) -> dict[
     """Download the files of a run; returns their part of the summary. Raises FedcoreError."""
     results: Any = {}
     for file in listed.files:
-        place = home.place_of(file.path)
+        target = home.path_of(file.path)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageFull(f"cannot make {place.parent}: {error.strerror}") from error
-        fetch(file.path, file.sha256, place)
+            raise StorageFull(f"cannot make {target.parent}: {error.strerror}") from error
+        fetch(file.path, file.sha256, target)
         if file.path == RESULTS_FILE:
-            results = _read(place)
+            results = _read(target)
     own = sum(file.path != RESULTS_FILE for file in listed.files)
     return {
         "results": results,
@@ -102,7 +102,7 @@ def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bo
     state = client.show(resolve_run(client, word))
     target = out if out is not None else Path(f"run-{state.run}")
     if target.exists() and not force:
-        raise ConfigurationError(f"--out: {target} exists already; name another place, or replace it with --force")
+        raise ConfigurationError(f"--out: {target} exists already; name another path, or replace it with --force")
     archive = _ARCHIVES.get(target.suffix)
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bo
             folder.mkdir()
             _gather(client, state, folder)
             files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-            _place(folder, target, archive)
+            _move(folder, target, archive)
     except OSError as error:
         raise StorageFull(f"cannot write {target}: {error.strerror}") from error
     typer.echo(
@@ -152,7 +152,7 @@ def _hash(signed: SignedRecord) -> str:
     return record_hash(signed.record.outcome(signed.record.announced()), complete=signed.complete)
 
 
-def _place(folder: Path, target: Path, archive: Any) -> None:
+def _move(folder: Path, target: Path, archive: Any) -> None:
     """Move the folder to `target`, or pack it there; replaces what was there."""
     if archive is not None:
         packed = folder.with_name("packed")

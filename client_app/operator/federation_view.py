@@ -39,7 +39,7 @@ def described(authority: Authority, now: datetime) -> dict[str, Any]:
 
 
 def listed(content: Mapping[str, Any]) -> Iterator[str]:
-    """The same as lines of text."""
+    """The content as lines of text."""
     yield f"federation {content['federation']} at {content['server']}, roster {content['roster']}"
     yield f"authority    {content['authority_fingerprint']}"
     for member in content["members"]:
@@ -61,7 +61,7 @@ def _end(path: Path) -> str:
 
 
 Result = tuple[Mapping[str, Any], *tuple[str, ...]]
-"""As JSON, and as lines."""
+"""Values for JSON, then lines of text."""
 
 
 def make_link(client: OperatorClient, label: str, days: int) -> Result:

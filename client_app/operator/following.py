@@ -16,7 +16,7 @@ from rich.console import Console
 
 from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.download import fetch_results
-from fedcore.cli.card import card_beside
+from fedcore.cli.card import write_card_next_to
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
@@ -112,9 +112,9 @@ def save_results(
             client.fetch_model(final.run, final.model, out)
             summary["model"] = str(out)
             tracking.keep(out)
-            summary["card"] = str(card_beside(out, record, final.settings))
+            summary["card"] = str(write_card_next_to(out, record, final.settings))
         summary |= fetch_results(
-            client.files(final.run), OutputPaths.beside(out), partial(client.fetch_file, final.run)
+            client.files(final.run), OutputPaths.next_to(out), partial(client.fetch_file, final.run)
         )
     if final.status is not RunStatus.FINISHED:
         if screen.as_json:

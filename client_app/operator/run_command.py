@@ -89,4 +89,4 @@ def check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to before hours of training."""
     from fedcore.monitoring.output_paths import OutputPaths
 
-    OutputPaths.beside(out).check_free(force=force)
+    OutputPaths.next_to(out).check_free(force=force)

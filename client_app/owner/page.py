@@ -166,7 +166,7 @@ class OwnerPage:
                 lines=list(_marked(unified(before, after))),
                 approved=approval is not None and approval.app == sha256,
                 refused=refused if pinned is not None and pinned != sha256 else "",
-                seen=self._seen(sha256, before.sha256),
+                view_proof=self._view_proof(sha256, before.sha256),
             )
         )
 
@@ -183,14 +183,14 @@ class OwnerPage:
     def _agree(self, sha256: str, proof: str) -> Response:
         state = self._state()
         before, _, _ = both_bundles(Offers(state), state, sha256)
-        if not hmac.compare_digest(proof.encode(), self._seen(sha256, before.sha256).encode()):
+        if not hmac.compare_digest(proof.encode(), self._view_proof(sha256, before.sha256).encode()):
             return _message(
                 "Refused", "The difference of this app has changed, or was not shown; look at it again.", 403
             )
         approve(self.kit, self.state_dir, sha256)
         return RedirectResponse(f"/apps/{sha256}", status_code=303)
 
-    def _seen(self, sha256: str, installed: str) -> str:
+    def _view_proof(self, sha256: str, installed: str) -> str:
         """Proof that the owner opened the page with this difference; no other site can make it."""
         return hmac.new(self.secret, f"fedcore/owner-page/seen/v1 {installed} {sha256}".encode(), "sha256").hexdigest()
 
@@ -223,7 +223,7 @@ def _html(text: str) -> Response:
 
 
 def _message(title: str, text: str, status: int) -> Response:
-    return Response(render("said.html.j2", title=title, text=text), media_type="text/html", status_code=status)
+    return Response(render("message.html.j2", title=title, text=text), media_type="text/html", status_code=status)
 
 
 def _digest(session: str) -> bytes:

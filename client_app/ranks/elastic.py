@@ -137,7 +137,10 @@ class _ElasticRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """torchrun on this machine. folder: private, for the socket to the agent and for models on their way."""
+    """torchrun on this machine.
+
+    folder: private, for the socket to the agent and for models on their way.
+    """
 
     settings: GroupSettings
     size: GroupSize

@@ -144,8 +144,8 @@ def _run_on_all(
 class _Models:
     """The global model as a file on every machine.
 
-    heads: a gloo group of the first rank of each. engine_hands_out: whether the app's engine does that with a model; it
-    does not with the records of a plain exchange.
+    heads: a gloo group of the first rank of each.
+    engine_hands_out: whether the app's engine does that with a model; it does not with the records of a plain exchange.
     """
 
     rendezvous: Rendezvous

@@ -45,11 +45,11 @@ SOCKET: Final = "agent"
 class GroupSettings:
     """Which app a group runs, as whom, on which data, and in how many processes.
 
-    app: a copy of the app that nobody else writes to. app_sha256: hash of the app that the agent agreed to run; a rank
-    that loads something else is not used.
+    app: a copy of the app that nobody else writes to.
+    app_sha256: hash of the app that the agent agreed to run; a rank that loads something else is not used.
     data_dir: where `fedcore.data` looks for files, or None for what the environment says.
-    models: where the agent keeps the global models. scratch: where rank 0 leaves new ones, on the same disk as their
-    place; None for the group's private folder.
+    models: where the agent keeps the global models.
+    scratch: where rank 0 leaves new ones, on the same disk as their target; None for the group's private folder.
     local_folder: where rank 0 keeps the client's own model, or None for nowhere durable.
     engine: the site's settings of the training engine, which every rank gets.
     ranks: processes on this machine.
@@ -92,12 +92,17 @@ class GroupSettings:
         return self.ranks == 1 and not needs_group(self.engine)
 
     def sandbox(self, private: Path, *, alone: bool) -> Sandbox:
-        """What the ranks may read and write. alone: whether nobody needs the network."""
+        """What the ranks may read and write.
+
+        Args:
+            private: the ranks' folder for temporary files.
+            alone: whether nobody needs the network.
+        """
         given = [Path(value) for value in self.node_config.values() if isinstance(value, str) and os.path.exists(value)]
-        places = (self.data_dir, self.models, *given, *self.rules.read, *named_paths(self.environment(private)))
+        paths = (self.data_dir, self.models, *given, *self.rules.read, *named_paths(self.environment(private)))
         return Sandbox(
-            read=(self.app, *(place for place in places if place is not None)),
-            write=tuple(place for place in (private, self.scratch, self.local_folder) if place is not None),
+            read=(self.app, *(path for path in paths if path is not None)),
+            write=tuple(path for path in (private, self.scratch, self.local_folder) if path is not None),
             network=not alone,
             confined=self.rules.confined,
         )
@@ -181,10 +186,14 @@ class RankGroup(ABC):
     async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
         """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.
 
-        counted: the round of this client's last training whose update was in its sum, 0 for none.
-
         Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
+
+        Args:
+            task: what the server asks for.
+            model: the file of the model, or of the message of a plain exchange.
+            out: the file that the new model goes to.
+            counted: the round of this client's last training whose update was in its sum, 0 for none.
         """
         made = (self.settings.scratch or self.private) / f"new-{secrets.token_hex(8)}.safetensors"
         request = RankTask(task=task, model=str(model) if model else None, out=str(made), counted=counted)

@@ -18,8 +18,10 @@ from fedcore.wire.base import Scalar
 class GroupSize:
     """The group of ranks, in torchrun's words.
 
-    nproc_per_node: ranks on this machine. nnodes: machines. node_rank: which of them this is; the agent on 0 alone
-    talks to the server. rdzv_endpoint: HOST:PORT on machine 0, where all of them meet; empty for one machine.
+    nproc_per_node: ranks on this machine.
+    nnodes: machines.
+    node_rank: which of them this is; only the agent on machine 0 talks to the server.
+    rdzv_endpoint: HOST:PORT on machine 0, where all of them meet; empty for one machine.
     """
 
     nproc_per_node: int = 1
@@ -92,15 +94,15 @@ def own_address(endpoint: tuple[str, int], *, is_host: bool) -> str:
 
 def interface_of(address: str) -> str | None:
     """Name of the network interface whose network holds `address`; None if there is no such interface."""
-    wanted = ipaddress.ip_address(address)
+    target = ipaddress.ip_address(address)
     for name, addresses in psutil.net_if_addrs().items():
         for known in addresses:
             if known.family not in (socket.AF_INET, socket.AF_INET6) or not known.netmask:
                 continue
             own = known.address.split("%")[0]
-            if wanted == ipaddress.ip_address(own):
+            if target == ipaddress.ip_address(own):
                 return name
-            if known.family == socket.AF_INET and wanted in ipaddress.ip_network(f"{own}/{known.netmask}", False):
+            if known.family == socket.AF_INET and target in ipaddress.ip_network(f"{own}/{known.netmask}", False):
                 return name
     return None
 

@@ -36,9 +36,10 @@ class Greeting(Message):
 class RankTask(Message):
     """Agent to rank: run the ClientApp once.
 
-    model: path of the global model, None if there is none. out: where rank 0 puts the new one. model_bytes: size
-    of the model, for machines that have yet to receive it. counted: the round of the client's last training whose
-    update was in its sum, 0 for none.
+    model: path of the global model, None for none.
+    out: where rank 0 puts the new one.
+    model_bytes: size of the model, for machines that have yet to receive it.
+    counted: the round of the client's last training whose update was in its sum, 0 for none.
     """
 
     op: Literal["task"] = "task"
@@ -57,9 +58,10 @@ class Ready(Message):
 
 
 class LocalAnswer(Message):
-    """Rank 0 to agent: what a task gave. trained: whether a file was written, with the new model or the plain reply.
+    """Rank 0 to agent: the result of a task.
 
-    error: of a plain exchange, what the app replied instead.
+    trained: whether a file was written, with the new model or the plain reply.
+    error: of a plain exchange, the app's error in place of a reply.
     """
 
     op: Literal["answer"] = "answer"

@@ -116,7 +116,7 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
 
 
 def _answer(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Done:
-    """The same for a plain exchange, whose message and reply are record files."""
+    """Run one task of a plain exchange, whose message and reply are record files."""
     content = Path(request.model) if request.model else None
     answer = runner.answer(request.task, content, Path(request.out) if rank == 0 else None)
     if rank != 0:

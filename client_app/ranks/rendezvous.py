@@ -38,8 +38,8 @@ from fedcore.wire.base import Message
 
 Kind = TypeVar("Kind", bound=Message)
 _FAILURE: Final = "failure"
-_HEARD: Final = "heard"
-_HEARING: Final = timedelta(seconds=20)
+_ACKNOWLEDGED: Final = "heard"
+_ACKNOWLEDGEMENT_WAIT: Final = timedelta(seconds=20)
 """How long a rank stays for a slow rank 0 to tell the agent; torchrun ends it earlier where rank 0 is gone."""
 _ROLL_CALL: Final = timedelta(seconds=0.1)
 """Shorter than torchrun takes to notice a rank's end, since it then ends the others of that machine."""
@@ -48,7 +48,12 @@ _PATIENCE: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a rank stands. nodes: how many ranks each machine has, machine 0 first."""
+    """Where a rank stands.
+
+    node: its machine.
+    local_rank: its number on that machine.
+    nodes: how many ranks each machine has, machine 0 first.
+    """
 
     node: int
     local_rank: int
@@ -159,7 +164,7 @@ class Rendezvous:
         with contextlib.suppress(DistNetworkError, DistStoreError):  # rank 0 is gone, or the store
             self.wait_for(_FAILURE)
             self.mark(f"here/{rank}")
-            self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
+            self.store.wait([_ACKNOWLEDGED], _ACKNOWLEDGEMENT_WAIT)  # the store may be in this very process
 
     def watch_and_tell(self, position: Position, tell: Callable[[Failure], None]) -> None:
         """On rank 0: wait for the first failure, tell the agent what it was, and let the others end."""
@@ -173,7 +178,7 @@ class Rendezvous:
             failure = _lost([host])
         tell(failure)
         with contextlib.suppress(DistNetworkError):
-            self.mark(_HEARD)
+            self.mark(_ACKNOWLEDGED)
 
     def _absent(self, ranks: Iterable[int]) -> list[int]:
         """The ranks that do not answer although all know of a failure by now."""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import pydantic
 
-from fedcore.system.files import is_held, write_file
+from fedcore.system.files import is_locked, write_file
 
 ACTIVITY_FILE: Final = "now.json"
 
@@ -68,6 +68,6 @@ def read_activity(folder: Path) -> Activity | None:
 def is_running(folder: Path) -> bool:
     """Whether an agent runs with a state folder."""
     try:
-        return is_held(folder)
+        return is_locked(folder)
     except OSError:
         return False

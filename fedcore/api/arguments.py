@@ -95,7 +95,7 @@ def data_folder(folder: str | Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shown(progress: Progress, label: str, *, clients: int = 0) -> Iterator[EventSink]:
+def progress_sink(progress: Progress, label: str, *, clients: int = 0) -> Iterator[EventSink]:
     """What takes the events of a run: the view of the commands, a function of the caller's, or nothing.
 
     In a notebook lines go to standard output, since a notebook marks the other one as trouble.

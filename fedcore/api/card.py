@@ -69,7 +69,11 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class CardSection:
-    """rows: what and its value. text: paragraphs below."""
+    """A section of a card.
+
+    rows: names and values of its table.
+    text: paragraphs below.
+    """
 
     title: str
     rows: tuple[tuple[str, str], ...] = ()
@@ -78,14 +82,14 @@ class CardSection:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card, in whatever form."""
+    """A card, which has several forms."""
 
     title: str
     sections: tuple[CardSection, ...]
     front: Mapping[str, Any] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """With front matter; JSON values, which are YAML."""
+        """The card as Markdown, with front matter in JSON values, which are YAML."""
         lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in self.front.items()), "---", ""]
         lines += [f"# {self.title}", ""]
         for section in self.sections:
@@ -97,7 +101,7 @@ class Card:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """One page that asks nobody for anything."""
+        """The card as one HTML page that loads nothing."""
         body = [f"<h1>{html.escape(self.title)}</h1>"]
         for section in self.sections:
             rows = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in section.rows)
@@ -108,7 +112,7 @@ class Card:
         return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head><body>{"".join(body)}</body></html>\n'
 
     def json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Front matter and sections as plain values."""
         sections = {
             one.title: {**dict(one.rows), **({"text": list(one.text)} if one.text else {})} for one in self.sections
         }

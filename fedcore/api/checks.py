@@ -85,11 +85,11 @@ def _loaded(
         if not isinstance(app, str | Path):
             return stack.enter_context(load_app(app, run_config)).app
         folder = Path(app).expanduser().absolute()
-        found = FlowerApp.load(folder, settings_of=lambda values, where: collected_settings(values, where, findings))
+        loaded = FlowerApp.load(folder, settings_of=lambda values, where: collected_settings(values, where, findings))
         with findings.expecting("its files"):
             AppBundle.from_folder(folder)
-        stack.enter_context(fresh_modules(found))
-        return found
+        stack.enter_context(fresh_modules(loaded))
+        return loaded
     return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from fedcore.api.arguments import Progress, chosen_config, shown
+from fedcore.api.arguments import Progress, chosen_config, progress_sink
 from fedcore.api.result import OutputFolder
 from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
 from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
@@ -78,22 +78,24 @@ def compare(
     from fedcore.comparison.plan import ALL_MODES, plan
     from fedcore.comparison.report import write_report
 
-    left = OutputFolder() if out is None else None
-    folder = left.path / "comparison" if left is not None else Path(out or "").expanduser().absolute()
-    asked = modes if isinstance(modes, str) else ",".join(modes)
+    temporary = OutputFolder() if out is None else None
+    folder = temporary.path / "comparison" if temporary is not None else Path(out or "").expanduser().absolute()
+    chosen = modes if isinstance(modes, str) else ",".join(modes)
     job = _job(
-        app, asked, clients, rounds, seeds, partition, network, metric, run_config, settings, folder, data_dir
+        app, chosen, clients, rounds, seeds, partition, network, metric, run_config, settings, folder, data_dir
     )  # fmt: skip
 
     @contextlib.contextmanager
     def watch(start: RunStart) -> Iterator[EventSink]:
-        with shown(progress, f"{start.number}/{start.total} {start.run.label}") as emit:
+        with progress_sink(progress, f"{start.number}/{start.total} {start.run.label}") as emit:
             yield emit
 
-    with left or contextlib.nullcontext(), _unguarded_scripts():
-        comparison = carry_out(job, watch, force=force, drop=(lambda reason: None) if asked == ALL_MODES else None)
+    with temporary or contextlib.nullcontext(), _unguarded_scripts():
+        comparison = carry_out(job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None)
     write_report(comparison, folder)
-    return ComparisonResult(report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), left=left)
+    return ComparisonResult(
+        report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), temporary=temporary
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -108,7 +110,7 @@ class ComparisonResult:
     report: Comparison
     folder: Path
     runs: tuple[Path, ...] = ()
-    left: OutputFolder | None = None
+    temporary: OutputFolder | None = None
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -167,8 +169,8 @@ class ComparisonResult:
         if frame.empty and self.failed:
             raise RunFailed("; ".join(f"{which} failed: {reason}" for which, reason in self.failed.items()))
         judged = self.report.judged_by
-        asked = [metric] if metric else [judged.name] if judged is not None and judged.name in frame else []
-        (name,) = metrics_to_plot(frame, asked, (*_FACTS, *self.report.sweeps))
+        names = [metric] if metric else [judged.name] if judged is not None and judged.name in frame else []
+        (name,) = metrics_to_plot(frame, names, (*_FACTS, *self.report.sweeps))
         axes = axes_or_new(ax)
         for mode in self.report.labels:
             if mode in frame.index.get_level_values("mode"):

@@ -51,7 +51,7 @@ class DryRound(Simulation):
     facts: dict[str, Any] = field(default_factory=dict, init=False)
     reported: dict[str, dict[str, MetricValue]] = field(default_factory=dict, init=False)
     costs: list[tuple[Task, AnyEncoding]] = field(default_factory=list, init=False)
-    _asked_for: Counter[str] = field(default_factory=Counter, init=False)
+    _requests: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
         super(DryRound, self).__post_init__()
@@ -66,8 +66,8 @@ class DryRound(Simulation):
         kind = request.message_type
         if self._state.budget.withholds(is_training(kind) or is_query(kind)):
             return []
-        self._asked_for[kind] += 1
-        if self._asked_for[kind] > 1 and not is_query(kind):
+        self._requests[kind] += 1
+        if self._requests[kind] > 1 and not is_query(kind):
             raise EnoughNodes
         request = self._with_enough_nodes(request)
         groups = self.settings.groups if is_training(kind) else 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from fedcore.api.arguments import Progress, chosen_config, chosen_settings, settings_mapping, shown
+from fedcore.api.arguments import Progress, chosen_config, chosen_settings, progress_sink, settings_mapping
 from fedcore.api.remote import RemoteOperator, remote_operator
 from fedcore.api.result import OutputFolder, Run
 from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fedcore.flower.memory_app import AppLike
-    from fedcore.system.workers.process_group import ProcessGroup
+    from fedcore.system.workers.child_processes import ChildProcesses
 
 _THREADS: Final = "OMP_NUM_THREADS"
 
@@ -160,7 +160,7 @@ class Federation:
         if details.model is None:
             raise ConfigurationError(f"run {details.run} ({details.status}) has no model")
         with private_folder() as folder:
-            home = OutputPaths.beside(folder / "model.safetensors")
+            home = OutputPaths.next_to(folder / "model.safetensors")
             operator.fetch(details, home)
             return ModelState.open(home.model)  # stays mapped when the file has gone
 
@@ -190,7 +190,8 @@ class Federation:
         Args:
             bounds: lowest and highest value of each column; by default those of the app.
             bins: cells of a histogram.
-            dp_epsilon, dp_delta: differential privacy of each record in this answer.
+            dp_epsilon: differential privacy of each record in this answer; 0 for none.
+            dp_delta: the delta of that.
         """
         import pandas
 
@@ -227,7 +228,7 @@ class Federation:
 
     def _followed(self, operator: RemoteOperator, run: str, progress: Progress) -> tuple[RunOut, RunRecord]:
         record = RunRecord()
-        with shown(progress, "federated") as show:
+        with progress_sink(progress, "federated") as show:
 
             def take(recorded: Recorded) -> None:
                 record.add(recorded.event, recorded.seconds)
@@ -236,9 +237,9 @@ class Federation:
             return operator.follow(run, take, lambda why: show(Warned(line=why))), record
 
     def _result(self, operator: RemoteOperator, details: RunOut, record: RunRecord) -> Run:
-        left = OutputFolder()
-        with left, private_folder() as folder:
-            home = replace(OutputPaths.beside(folder / "model.safetensors"), files=left.path)
+        files = OutputFolder()
+        with files, private_folder() as folder:
+            home = replace(OutputPaths.next_to(folder / "model.safetensors"), files=files.path)
             results = operator.fetch(details, home)
             model = ModelState.open(home.model) if details.model is not None else None
             facts = read_facts(home.model) if details.model is not None else None
@@ -252,7 +253,7 @@ class Federation:
             settings=details.settings,
             id=details.run,
             facts=facts,
-            left=left if left.holds_files() else None,
+            files=files if files.holds_files() else None,
         )
 
 
@@ -263,12 +264,12 @@ class _Local:
         self.app, self.clients = app, clients
         self._plain, self._data_dir = plain, data_dir
         self._folder: OutputFolder | None = None
-        self._group: ProcessGroup | None = None
+        self._group: ChildProcesses | None = None
         self._sha256 = AppBundle.from_folder(app.folder).sha256
 
-    def installed(self, asked: FlowerApp | None) -> FlowerApp:
+    def installed(self, given: FlowerApp | None) -> FlowerApp:
         """The app; raises ConfigurationError for another one, whose run the clients would let wait in vain."""
-        app = self.app if asked is None else asked
+        app = self.app if given is None else given
         if AppBundle.from_folder(app.folder).sha256 != self._sha256:
             raise ConfigurationError(
                 f"the clients of this federation have installed {self.app.name} as it was when they started, and "
@@ -281,7 +282,7 @@ class _Local:
     def start(self) -> Path:
         """Start all processes and wait until every client is connected; the operator's kit."""
         from fedcore.comparison.local_federation import LocalFederation
-        from fedcore.system.workers.process_group import ProcessGroup
+        from fedcore.system.workers.child_processes import ChildProcesses
 
         if self._group is not None:
             raise UsageError("this federation runs already; make another one")
@@ -290,7 +291,7 @@ class _Local:
             local = LocalFederation.create(
                 self._folder.path / "kits", clients=self.clients, allow_plain=self._plain, name="local"
             )
-            self._group = ProcessGroup(self._folder.path / "logs", self._environment()).__enter__()
+            self._group = ChildProcesses(self._folder.path / "logs", self._environment()).__enter__()
             try:
                 local.start_server(self._group)
                 local.start_clients(self._group, self.app.folder)

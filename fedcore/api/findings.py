@@ -53,7 +53,7 @@ class CheckReport:
         return not self.errors
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The report as plain JSON."""
         errors, warnings = (
             [{"about": one.about, "text": one.text} for one in findings] for findings in (self.errors, self.warnings)
         )
@@ -125,12 +125,12 @@ class Findings:
                 for line in str(error).splitlines():
                     self.error(about, line)
             case Exception() | SystemExit():
-                self.error(about, f"{type(error).__name__}: {error}{self._place(error)}")
+                self.error(about, f"{type(error).__name__}: {error}{self._location(error)}")
             case _:
                 return False
         return True
 
-    def _place(self, error: BaseException) -> str:
+    def _location(self, error: BaseException) -> str:
         """(client_app.py:12), the app's last line that led to an error; empty if none did."""
         if self.folder is None:
             return ""

@@ -63,14 +63,16 @@ def _metrics(record: RunRecord, results: Mapping[str, Any]) -> dict[str, ByRound
     series: dict[str, ByRound] = {kind: defaultdict(dict) for kind in _KINDS}
     for exchange in record.exchanges:
         if not is_query(exchange.message_type):
-            series["train" if exchange.trains else "evaluate"][exchange.server_round] |= _shown(exchange.metrics)
+            series["train" if exchange.trains else "evaluate"][exchange.server_round] |= _without_sums(exchange.metrics)
     for kind in _KINDS:
         for number, values in results.get(kind, {}).items():
-            series[kind][int(number)] |= _shown({name: value for name, value in values.items() if name != _EXAMPLES})
+            series[kind][int(number)] |= _without_sums(
+                {name: value for name, value in values.items() if name != _EXAMPLES}
+            )
     return series
 
 
-def _shown(metrics: Figures) -> dict[str, Any]:
+def _without_sums(metrics: Figures) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if not name.endswith(_SUMS)}
 
 

@@ -20,10 +20,13 @@ def register(kind: Literal["strategy", "engine", "mode", "tracker"], name: str) 
     For everybody on a machine, and for commands, declare it in a package: as an entry point of the group
     `fedcore.strategies`, `fedcore.engines`, `fedcore.modes` or `fedcore.trackers`.
 
-    kind: what the class is. A strategy derives from Flower's FedAvg, an engine from `fedcore.training.Engine`, a mode
-    from `fedcore.comparison.modes.Mode`; a tracker has the methods of `fedcore.monitoring.trackers.Tracker`.
-    name: by which `--run-config strategy=`, `--engine`, `--modes` or `--track` ask for it.
     Raises ConfigurationError for a name that another class has.
+
+    Args:
+        kind: what the class is. A strategy derives from Flower's FedAvg, an engine from `fedcore.training.Engine`, a
+            mode from `fedcore.comparison.modes.Mode`; a tracker has the methods of
+            `fedcore.monitoring.trackers.Tracker`.
+        name: the name for `--run-config strategy=`, `--engine`, `--modes` or `--track`.
     """
     registry = _registry(kind)
 

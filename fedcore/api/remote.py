@@ -49,9 +49,12 @@ class RemoteOperator(Protocol):
 
 
 def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) -> RemoteOperator:
-    """What operates a kit: the library imports no app. Raises KitError for a folder that is none.
+    """The operator of a kit's federation, which an entry point brings, since the library imports no app.
+
+    Raises KitError for a folder that is no operator's kit.
 
     Args:
+        kit: the operator's kit.
         server: its address, in place of the one in the kit.
         connect_seconds: how long it may be away.
     """

@@ -57,9 +57,10 @@ class Run:
     model: the final global one, None if the app never had one.
     record: every event that matters, as reports are made of.
     results: what the ServerApp's strategy found, by "train", "evaluate" and "server" and then by round.
-    run_config, settings: as they were in the run.
+    run_config: as it was in the run.
+    settings: those of the run.
     facts: what the model's file says of it, None for an app that is no folder.
-    left: the folder with what the ServerApp wrote, None if it wrote nothing; `save` keeps it.
+    files: the folder with what the ServerApp wrote, None if it wrote nothing; `save` keeps it.
     """
 
     app: str
@@ -71,7 +72,7 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     facts: ModelFacts | None = None
-    left: OutputFolder | None = None
+    files: OutputFolder | None = None
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -128,8 +129,8 @@ class Run:
             self.model.save(target / MODEL_FILE)
         self.history.to_csv(target / "history.csv")
         write_file(target / "run.json", json.dumps(self.summary(), indent=2) + "\n")
-        if self.left is not None:
-            shutil.copytree(self.left.path, target / "files")
+        if self.files is not None:
+            shutil.copytree(self.files.path, target / "files")
         return target
 
     def report(self, folder: str | Path, *, force: bool = False) -> Path:
@@ -143,10 +144,10 @@ class Run:
             force: replace a report that is there.
         """
         from fedcore.comparison.report import write_report
-        from fedcore.comparison.simulated import check_report_place, comparison_of
+        from fedcore.comparison.simulated import check_report_folder, comparison_of
 
         target = Path(folder).expanduser().absolute()
-        check_report_place(target, force=force)
+        check_report_folder(target, force=force)
         comparison = comparison_of(
             self.record,
             self.results,

@@ -61,7 +61,7 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {cell(value)}" for name, value in metrics.items())
 
 
-def metrics_to_plot(frame: pandas.DataFrame, asked: Sequence[str], facts: Sequence[str]) -> list[str]:
+def metrics_to_plot(frame: pandas.DataFrame, names: Sequence[str], facts: Sequence[str]) -> list[str]:
     """The columns to draw: those asked for; or accuracy, or else loss, or else the first metric.
 
     Raises UnknownKey and ConfigurationError.
@@ -72,11 +72,11 @@ def metrics_to_plot(frame: pandas.DataFrame, asked: Sequence[str], facts: Sequen
     from pandas.api.types import is_numeric_dtype
 
     numeric = [name for name in frame.columns if is_numeric_dtype(frame[name])]
-    for name in asked:
+    for name in names:
         if name not in numeric:
             raise UnknownKey(name, numeric, "the metrics to plot")
-    if asked:
-        return list(asked)
+    if names:
+        return list(names)
     metrics = [name for name in numeric if name not in facts and "round" not in name]
     if not metrics:
         raise ConfigurationError(

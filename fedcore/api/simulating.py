@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, shown
+from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, progress_sink
 from fedcore.api.result import OutputFolder, Run
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelState, open_initial
@@ -46,7 +46,7 @@ def simulate(
     data_dir: str | Path | None = None,
     progress: Progress = True,
 ) -> Run:
-    """Run an app in memory, with the state machines of the real server and clients, and return what came of it.
+    """Run an app in memory, with the state machines of the real server and clients, and return the result.
 
     >>> import fedcore
     >>> run = fedcore.simulate("examples/digits", clients=4, rounds=2, progress=False)
@@ -67,11 +67,12 @@ def simulate(
         engine: where they train: in this process, one after the other; in a pool of `workers` processes, 0 for one a
             core; or in tasks of Ray. The latter two need an app in a folder, and what its code raises is an AppError
             then.
-        rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have;
-            `seed` is also that of the simulated dropouts and devices.
+        rounds: short for the key `num-server-rounds` of the run config, which the app has to have.
+        seed: likewise for `seed`; it is also that of the simulated dropouts and devices.
         drop: the chance that a client drops out of an exchange.
-        devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then
-            there is a virtual clock.
+        devices: how fast clients are and when they are available, in the form of `--devices`; with it the run has a
+            virtual clock.
+        network: how fast their connections are, in the form of `--network`; likewise.
         clients_at_once: how many clients train at once, as one batched step, where the app allows it; 1 for one by one,
             0 for as many as pay.
         aggregation: None for what the app's settings say, "secure" by default.
@@ -98,7 +99,7 @@ def simulate(
         IN_TURN,
         load_app(app, run_config or {}) as loaded,
         data_folder(data_dir),
-        OutputFolder() as left,
+        OutputFolder() as files,
         ExitStack() as stack,
     ):
         quiet_flower()
@@ -106,7 +107,7 @@ def simulate(
         chosen = chosen_settings(loaded.app, settings, aggregation)
         clients = clients or loaded.app.simulation_clients
         config = with_cohort(config, run_config or {}, per_round, clients, reads=loaded.in_memory)
-        show = stack.enter_context(shown(progress, "simulated", clients=clients))
+        show = stack.enter_context(progress_sink(progress, "simulated", clients=clients))
         if engine != "inline":
             folder_of(app, f'engine="{engine}"')
 
@@ -129,7 +130,7 @@ def simulate(
             executor=executor,
             policy=policy_of(policy, clients),
             state=None if state is None else Path(state),
-            folder=left.path,
+            folder=files.path,
             initial=initial_model
             if isinstance(initial_model, ModelState | None)
             else open_initial(Path(initial_model)),
@@ -146,5 +147,5 @@ def simulate(
         run_config=config,
         settings=chosen.to_mapping(),
         facts=facts,
-        left=left if left.holds_files() else None,
+        files=files if files.holds_files() else None,
     )

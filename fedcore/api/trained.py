@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
-from fedcore.system.files import check_place, write_file
+from fedcore.system.files import check_target, write_file
 from fedcore.system.standard_output import user_output_to_stderr
 
 
@@ -60,7 +60,7 @@ class Export:
     force: bool
     run_config: Sequence[str]
 
-    def carry_out(self, as_json: bool) -> None:
+    def run(self, as_json: bool) -> None:
         """Write the program; raises FedcoreError."""
         self._check()
         with user_output_to_stderr():
@@ -90,7 +90,7 @@ class Export:
         lacking = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
         if self.kind == "onnx" and lacking:
             raise ConfigurationError(f"--to onnx needs {' and '.join(lacking)}: pip install 'fedcore[export]'")
-        check_place(self.out, force=self.force)
+        check_target(self.out, force=self.force)
 
     def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
         """Write next to `out`, check, and only then take its place; what it was checked with."""
@@ -174,7 +174,7 @@ class Prediction:
     force: bool
     run_config: Sequence[str]
 
-    def carry_out(self, as_json: bool) -> None:
+    def run(self, as_json: bool) -> None:
         """Print or write the rows; raises FedcoreError."""
         self._check()
         with user_output_to_stderr():
@@ -198,7 +198,7 @@ class Prediction:
             raise ConfigurationError(
                 f"--out: {self.out} must end in {' or '.join(FORMS)}, which says how it is written"
             )
-        check_place(self.out, force=self.force)
+        check_target(self.out, force=self.force)
 
     def _summary(self, trained: TrainedModel, rows: Sequence[Row]) -> dict[str, Any]:
         facts = asdict(trained.facts) if trained.facts is not None else None

@@ -35,18 +35,19 @@ def write_or_print(card: Card, out: Path | None, *, force: bool, as_json: bool) 
         typer.echo(card.markdown() if out is None else f"saved {out}")
 
 
-def card_beside(model: Path, record: RunRecord, settings: Mapping[str, Any]) -> Path:
+def write_card_next_to(model: Path, record: RunRecord, settings: Mapping[str, Any]) -> Path:
     """Write the card of a model that a run has just left to MODEL.card.md; raises OSError."""
-    out = OutputPaths.beside(model).card
+    out = OutputPaths.next_to(model).card
     sources = Sources(model=model, facts=read_facts(model), record=record, settings=settings)
     write_file(out, make_card(sources).markdown())
     return out
 
 
 def from_server(sources: Sources, run: str, kit: Path) -> Sources:
-    """The same with the run's record and settings, as its server has them; raises FedcoreError.
+    """Add the run's record and settings, as its server has them; raises FedcoreError.
 
     Args:
+        sources: what the card is made from.
         run: as `fedcore runs show` takes it.
     """
     details = remote_operator(kit.expanduser().absolute()).show(run)

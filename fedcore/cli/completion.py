@@ -122,7 +122,7 @@ _BETTER: Final = {"": "", ":max": "more is better", ":min": "less is better"}
 
 def _installed(kind: str) -> dict[str, str]:
     """The names that packages bring, and which package brings it; none of them is imported."""
-    return {found.name: found.dist.name if found.dist is not None else "" for found in installed(f"fedcore.{kind}")}
+    return {entry.name: entry.dist.name if entry.dist is not None else "" for entry in installed(f"fedcore.{kind}")}
 
 
 def _assignments(incomplete: str, values: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[Offer]:

@@ -148,7 +148,7 @@ class _Commands(TyperGroup):
         own |= {name: f"fedcore.cli.trained:{name}" for name in ("predict", "export", "card")}
         own["new"] = "fedcore.cli.new.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())
-        return {found.name: found for found in (*ours, *installed(GROUP))}
+        return {entry.name: entry for entry in (*ours, *installed(GROUP))}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._installed, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
@@ -176,19 +176,19 @@ class _Commands(TyperGroup):
             raise typer.Exit(error.exit_code) from None
 
 
-def _command(found: EntryPoint) -> click.Command:
+def _command(entry: EntryPoint) -> click.Command:
     """What an entry point names, a function or a group, as a command of click's."""
-    loaded = found.load()
+    loaded = entry.load()
     if not isinstance(loaded, typer.Typer):
         function, loaded = loaded, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        loaded.command(found.name)(function)
+        loaded.command(entry.name)(function)
     command = typer.main.get_command(loaded)
-    command.name = found.name
+    command.name = entry.name
     return command
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"fedcore {fedcore_version()}")
         raise typer.Exit
 

@@ -241,7 +241,7 @@ class _Simulator:
     def __call__(
         self, options: SimulationOptions, outputs: Outputs, seed: int, state: Path | None
     ) -> tuple[RunRecord, dict[str, Any]]:
-        """Simulate one run with progress on the terminal, and write its outputs: its record, and the summary."""
+        """Simulate one run with progress on the terminal, and write its outputs; returns its record and its summary."""
         from fedcore.monitoring.run_record import RunRecord
         from fedcore.simulation import Simulation
         from fedcore.simulation.devices.choice import parse_devices
@@ -291,7 +291,7 @@ def _observers(
     """The progress view, the trackers, and a sink that gives both, and the record, the events of a run."""
     from rich.console import Console
 
-    from fedcore.comparison.target import Unseen
+    from fedcore.comparison.target import UnreportedTarget
     from fedcore.flower.output import quiet_flower
     from fedcore.monitoring.progress import ProgressView
     from fedcore.monitoring.trackers import Tracking, parse_tracks
@@ -304,14 +304,14 @@ def _observers(
         ProgressView(Console(stderr=True), "simulated", clients=options.clients) as view,
         Tracking.begin(tracks, _tracked_run(options), lambda line: view.show(Warned(line=line))) as tracking,
     ):
-        unseen = None if options.target is None else Unseen(options.target)
+        unreported = None if options.target is None else UnreportedTarget(options.target)
 
         def emit(event: RunEvent) -> None:
             record.add(event, time.monotonic() - started)
             view.show(event)
             tracking(event)
-            if unseen is not None and (doubt := unseen.take(event)):
-                emit(Warned(line=doubt))
+            if unreported is not None and (warning := unreported.take(event)):
+                emit(Warned(line=warning))
 
         yield view, tracking, emit
 
@@ -344,7 +344,7 @@ def _summary(
     if options.target is not None:
         from fedcore.comparison.simulated import model_curve
 
-        summary["target"] = options.target.told(curve or model_curve(record, simulation.results))
+        summary["target"] = options.target.progress(curve or model_curve(record, simulation.results))
     summary["model"] = str(outputs.out) if outputs.out else None
     summary["best_model"] = str(outputs.best) if outputs.best and simulation.best is not None else None
     summary["report"] = str(outputs.report) if outputs.report else None

@@ -109,7 +109,7 @@ class SimulationOptions:
             )
 
     def at(self, point: SweepPoint) -> SimulationOptions:
-        """The same with the values of one run of a sweep, and its seed if the app has one."""
+        """The options of one run of a sweep: its values, and its seed if the app has one."""
         from fedcore.run.settings import JobSettings
 
         config, settings = dict(self.run_config), self.settings.to_mapping()
@@ -138,20 +138,20 @@ class Outputs:
         from fedcore.monitoring.output_paths import OutputPaths
 
         if self.report is not None:
-            from fedcore.comparison.simulated import check_report_place
+            from fedcore.comparison.simulated import check_report_folder
 
-            check_report_place(self.report, force=self.force)
+            check_report_folder(self.report, force=self.force)
         if self.out is not None:
-            OutputPaths.beside(self.out).check_free(force=self.force)
+            OutputPaths.next_to(self.out).check_free(force=self.force)
         if self.best is not None:
             if not settings.best_model:
                 raise ConfigurationError(
                     "--best: no setting says which model is best; give one, such as --set best-model=eval_acc:max"
                 )
-            OutputPaths.beside(self.best).check_free(force=self.force, option="--best")
+            OutputPaths.next_to(self.best).check_free(force=self.force, option="--best")
 
     def at(self, point: SweepPoint) -> Outputs:
-        """The same for one run of a sweep: each in a folder of its own."""
+        """The outputs of one run of a sweep, each in its own folder."""
         return replace(
             self,
             out=point.path(self.out, folder=False),
@@ -163,7 +163,7 @@ class Outputs:
         """Write the ServerApp's results and files next to the model; their paths, by kind."""
         from fedcore.monitoring.output_paths import OutputPaths
 
-        return {} if self.out is None else OutputPaths.beside(self.out).write(simulation.results, folder)
+        return {} if self.out is None else OutputPaths.next_to(self.out).write(simulation.results, folder)
 
     def reported(
         self, options: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord

@@ -115,7 +115,7 @@ def _to_target(targets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over the runs that reached the target: how many, and what it took them.
 
     Args:
-        targets: by `Target.told`.
+        targets: by `Target.progress`.
     """
     reached = [Reached(**one["reached"]) if one["reached"] else None for one in targets]
     return {"name": str(Target.of(targets[0])), **asdict(ToTarget.of(reached))}

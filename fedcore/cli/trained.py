@@ -37,7 +37,7 @@ def predict(
     """
     from fedcore.api.trained import Prediction
 
-    Prediction(model=model, app=app, file=input_, out=out, force=force, run_config=run_config or []).carry_out(as_json)
+    Prediction(model=model, app=app, file=input_, out=out, force=force, run_config=run_config or []).run(as_json)
 
 
 def export(
@@ -59,7 +59,7 @@ def export(
     """
     from fedcore.api.trained import Export
 
-    Export(model=model, app=app, kind=to, out=out, force=force, run_config=run_config or []).carry_out(as_json)
+    Export(model=model, app=app, kind=to, out=out, force=force, run_config=run_config or []).run(as_json)
 
 
 def card(

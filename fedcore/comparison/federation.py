@@ -36,7 +36,7 @@ from fedcore.flower.apps.progress_protocol import (
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import (
     ClientDropped,
@@ -147,7 +147,7 @@ class _Running:
     """
 
     local: LocalFederation
-    group: ProcessGroup
+    group: ChildProcesses
     held: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -155,7 +155,7 @@ class _Running:
         """Start all processes and wait until every client is connected."""
         local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
         own = {f"{PACE_PREFIX}{worker_name(site)}": json.dumps(seconds) for site, seconds in enumerate(paces)}
-        group = ProcessGroup(folder / "logs", {**run.environment(), PROGRESS_VARIABLE: "1", **own}).__enter__()
+        group = ChildProcesses(folder / "logs", {**run.environment(), PROGRESS_VARIABLE: "1", **own}).__enter__()
         try:
             local.start_server(group)
             telling = ("--env", PROGRESS_VARIABLE)
@@ -215,7 +215,7 @@ class _Running:
 
 def _results(model: Path) -> dict[str, Any]:
     """The results file next to the model of a run; {} if there is none."""
-    path = OutputPaths.beside(model).results
+    path = OutputPaths.next_to(model).results
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
@@ -264,7 +264,7 @@ class ClientKiller:
     buffered: whether a cohort that it is not in says nothing, since each is of those that are ready.
     """
 
-    group: ProcessGroup
+    group: ChildProcesses
     kill: Kill | None
     sites: int
     buffered: bool = False
@@ -367,7 +367,7 @@ def _is_due(event: RunEvent, kill_round: int) -> bool:
     return isinstance(event, ExchangeStarted) and event.server_round > kill_round
 
 
-def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
+def follow(group: ChildProcesses, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
     """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
     record = RunRecord()
     for line in _lines(child, idle=lambda: group.check(but=child)):

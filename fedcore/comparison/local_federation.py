@@ -16,7 +16,7 @@ from typing import Self
 
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
@@ -53,17 +53,19 @@ class LocalFederation:
         """The operator's kit."""
         return self.folder / "operator"
 
-    def start_server(self, group: ProcessGroup) -> None:
+    def start_server(self, group: ChildProcesses) -> None:
         """Start the one server process."""
         group.start("server", [*FEDCORE, "server", "--federation", self.folder])
 
-    def start_clients(self, group: ProcessGroup, app: Path, options: Mapping[str, Sequence[str]] | None = None) -> None:
+    def start_clients(
+        self, group: ChildProcesses, app: Path, options: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         """Start every client process, each with its own kit; `options` are more words for some of them, by name."""
         for name in self.client_names():
             kit = self.folder / "clients" / name
             group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app, *(options or {}).get(name, ())])
 
-    def wait_connected(self, group: ProcessGroup) -> None:
+    def wait_connected(self, group: ChildProcesses) -> None:
         """Wait until every client is connected; raises EnvironmentFailure if a process ends, or after too long."""
         deadline = time.monotonic() + START_SECONDS
         while not all("connected" in group.tail(name) for name in self.client_names()):

@@ -87,7 +87,7 @@ def _judged_by(metrics: Known, target: Target | None) -> JudgedBy | None:
     return choose(None, metrics) if metrics else None
 
 
-def check_report_place(out: Path, *, force: bool) -> None:
+def check_report_folder(out: Path, *, force: bool) -> None:
     """Raise ConfigurationError if a report would replace another one without force, or anything else."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--report: {out} is a file; name a folder", check="not-a-folder")

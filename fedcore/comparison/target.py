@@ -91,7 +91,7 @@ class Target:
                 )
         return None
 
-    def told(self, curve: Sequence[CurvePoint]) -> dict[str, Any]:
+    def progress(self, curve: Sequence[CurvePoint]) -> dict[str, Any]:
         """The target and what came of it, as plain JSON.
 
         reached: as `Reached`, None if no model did. best: the best value of any model, None if no evaluation
@@ -103,14 +103,14 @@ class Target:
         return {**asdict(self), "reached": None if reached is None else asdict(reached), "best": best}
 
 
-class Unseen:
+class UnreportedTarget:
     """Notices, once a second round trains, that no evaluation has the metric of a target, which may be a wrong name."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._names: set[str] = set()
         self._rounds: set[int] = set()
-        self._told = False
+        self._warned = False
 
     def take(self, event: RunEvent) -> str:
         """What is to be said after an event of the run; mostly nothing."""
@@ -121,25 +121,25 @@ class Unseen:
                 self._names.update(metrics)
             case ExchangeDone() if event.trains:
                 self._rounds.add(event.server_round)
-        if self._told or len(self._rounds) < 2 or self._target.metric.removeprefix(CLIENTS) in self._names:
+        if self._warned or len(self._rounds) < 2 or self._target.metric.removeprefix(CLIENTS) in self._names:
             return ""
-        self._told = True
+        self._warned = True
         there = ", ".join(sorted(self._names)) or "nothing"
         return f"--target: no evaluation has reported {self._target.metric!r} so far; there is {there}"
 
 
-def line_of(told: Mapping[str, Any], reported: Iterable[str]) -> str:
-    """What `Target.told` says, in words.
+def line_of(progress: Mapping[str, Any], reported: Iterable[str]) -> str:
+    """What `Target.progress` says, in words.
 
     Args:
         reported: names of metrics that there are, for who asked for another.
     """
-    target = Target.of(told)
-    if (reached := told["reached"]) is not None:
+    target = Target.of(progress)
+    if (reached := progress["reached"]) is not None:
         clock = "" if reached["virtual_seconds"] is None else f", virtual {reached['virtual_seconds']:.1f} s"
         return f"{target}: first in round {reached['round']}, after {reached['seconds']:.1f} s of training{clock}"
-    if told["best"] is not None:
-        return f"{target}: not reached, the best was {told['best']:.4f}"
+    if progress["best"] is not None:
+        return f"{target}: not reached, the best was {progress['best']:.4f}"
     names = ", ".join(sorted(reported))
     return f"{target}: no evaluation reports {target.metric!r}; there is {names or 'nothing'}"
 

@@ -59,7 +59,7 @@ _TYPES: Final[Mapping[str, type]] = {
 
 
 TWO_TELL_EACH_OTHER: Final = (
-    "every client's policy.toml has min-cohort = 2: in a sum of two, each of them takes its own update away and reads "
+    "every client's policy.toml has min-cohort = 2: in a sum of two, each of them subtracts its own update and reads "
     "the other's. That is for clients of one owner: where they belong to several, let three or more take part, with "
     "min-cohort = 3"
 )
@@ -72,7 +72,7 @@ class Policy:
 
     min_cohort: fewest clients that do not collude with the server in any sum with this one in it.
     min_threshold: fewest clients that must work together to remove a mask.
-    app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
+    app_sha256: hash of the only app it agrees to run; None for any app that the owner installed.
     allow_plain: whether the server may read this client's updates one by one, as it does with
         `aggregation = "plain"`.
     min_corrupt: fraction of the roster's members that must be able to collude with the server without learning
@@ -82,13 +82,16 @@ class Policy:
     max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
         0 if its owner does not insist on differential privacy.
     delta: the delta at which that epsilon is counted.
-    report_failures: whether the server may be told that and why the local work failed. If not, a failure becomes a
-        masked zero, and the server learns how many there were in a sum, never whose.
+    report_failures: whether the server learns that the local work failed, and why. If not, a failure becomes a masked
+        zero, and the server learns how many there were in a sum, never whose.
     pad_seconds: uploads begin at whole multiples of this time after the task came; 0 for as soon as they can.
     allow_config: which keys a run may set to other values than the installed app, and to which.
     allow_differencing: whether sums from one model may together tell that over fewer than `min_cohort` clients.
-    max_model_bytes, max_tensors, max_seconds: the largest model and the longest local work that are accepted.
-    max_exchanges_per_run, max_exchanges_per_day: how often this client can be asked.
+    max_model_bytes: the largest model that is accepted.
+    max_seconds: the longest local work that is accepted.
+    max_tensors: most tensors of a model.
+    max_exchanges_per_run: how often one run can ask this client.
+    max_exchanges_per_day: how often all runs together can ask it.
     max_releases: most sums with this client in them of one model and purpose.
     max_queries: most sums of queries with this client in them, all runs together.
     eligibility: when the machine may train at all; not a question of what the server asks for.

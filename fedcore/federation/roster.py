@@ -240,11 +240,11 @@ class Roster:
         self._check_history(successor)
 
     def _check_history(self, successor: Roster) -> None:
-        kept = {id_: name for id_, name in successor.names.items() if id_ in self.names}
+        still_named = {id_: name for id_, name in successor.names.items() if id_ in self.names}
         fresh = successor.names.keys() - self.names.keys()
         sound = (
             successor.federation == self.federation
-            and kept == self.names
+            and still_named == self.names
             and set(self.revoked) <= set(successor.revoked)
             and min(fresh, default=MAX_CLIENT_ID) > max(self.names, default=0)
         )

@@ -28,7 +28,7 @@ class OutputPaths:
     files: Path
 
     @classmethod
-    def beside(cls, model: Path) -> Self:
+    def next_to(cls, model: Path) -> Self:
         """The places that go with a model's."""
         return cls(model, model.with_name(f"{model.stem}.results.json"), model.with_name(f"{model.stem}.files"))
 
@@ -45,7 +45,7 @@ class OutputPaths:
         for path in (self.model, self.results, self.files, self.card):
             check_replaceable(path, force=force, option=option)
 
-    def place_of(self, path: str) -> Path:
+    def path_of(self, path: str) -> Path:
         """The destination of a file of a run: `results.json`, or `files/...` as the app named it."""
         if path == RESULTS_FILE:
             return self.results

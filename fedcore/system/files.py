@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure, StorageFull
 _MAX_PATH_FOR_SOCKETS: Final = 72
 """Bytes; the kernel takes 108 with the final zero, and a data loader adds /pymp-xxxxxxxx/listener-xxxxxxxx."""
 _LOOKED_AT_SECONDS: Final = (0.02, 0.05, 0.1)
-"""Pauses before a lock counts as taken: `is_held` shares it for an instant."""
+"""Pauses before a lock counts as taken: `is_locked` shares it for an instant."""
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -58,7 +58,7 @@ def check_replaceable(path: Path, *, force: bool, option: str = "--out") -> None
         )
 
 
-def check_place(path: Path, *, force: bool, option: str = "--out") -> None:
+def check_target(path: Path, *, force: bool, option: str = "--out") -> None:
     """The same, and a place in a folder that is not there."""
     check_replaceable(path, force=force, option=option)
     if not path.absolute().parent.is_dir():
@@ -162,7 +162,7 @@ class Lock:
         self.close()
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process holds the `Lock` of a folder; raises OSError if the folder cannot be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

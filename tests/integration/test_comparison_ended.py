@@ -17,7 +17,7 @@ from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, 
 from support.tiny import TINY
 
 from fedcore.comparison.local_federation import FEDCORE
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 
 INTERRUPTED = 130
 
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 class Comparison:
     """A `fedcore compare` of the tiny app in the background, and all that it starts: a short run and one at a gate."""
 
-    def __init__(self, group: ProcessGroup, mark: str, folder: Path) -> None:
+    def __init__(self, group: ChildProcesses, mark: str, folder: Path) -> None:
         self.mark = mark
         self.out = folder / "out"
         self.gate = folder / "gate"
@@ -57,9 +57,9 @@ class Comparison:
 
 
 @contextmanager
-def background(folder: Path) -> Iterator[ProcessGroup]:
+def background(folder: Path) -> Iterator[ChildProcesses]:
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", MARK: mark_of(folder)}
-    with ProcessGroup(folder / "logs", environment) as processes:
+    with ChildProcesses(folder / "logs", environment) as processes:
         yield processes
     assert_none_left(mark_of(folder))
 

@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     out = tmp_path_factory.mktemp("federated")
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, ReusableFederation(out / "federations") as federation:
-        patch.setattr("fedcore.comparison.federation.ProcessGroup", ForkedGroup)
+        patch.setattr("fedcore.comparison.federation.ChildProcesses", ForkedGroup)
         for name, run in {
             "first": made(out / "first", seed=1),
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),

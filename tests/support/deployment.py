@@ -21,7 +21,7 @@ import psutil
 
 from fedcore.comparison.local_federation import FEDCORE, LocalFederation, run_command
 from fedcore.state import ModelState
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 
 from .forked import MARK, ForkedGroup, Made
 from .tiny import TINY
@@ -161,7 +161,7 @@ class Deployment:
 
     folder: Path
     federation: LocalFederation
-    group: ProcessGroup
+    group: ChildProcesses
     mark: str
     app: Path = TINY
     _living: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Deployment:
         """
         mark = uuid.uuid4().hex
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
-        kind = ForkedGroup if forked else ProcessGroup
+        kind = ForkedGroup if forked else ChildProcesses
         with kind(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
             yield cls(folder=folder, federation=federation, group=group, mark=mark)
         assert_none_left(mark)
@@ -245,7 +245,7 @@ class Deployment:
     def start_program(self, name: str, *words: str | Path) -> subprocess.Popen[str]:
         """Start a client that is another program, by itself whatever the others are."""
         self._otherwise.add(name)
-        self._living[name] = process = ProcessGroup.start(self.group, name, [sys.executable, *words])
+        self._living[name] = process = ChildProcesses.start(self.group, name, [sys.executable, *words])
         return process
 
     def start_process(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
 """Processes that the fork server makes, as `fedcore`'s own are made: a tenth of a second, not seconds of imports.
 
-`ForkedGroup` and `start_process` stand in for `fedcore.system.workers.process_group.ProcessGroup` and
+`ForkedGroup` and `start_process` stand in for `fedcore.system.workers.child_processes.ChildProcesses` and
 `fedcore.system.workers.starting.start_process`. What they start is what these start: the same program with the same
 words, in a session of its own, with the same environment and outputs, and user code in the same sandbox. All that it
 starts in turn is forked too, ranks and ServerApps among it. That programs start by themselves is tested with real ones.
@@ -32,7 +32,7 @@ from pydantic import TypeAdapter
 
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 
 from .forking import CONTEXT
 
@@ -109,14 +109,14 @@ def fork_from_here_on() -> None:
     for module in (supervisor, app_process):
         module.start_process = start_process  # type: ignore[attr-defined]
     for module in (federation, local_federation):
-        module.ProcessGroup = ForkedGroup  # type: ignore[attr-defined]
+        module.ChildProcesses = ForkedGroup  # type: ignore[attr-defined]
 
 
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
 class Forked:
-    """What the tests and `ProcessGroup` ask of `subprocess.Popen`."""
+    """What the tests and `ChildProcesses` ask of `subprocess.Popen`."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Output], folder: Path
@@ -158,13 +158,13 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkedGroup(ProcessGroup):
+class ForkedGroup(ChildProcesses):
     """A group whose Python programs are forked; whatever else it starts is started."""
 
     def start(self, name: str, command: Sequence[str | Path], *, piped: bool = False) -> subprocess.Popen[str]:
         words = [str(word) for word in command]
         if words[0] != sys.executable:
-            return ProcessGroup.start(self, name, words, piped=piped)
+            return ChildProcesses.start(self, name, words, piped=piped)
         log = str((self.logs / f"{name}.log").absolute())
         Path(log).touch()  # there from the start, like the log of a program that is started
         ours, theirs = socket.socketpair()
@@ -228,7 +228,7 @@ def become(words: Sequence[str], folder: str, environment: Mapping[str, str], fi
 
 
 def _end_with_parent() -> None:
-    """As the kernel ends a child of `ProcessGroup`."""
+    """As the kernel ends a child of `ChildProcesses`."""
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -2,17 +2,17 @@
 "use strict";
 
 const PAUSE = 4000;
-const told = document.getElementById("told");
+const asOf = document.getElementById("as-of");
 
 function update(page) {
   for (const fresh of page.querySelectorAll("main > section")) {
-    const shown = document.getElementById(fresh.id);
-    if (shown && shown.innerHTML !== fresh.innerHTML && !shown.contains(document.activeElement)) {
-      shown.className = fresh.className;
-      shown.replaceChildren(...fresh.childNodes);
+    const current = document.getElementById(fresh.id);
+    if (current && current.innerHTML !== fresh.innerHTML && !current.contains(document.activeElement)) {
+      current.className = fresh.className;
+      current.replaceChildren(...fresh.childNodes);
     }
   }
-  told.textContent = page.getElementById("told").textContent;
+  asOf.textContent = page.getElementById("as-of").textContent;
 }
 
 async function refresh() {
@@ -22,7 +22,7 @@ async function refresh() {
       if (!answer.ok) throw new Error(answer.status);
       update(new DOMParser().parseFromString(await answer.text(), "text/html"));
     } catch {
-      told.textContent = "This page is no longer served. To open it again: fedcore client status --page";
+      asOf.textContent = "This page is no longer served. To open it again: fedcore client status --page";
     }
   }
   setTimeout(refresh, PAUSE);

@@ -22,7 +22,7 @@ from fedcore.errors import EnvironmentFailure
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import ROUNDS_KEY
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.events import ClientsOnline, RunEvent
 
 ROUNDS: Final = 200
@@ -36,7 +36,7 @@ def leave_open(app: FlowerApp, console: Console, *, as_json: bool) -> None:
 
     Raises EnvironmentFailure, with the end of its log, for a process that ends by itself.
     """
-    with tempfile.TemporaryDirectory(prefix="fedcore-demo-") as name, ProcessGroup(Path(name) / "logs") as group:
+    with tempfile.TemporaryDirectory(prefix="fedcore-demo-") as name, ChildProcesses(Path(name) / "logs") as group:
         try:
             _train(app, Path(name), group, console, as_json=as_json)
             while True:
@@ -46,7 +46,7 @@ def leave_open(app: FlowerApp, console: Console, *, as_json: bool) -> None:
             console.print("ending the server and the clients")
 
 
-def _train(app: FlowerApp, folder: Path, group: ProcessGroup, console: Console, *, as_json: bool) -> None:
+def _train(app: FlowerApp, folder: Path, group: ChildProcesses, console: Console, *, as_json: bool) -> None:
     local = LocalFederation.create(folder / "federation", clients=SITES, name="demo")
     local.start_server(group)
     local.start_clients(group, app.folder)
@@ -55,11 +55,11 @@ def _train(app: FlowerApp, folder: Path, group: ProcessGroup, console: Console, 
     page = _Page(operator=local.operator, console=console, as_json=as_json)
     with ProgressView(console, "demo") as view:
 
-        def seen(event: RunEvent) -> None:
+        def show(event: RunEvent) -> None:
             view.show(event)
             page.see(event)
 
-        follow(group, group.start("run", command, piped=True), seen)
+        follow(group, group.start("run", command, piped=True), show)
     console.print("the run is over, and the page stays; Ctrl-C ends everything", highlight=False)
 
 

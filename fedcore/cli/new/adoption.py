@@ -40,17 +40,17 @@ _EPOCHS: Final = frozenset({"epochs", "num_epochs", "n_epochs", "max_epochs", "e
 
 @dataclass(slots=True)
 class _AdoptionPlan:
-    """What goes into the files, and what a person is told."""
+    """What goes into the files, what was recognized in the script, and what is left to do."""
 
     script: Script
     package: str
     values: dict[str, Any] = field(default_factory=dict)
-    found: list[str] = field(default_factory=list)
+    recognized: list[str] = field(default_factory=list)
     todo: list[str] = field(default_factory=list)
 
     def find(self, what: str, lines: Iterable[int]) -> None:
-        places = sorted(set(lines))
-        self.found.append(f"{what} (line{'s' if len(places) > 1 else ''} {', '.join(map(str, places))})")
+        numbers = sorted(set(lines))
+        self.recognized.append(f"{what} (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))})")
 
     def leave(self, what: str, file: str) -> str:
         """Something to decide in a file of the package; returns what stands there."""
@@ -80,15 +80,22 @@ def adopt(folder: Path, path: Path) -> dict[str, Any]:
     _plan_loss(plan)
     _plan_data(plan)
     _plan_rest(plan)
-    kept = script.kept()
-    text = "\n".join(script.lines[number - 1] for number in kept).rstrip() + "\n"
-    values = {**plan.values, "script": path.name, "kept": text, "clients": 5, "todo": plan.todo, "found": plan.found}
+    lines = script.copied_lines()
+    text = "\n".join(script.lines[number - 1] for number in lines).rstrip() + "\n"
+    values = {
+        **plan.values,
+        "script": path.name,
+        "kept": text,
+        "clients": 5,
+        "todo": plan.todo,
+        "found": plan.recognized,
+    }
     files = write_app(folder, "script", values)
-    used = sum(1 for number in kept if script.lines[number - 1].strip())
+    used = sum(1 for number in lines if script.lines[number - 1].strip())
     written = sum(1 for line in script.lines if line.strip())
     return {
         "files": [str(one) for one in files],
-        "found": plan.found,
+        "found": plan.recognized,
         "todo": plan.todo,
         "lines": {
             "script": written,

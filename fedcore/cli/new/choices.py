@@ -18,12 +18,13 @@ EXAMPLE: Final = ".example/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What `fedcore new` was asked.
+    """Options of `fedcore new`.
 
-    csv, target: the table and the column to predict.
+    csv: the table, None for an example.
+    target: the column to predict.
     event: of a survival analysis, the column that tells whether it happened.
     task: "classification" or "regression" over what the target looks like.
-    categories: given ones.
+    categories: those of each column that has them named.
     """
 
     csv: Path | None = None
@@ -77,16 +78,16 @@ def _tabular(answers: Answers) -> Filling:
     if answers.csv is None:
         if answers.target or answers.categories or answers.task:
             raise ConfigurationError("--target, --task and --categories are about a table: name it with --csv FILE")
-        table, place, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
+        table, path, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
         about += " of the breast cancer data of Wisconsin, which come with scikit-learn"
     else:
         _check_target(answers)
         table = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
-        place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
+        path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
         about += f" in `{answers.csv.name}`"
     schema = table.schema
     values = {
-        **_table_values(table, place, own=answers.csv is not None),
+        **_table_values(table, path, own=answers.csv is not None),
         "about": f"{about.format(schema.target, len(schema.columns), table.rows)}.",
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
@@ -99,7 +100,7 @@ def _survival(answers: Answers) -> Filling:
     if answers.csv is None:
         if answers.target or answers.event or answers.categories:
             raise ConfigurationError("--target, --event and --categories are about a table: name it with --csv FILE")
-        table, place, data = _example("patients.csv", patients_csv(), "years")
+        table, path, data = _example("patients.csv", patients_csv(), "years")
         event, about = "died", "Survival of 600 patients who do not exist"
     else:
         _check_target(answers)
@@ -109,11 +110,11 @@ def _survival(answers: Answers) -> Filling:
                 "the patient was last seen then"
             )
         table = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
-        place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
+        path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
         event, about = answers.event, f"Survival by the {table.rows} rows of `{answers.csv.name}`"
     _check_event(table.schema, event)
     values = {
-        **_table_values(table, place, own=answers.csv is not None),
+        **_table_values(table, path, own=answers.csv is not None),
         "event": event,
         "about": f"{about}: Cox regression on `{table.schema.target}` and `{event}`.",
     }
@@ -146,12 +147,12 @@ def _check_event(schema: TableSchema, event: str) -> None:
     )
 
 
-def _table_values(table: InferredTable, place: Path, *, own: bool) -> dict[str, Any]:
+def _table_values(table: InferredTable, path: Path, *, own: bool) -> dict[str, Any]:
     # The least of fedcore.data.partition, so that every client has enough to train and to test on.
     clients = max(2, min(10, table.rows // 20))
     # The app goes to every site, and a path of this machine must not go with it.
     data = "FOLDER" if own else EXAMPLE.rstrip("/")
-    values = {"schema": table.schema, "notes": table.notes, "csv_name": place.name, "clients": clients}
+    values = {"schema": table.schema, "notes": table.notes, "csv_name": path.name, "clients": clients}
     return {**values, "data_dir": data}
 
 

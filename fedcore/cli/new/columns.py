@@ -120,13 +120,13 @@ def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, l
         return TableColumn(name=name, kind="category", categories=given), []
     if not len(present):
         raise _ExcludedColumn("all its values are missing")
-    seen = set(present.str.lower())
-    if len(seen) == 1:
+    distinct = set(present.str.lower())
+    if len(distinct) == 1:
         raise _ExcludedColumn("it has the same value in every row")
     notes = []
     if (share := 1 - len(present) / len(cells)) >= 0.5:
         notes.append(f"column {name!r} is missing in {share:.0%} of the rows")
-    if seen <= TRUE | FALSE:
+    if distinct <= TRUE | FALSE:
         return TableColumn(name=name, kind="boolean"), notes
     values = _numbers(present)
     if values is not None:

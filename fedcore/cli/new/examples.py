@@ -18,7 +18,7 @@ def breast_cancer_csv() -> str:
 
     dataset = load_breast_cancer(as_frame=True)
     table = dataset.frame.rename(columns={"target": "diagnosis"})
-    table["diagnosis"] = [str(dataset.target_names[place]) for place in table["diagnosis"]]
+    table["diagnosis"] = [str(dataset.target_names[index]) for index in table["diagnosis"]]
     return str(table.to_csv(index=False))
 
 

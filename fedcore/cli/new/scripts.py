@@ -167,7 +167,7 @@ class Script:
         """Functions and classes of the module."""
         return {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
-    def kept(self) -> list[int]:
+    def copied_lines(self) -> list[int]:
         """Numbers of the lines that do nothing when they are imported: imports, definitions, plain values, comments."""
         dropped: set[int] = set()
         for node in self.tree.body:
@@ -266,7 +266,7 @@ def _asks(node: ast.expr) -> bool:
 
 
 def _plainly(node: ast.AST) -> str:
-    """As code with double quotes around strings, which is how formatters want them."""
+    """The code of a node, with double quotes around strings, as formatters write them."""
     text = ast.unparse(node)
     if '"' not in text and "\\" not in text:
         other = text.replace("'", '"')
@@ -283,12 +283,12 @@ def called(call: ast.Call) -> str:
     return _last(call.func)
 
 
-def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-    """An argument of a call, by its name or its place."""
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """An argument of a call, by its name or its position."""
     for one in call.keywords:
         if one.arg == name:
             return one.value
-    return call.args[place] if place is not None and len(call.args) > place else None
+    return call.args[position] if position is not None and len(call.args) > position else None
 
 
 def _scopes(node: ast.AST, around: Scope) -> Iterator[tuple[ast.AST, Scope]]:
@@ -330,9 +330,9 @@ def _parameter_default(scopes: Scope, name: str) -> ast.expr | None:
     for scope in reversed(scopes):
         if isinstance(scope, ast.FunctionDef):
             plain = scope.args.args
-            for place, one in enumerate(reversed(plain)):
-                if one.arg == name and place < len(scope.args.defaults):
-                    return list(reversed(scope.args.defaults))[place]
+            for index, one in enumerate(reversed(plain)):
+                if one.arg == name and index < len(scope.args.defaults):
+                    return list(reversed(scope.args.defaults))[index]
             for one, default in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True):
                 if one.arg == name:
                     return default

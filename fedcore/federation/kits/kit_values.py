@@ -22,10 +22,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def approved_apps(path: Path, values: Mapping[str, Any]) -> ApprovedApps | None:
     """The list of approved apps; None if the owner approves any."""
-    asked = values.get("approve-apps", LISTED)
-    if asked not in (LISTED, ANY):
+    choice = values.get("approve-apps", LISTED)
+    if choice not in (LISTED, ANY):
         raise broken(path, f'approve-apps must be "{LISTED}" or "{ANY}"', "mend the line")
-    return ApprovedApps(path.parent / APPROVED_FILE) if asked == LISTED else None
+    return ApprovedApps(path.parent / APPROVED_FILE) if choice == LISTED else None
 
 
 def proxies(path: Path, texts: list[Any]) -> tuple[str, ...]:

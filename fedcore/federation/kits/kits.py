@@ -51,7 +51,7 @@ ROSTERS_FILE: Final = "rosters.json"
 AUTHORITY_FILE: Final = "authority.pub"
 CA_FILE: Final = "ca.crt"
 SYSTEM_CAS: Final = "system"
-"""In place of a file, those that the machine trusts."""
+"""In place of a file: the authorities that the machine trusts."""
 CERTIFICATE_FILE: Final = "server.crt"
 AUTHORITY_SETTINGS: Final = "federation.toml"
 AUTHORITY_KEY: Final = "authority.key"
@@ -67,8 +67,8 @@ _KEEPING_KEYS: Final = ("keep-runs", "keep-days")
 class ClientKit:
     """What one client needs to take part.
 
-    servers: where the federation's server is found, in the order in which it is tried.
-    identity: signs whatever this client says; the key that the roster has for it.
+    servers: the addresses of the federation's server, in the order in which they are tried.
+    identity: signs everything that this client says, with the key that the roster has for it.
     authority: the pinned raw Ed25519 key (32 bytes) that signs the roster.
     ca_file: the certificate authorities that the client trusts for the server's TLS certificate, the federation's own
         unless `tls-ca` names others; None for those of the system.
@@ -124,18 +124,22 @@ class ClientKit:
 class ServerKit:
     """What the server needs: where it listens, its certificate, the rosters, where it keeps its data.
 
-    rosters: all versions, in order; rosters_file: where they are kept.
+    rosters: all versions, in order.
+    rosters_file: the file that has them.
     min_cohort: the fewest clients of a secure sum in addition to those that may collude with the server, as the
-        clients' policies say; a server that asks for less is refused by every one of them.
-    database: URL of a PostgreSQL database, "" for SQLite in the data folder. objects: where large files go, "" for the
-        data folder, a folder, or `s3://bucket/prefix`.
-    app_rules: what a ServerApp may see in addition to its own files. approved_apps: those that may run; None for all.
-    keep_runs, keep_days: how many runs that have ended are kept, and for how long; 0 for no limit.
+        clients' policies say; every one of them refuses a server that asks for less.
+    database: URL of a PostgreSQL database, "" for SQLite in the data folder.
+    objects: where large files go, "" for the data folder, a folder, or `s3://bucket/prefix`.
+    app_rules: what a ServerApp may see in addition to its own files.
+    approved_apps: those that may run; None for all.
+    keep_runs: how many runs that have ended stay on the server; 0 for no limit.
+    keep_days: for how long they stay; 0 for no limit.
     trust_proxy: addresses and networks of proxies whose word for where a request comes from is taken.
     accel_location: of an nginx that shares the data folder: the location under which that hands out the server's files
         (X-Accel-Redirect); "" if the server sends them itself.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
-    metrics_listen: "host:port" of the metrics, empty for none. traces: the OTLP endpoint, empty for none.
+    metrics_listen: "host:port" of the metrics, empty for none.
+    traces: the OTLP endpoint, empty for none.
     """
 
     folder: Path
@@ -235,7 +239,7 @@ class ServerKit:
 class OperatorKit:
     """What an operator needs to submit runs: the server's addresses, its CA, and a bearer token.
 
-    servers: where the federation's server is found, in the order in which it is tried.
+    servers: the addresses of the federation's server, in the order in which they are tried.
     authority: the raw Ed25519 key (32 bytes) that signs the rosters, for the check of the transcript.
     """
 

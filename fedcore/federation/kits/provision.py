@@ -105,14 +105,20 @@ def provision(
 ) -> FederationFolder:
     """Make a federation of `clients` clients in `folder`. After a failure nothing of it is left.
 
-    hosts: names and addresses of the server for its TLS certificate; the kits' URL has the first.
-    bind: the address that the server listens on; by default the loopback if `hosts` mean nothing
-        else, otherwise every IPv4 address.
-    policy: what every client's policy.toml says; by default `Policy.default(clients)`.
-    now: aware time from which the certificates count. All keys come from `randomness`.
-
     Raises KitError for bad arguments and for a `folder` that exists with something in it, which
     stays as it is; StorageFull or EnvironmentFailure when it cannot be written.
+
+    Args:
+        folder: the new folder.
+        name: of the federation.
+        clients: how many.
+        now: aware time from which the certificates count.
+        hosts: names and addresses of the server for its TLS certificate; the kits' URL has the first.
+        port: that of the server.
+        bind: the address that the server listens on; by default the loopback if `hosts` mean nothing
+            else, otherwise every IPv4 address.
+        policy: what every client's policy.toml says; by default `Policy.default(clients)`.
+        randomness: makes all keys.
     """
     if not 1 <= clients <= MAX_CLIENTS:
         raise KitError(f"a federation with ready kits has 1 to {MAX_CLIENTS} clients, not {clients}", check="clients")

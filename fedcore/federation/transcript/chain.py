@@ -39,7 +39,7 @@ def keys_of(rosters: Iterable[Roster]) -> Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainLink:
-    """A record's place in the chain, and what was summed.
+    """A record's position in the chain, and what was summed.
 
     previous: the head that its exchange was opened at.
     draw: of which draw it is a group, "" for none.
@@ -48,7 +48,9 @@ class ChainLink:
     model: `Task.asked_of`.
     survivors: ids of 4 bytes each, a small part of what a set of them would take.
     cohort: likewise.
-    threshold, corrupt, full_graph: as an `Attempt` has them.
+    threshold: as `NoisedSum` has it.
+    corrupt: likewise.
+    full_graph: likewise.
     buffered: of a buffered exchange, what was summed: client, SHA-256 of the model that it began from, and what its
         update counts (`Task.updates_of`).
     """
@@ -71,7 +73,7 @@ class ChainLink:
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> ChainLink:
-        """The place of a record that has been checked."""
+        """The link of a record that has been checked."""
         return cls(
             hash=record_hash,
             previous=task.previous,
@@ -172,13 +174,13 @@ class Chain:
             present: who takes part in an exchange that continues this chain, as their signed keys show; sums that are
                 proven to stay masked for good are then left out.
         """
-        found: set[bytes] = set()
+        survivor_sets: set[bytes] = set()
         elsewhere = set(present or ())
         for link in reversed(self.links):
             if (link.purpose, link.model) == (purpose, model) and (present is None or not link.closed_for(elsewhere)):
-                found.add(link.survivors)
+                survivor_sets.add(link.survivors)
             elsewhere |= link.signers
-        return {frozenset(array("I", survivors)) for survivors in found}
+        return {frozenset(array("I", survivors)) for survivors in survivor_sets}
 
     def after(self, head: str) -> list[ChainLink] | None:
         """The records after those that this head stands for; None if the chain does not reach back to it."""

@@ -47,11 +47,11 @@ def legacy_canonical(encoding: Mapping[str, Any]) -> list[bytes]:
     if encoding.keys() != known or encoding["settings"].keys() != _SETTINGS:
         return []
     of_kind = _canonical_noised if noised else _canonical
-    found = [of_kind(encoding)]
+    forms = [of_kind(encoding)]
     if not encoding["settings"]["upload_fraction"] and not encoding.get("rotation"):
         settings = {key: value for key, value in encoding["settings"].items() if key != "upload_fraction"}
-        found.append(of_kind({**encoding, "settings": settings}))
-    return found
+        forms.append(of_kind({**encoding, "settings": settings}))
+    return forms
 
 
 def _canonical(encoding: Mapping[str, Any]) -> bytes:
@@ -146,11 +146,11 @@ def _fields_words(fields: int, bits: int) -> int:
 
 def _float_sizes(layout: Sequence[Sequence[Any]]) -> dict[bool, list[int]]:
     """Elements of the floating point tensors, of small ones and of others."""
-    found: dict[bool, list[int]] = {True: [], False: []}
+    sizes: dict[bool, list[int]] = {True: [], False: []}
     for _, dtype, shape in layout:
         if _is_float(dtype):
-            found[math.prod(shape) < _SMALL].append(math.prod(shape))
-    return found
+            sizes[math.prod(shape) < _SMALL].append(math.prod(shape))
+    return sizes
 
 
 def _is_float(dtype: str) -> bool:

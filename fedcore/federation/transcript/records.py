@@ -40,9 +40,11 @@ class ExchangeRecord(Message):
     task: as it was digested, so with model, app, run config, settings, cohort, encoding and the record before.
     roster_sha256: of the roster that it was bound to.
     advertised: L1.
-    sharers, survivors: U2 and U3, ascending.
-    words, encoding: of the vector, and the codec's canonical parameters, as they are in ctx, since the codec of another
-        version makes others of the same task; None in old records, for which `legacy_encodings` computes them.
+    sharers: U2, ascending.
+    survivors: U3, ascending.
+    words: of the vector; None in old records, for which `legacy_encodings` computes it.
+    encoding: the codec's canonical parameters, as they are in ctx, since the codec of another version makes others of
+        the same task; likewise None in old records.
     """
 
     federation: Name

@@ -11,7 +11,7 @@ from fedcore.comparison.federation import ClientKiller, SentModels
 from fedcore.comparison.run import Kill
 from fedcore.errors import EnvironmentFailure
 from fedcore.monitoring.run_record import RunRecord
-from fedcore.system.workers.process_group import ProcessGroup
+from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.events import RunEvent
 
 CLIENTS = ["client-1", "client-2"]
@@ -60,21 +60,21 @@ def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+def group(tmp_path: Path) -> Iterator[ChildProcesses]:
     """Two clients that only sleep."""
-    with ProcessGroup(tmp_path / "logs") as made:
+    with ChildProcesses(tmp_path / "logs") as made:
         for name in CLIENTS:
             made.start(name, ["sleep", "60"])
         yield made
 
 
-def killing(group: ProcessGroup, *, buffered: bool = False) -> ClientKiller:
+def killing(group: ChildProcesses, *, buffered: bool = False) -> ClientKiller:
     ticks = iter(range(100))
     kill, clock = Kill(site=1, round=2), lambda: float(next(ticks))
     return ClientKiller(group=group, kill=kill, sites=2, buffered=buffered, clock=clock)
 
 
-def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGroup) -> None:
+def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ChildProcesses) -> None:
     watch = killing(group)
     for data in (done(1), done(2, "train")):
         watch.see(data)
@@ -90,7 +90,7 @@ def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGrou
     assert (loss.worker, loss.round, loss.seconds) == ("client-2", 2, 1.0)
 
 
-def test_a_buffer_without_it_does_not_say_that_it_is_missed(group: ProcessGroup) -> None:
+def test_a_buffer_without_it_does_not_say_that_it_is_missed(group: ChildProcesses) -> None:
     watch = killing(group, buffered=True)
     watch.see(done(2))
     watch.see(exchange(3, "a", ["client-1"]))
@@ -99,7 +99,7 @@ def test_a_buffer_without_it_does_not_say_that_it_is_missed(group: ProcessGroup)
     assert loss.consequence.startswith("dropped in stage share")
 
 
-def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGroup) -> None:
+def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ChildProcesses) -> None:
     watch = killing(group)
     watch.see(exchange(2, "a"))
     assert group.living == CLIENTS
@@ -110,14 +110,14 @@ def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGr
     assert loss.consequence == "not missed before the end; the run failed: too few"
 
 
-def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ProcessGroup) -> None:
+def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ChildProcesses) -> None:
     watch = ClientKiller(group=group, kill=None, sites=2)
     watch.see(done(2))
     assert watch.losses(ended("finished")) == ()
     assert group.living == CLIENTS
 
 
-def test_a_child_that_ends_by_itself_is_missed(group: ProcessGroup) -> None:
+def test_a_child_that_ends_by_itself_is_missed(group: ChildProcesses) -> None:
     group.start("client-3", ["false"]).wait()
     with raises(EnvironmentFailure, check="child-ended", match=r"client-3\D+1\b"):
         group.check()

@@ -43,7 +43,7 @@ def order(model: Path, kind: str, out: Path) -> Export:
 
 def test_onnx(module: torch.nn.Module, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "digits.onnx"
-    order(model, "onnx", out).carry_out(as_json=False)
+    order(model, "onnx", out).run(as_json=False)
     assert {entry.key: entry.value for entry in onnx.load(out).metadata_props}["fedcore.rounds"] == "3"
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     x = torch.rand(5, 64)  # not the size of the example's batch
@@ -51,12 +51,12 @@ def test_onnx(module: torch.nn.Module, model: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         assert np.allclose(found, module(x).numpy(), atol=1e-5)
     with raises(ConfigurationError, check="exists"):
-        order(model, "onnx", out).carry_out(as_json=False)
+        order(model, "onnx", out).run(as_json=False)
 
 
 def test_torch(module: torch.nn.Module, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "digits.pt2"
-    order(model, "torch", out).carry_out(as_json=True)
+    order(model, "torch", out).run(as_json=True)
     assert json.loads(capsys.readouterr().out)["checked"].startswith("torch")
     extra = {exporting.FACTS_FILE: ""}
     program = torch.export.load(out, extra_files=extra).module()
@@ -80,10 +80,10 @@ def test_a_program_that_answers_otherwise_is_not_kept(
 
     monkeypatch.setattr(torch.export, "load", Off)
     with raises(AppError, check="differs"):
-        order(model, "torch", tmp_path / "digits.pt2").carry_out(as_json=False)
+        order(model, "torch", tmp_path / "digits.pt2").run(as_json=False)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_another_form_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--to.*'tflite'.*onnx.*torch"):
-        order(model, "tflite", tmp_path / "x").carry_out(as_json=False)
+        order(model, "tflite", tmp_path / "x").run(as_json=False)

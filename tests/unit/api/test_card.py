@@ -13,7 +13,7 @@ from support.raising import raises
 from typer.testing import CliRunner
 
 from fedcore.api.card import Sources, make_card, read_record
-from fedcore.cli.card import card_beside
+from fedcore.cli.card import write_card_next_to
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
@@ -91,7 +91,7 @@ def test_a_run_leaves_one_beside_its_model(model: Path) -> None:
     for seconds, one in enumerate(EVENTS):
         kept.add(one, seconds)
     settings = {"max-dropout": JobSettings().max_dropout, "clip-norm": 2.5}
-    assert card_beside(model, kept, settings).name == "model.card.md"
+    assert write_card_next_to(model, kept, settings).name == "model.card.md"
     text = model.with_name("model.card.md").read_text()
     assert "| sites | 2 |" in text
     assert "| setting clip-norm | 2.5 |" in text

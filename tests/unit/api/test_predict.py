@@ -166,7 +166,7 @@ def test_what_is_no_row_is_refused(model: Path, pixels: Path, row: object, monke
     monkeypatch.setattr(digits_app.predict, "predict", lambda module, path, job: [row])
     order = Prediction(model=model, app=DIGITS, file=pixels, out=None, force=False, run_config=[])
     with pytest.raises(AppError, match=r"row 1\b"):
-        order.carry_out(as_json=False)
+        order.run(as_json=False)
 
 
 def test_lists_and_quotes_survive_csv() -> None:

@@ -12,7 +12,7 @@ from support.tiny import TINY
 import fedcore
 from fedcore.comparison.report import merge, read_reports, write_report
 from fedcore.comparison.report.files import drawings_of
-from fedcore.comparison.simulated import check_report_place, comparison_of
+from fedcore.comparison.simulated import check_report_folder, comparison_of
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.wire.events import ExchangeDone, RunEnded, RunStarted
@@ -86,16 +86,16 @@ def test_reports_of_runs_are_merged_like_those_of_comparisons(tmp_path: Path) ->
 
 
 def test_nothing_but_a_report_is_replaced(tmp_path: Path) -> None:
-    check_report_place(tmp_path / "new", force=False)
+    check_report_folder(tmp_path / "new", force=False)
     (tmp_path / "report.json").touch()
     with raises(ConfigurationError, check="not-empty", match="--report"):
-        check_report_place(tmp_path, force=False)
-    check_report_place(tmp_path, force=True)
+        check_report_folder(tmp_path, force=False)
+    check_report_folder(tmp_path, force=True)
     (tmp_path / "report.json").rename(tmp_path / "thesis.tex")
     with raises(ConfigurationError, check="not-empty"):
-        check_report_place(tmp_path, force=True)
+        check_report_folder(tmp_path, force=True)
     with raises(ConfigurationError, check="not-a-folder"):
-        check_report_place(tmp_path / "thesis.tex", force=True)
+        check_report_folder(tmp_path / "thesis.tex", force=True)
 
 
 def test_a_run_of_the_api_reports_itself(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def test_the_first_model_that_is_good_enough_counts() -> None:
 
 def test_one_that_is_not_reached_says_how_near_it_came() -> None:
     target = Target.parse("eval_acc:0.95")
-    told = target.told(curve(0.1, 0.9, 0.7))
+    told = target.progress(curve(0.1, 0.9, 0.7))
     assert (told["reached"], told["best"]) == (None, 0.9)
     assert line_of(told, ["eval_acc"]) == "eval_acc ≥ 0.95: not reached, the best was 0.9000"
-    missing = Target.parse("accuracy:0.9").told(curve(0.1))
+    missing = Target.parse("accuracy:0.9").progress(curve(0.1))
     assert line_of(missing, ["eval_acc"]).endswith("no evaluation reports 'accuracy'; there is eval_acc")
 
 

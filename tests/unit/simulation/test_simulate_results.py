@@ -113,7 +113,7 @@ def test_a_run_that_found_nothing_leaves_no_results() -> None:
 @pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files", "m.card.md"])
 def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).touch()
-    home = OutputPaths.beside(tmp_path / "m.safetensors")
+    home = OutputPaths.next_to(tmp_path / "m.safetensors")
     with raises(ConfigurationError, check="exists", match=re.escape(taken)):
         home.check_free(force=False)
     home.check_free(force=True)
@@ -123,9 +123,9 @@ def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
 def test_where_no_model_can_be_saved_is_known_before_the_run(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    OutputPaths.beside(tmp_path / "new" / "m.safetensors").check_free(force=False)
+    OutputPaths.next_to(tmp_path / "new" / "m.safetensors").check_free(force=False)
     with pytest.raises(ConfigurationError, match=f"--best.*{place.partition('/')[0]}"):
-        OutputPaths.beside(tmp_path / place).check_free(force=True, option="--best")
+        OutputPaths.next_to(tmp_path / place).check_free(force=True, option="--best")
 
 
 def test_lists_show_what_is_in_them() -> None:

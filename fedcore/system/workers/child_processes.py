@@ -19,7 +19,7 @@ STOP_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
-class ProcessGroup:
+class ChildProcesses:
     """Child processes that end with this one, whatever happens to it; each writes to a log file of its own.
 
     Use as a context manager: leaving it ends all of them, politely first.
