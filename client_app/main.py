@@ -55,14 +55,15 @@ def client(
         ),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME", help="A variable that the app sees; repeatable.")
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="An environment variable that the app sees; repeatable."),
     ] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option("--read", metavar="PATH", help="A file or folder that the app may read; repeatable."),
     ] = None,
     sandbox: Annotated[
-        bool, typer.Option(help="Keep the app from other files and the network; turn it off only to debug.")
+        bool, typer.Option(help="Keep the app away from other files and the network; turn it off only to debug.")
     ] = True,
     gpu_uploads: Annotated[
         bool,
@@ -76,11 +77,11 @@ def client(
 
     Example: fedcore client --kit federation/clients/client-1 --app examples/digits
 
-    Eight GPUs in one machine: add --nproc-per-node 8. Two such machines: add --nnodes 2 --rdzv-endpoint 10.0.0.1:29400
-    too, and on the second one run the same without --kit and with --node-rank 1.
+    With eight GPUs in one machine, add --nproc-per-node 8. With two such machines, also add --nnodes 2 --rdzv-endpoint
+    10.0.0.1:29400, and on the second one run the same command with --node-rank 1 instead of --kit.
 
     Ctrl-C, SIGTERM or SIGHUP leaves an open round cleanly; the exit status is 130 for Ctrl-C and 0 otherwise. A second
-    signal ends it at once. The client refuses whatever the kit's policy.toml does not allow.
+    signal ends it at once. The client refuses everything that the kit's policy.toml does not allow.
     """
     if context.invoked_subcommand is not None:
         return
@@ -179,16 +180,16 @@ def status(
         ),
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="Serve it as a page on this machine, for the browser, until Ctrl-C.")
+        bool, typer.Option("--page", help="Serve the status as a web page on this machine, until Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
 ) -> None:
-    """Show the status of this client: agent, runs, refusals, bytes, epsilon, next hours, apps, certificates.
+    """Show the status of this client: agent, runs, refusals, bytes, epsilon, training hours, apps, certificates.
 
     Example: fedcore client status --kit federation/clients/client-1
 
-    It reads the records on this machine's disk; the agent may run meanwhile. On the page you can approve offered apps,
-    once you have seen their difference. Its address opens it once.
+    It reads the records on this machine's disk; the agent may run meanwhile. On the page you can approve offered apps
+    after you have seen how they differ. The page's address works once.
     """
     from client_app.owner.status_command import StatusOptions, show_status
 

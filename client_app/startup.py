@@ -211,7 +211,9 @@ def use_approved_app(
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(approval.at))
         output.warning("app", f"using the app {approval.app}, approved {when}, in place of {named} that --app names")
     elif approval is not None and approval.app != named:
-        output.warning("app", f"--app names {named}, which is newer than the approval of {approval.app}: that is void")
+        output.warning(
+            "app", f"--app names {named}, which is newer than the approval of {approval.app}; the approval is void"
+        )
         offers.withdraw_approval()
     offers.note_installed(named, bundle.sha256)
     return bundle, settings

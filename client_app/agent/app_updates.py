@@ -1,4 +1,4 @@
-"""App updates: download the apps that open runs want, and switch to the one that the owner approves.
+"""App updates: download the apps that open runs need, and switch to the one that the owner approves.
 
 The agent switches between two exchanges only. If the ranks of the new app do not start, it keeps the old one.
 """
@@ -71,18 +71,18 @@ class AppUpdater:
         except FedcoreError as error:
             if isinstance(error, ProtocolViolation):
                 self._refused.add(sha256)
-            client.output.warning("offer", f"the app {sha256} is offered and could not be fetched: {error}")
+            client.output.warning("offer", f"the offered app {sha256} could not be downloaded: {error}")
             return
         client.output.warning(
             "offer",
-            f"a run wants the app {sha256}, which is not the installed one; nothing of it runs here. Look at it: "
-            f"fedcore client offers --kit {client.kit.folder} --diff; agree to it: fedcore client approve {sha256} "
+            f"a run needs the app {sha256}, which is not the installed one; none of it runs here yet. To look at it: "
+            f"fedcore client offers --kit {client.kit.folder} --diff; to approve it: fedcore client approve {sha256} "
             f"--kit {client.kit.folder}",
             app=sha256,
         )
 
     async def wait_for_approval(self, client: Client) -> NoReturn:
-        """Raise Approved as soon as the owner has approved another app than the client's."""
+        """Raise AppApproved as soon as the owner has approved another app than the client's."""
         while True:
             if await in_thread(self._new, client) is not None:
                 raise AppApproved
@@ -98,7 +98,7 @@ class AppUpdater:
             why = (
                 "policy.toml agrees to another"
                 if self.runner
-                else "its machines have to be started with it, all of them"
+                else "all machines of this client have to be started with it"
             )
             client.output.error("app", f"the approved app {sha256} is not used: {why}")
             return client

@@ -153,5 +153,5 @@ async def _train(task: Task, client: Client) -> LocalAnswer:
 
     answer = await guarded(run(client.pending.local), client.eligibility.lost())
     if not answer.trained:
-        raise AppError("the worker returned no model, and one was asked for")
+        raise AppError("the worker returned no model, although one was requested")
     return answer

@@ -19,7 +19,7 @@ def request(folder: Path, name: str, as_json: bool) -> str:
     return (
         f"{made.name}: {key}\n"
         f"  request      {path}    send it to the federation's authority\n"
-        f"  fingerprint  {code}    tell it over a line that both trust"
+        f"  fingerprint  {code}    tell it over a channel that both trust"
     )
 
 

@@ -41,7 +41,7 @@ def _explain_absence(state: Path) -> NoReturn:
             "the folder of its agent with --state-dir"
         )
     raise ConfigurationError(
-        f"there is no model of the client's own in {state}: the app keeps none, or its first round has not ended; a "
+        f"there is no personal model in {state}: the app keeps none, or its first round has not ended; a "
         "ClientApp keeps "
         "one if it has personal tensors or fine-tunes"
     )
@@ -77,6 +77,6 @@ def _sentence(model: OwnModel, out: Path) -> str:
     record = model.record
     metrics = "".join(f", {name} {value:.4f}" for name, value in record.metrics.items() if isinstance(value, float))
     return (
-        f"saved {out}: the client's own model after round {record.server_round} of run {record.run}, "
+        f"saved {out}: the client's personal model after round {record.server_round} of run {record.run}, "
         f"{len(record.personal)} of {len(model.state)} tensors personal{metrics}"
     )

@@ -44,8 +44,8 @@ def verify(
 
     Example: fedcore transcript verify --operator federation/operator
 
-    A failed check is named (transcript-forged, transcript-gap, transcript-fork, or a check of the rosters), and
-    the exit status is 3.
+    If a check fails, the command names it (transcript-forged, transcript-gap, transcript-fork, or a check of the
+    rosters) and ends with status 3.
     """
     from client_app.commands.transcript_report import TranscriptSource, report
 
@@ -62,7 +62,7 @@ def show(
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """Verify likewise, and list every exchange.
+    """Verify a transcript, and list every exchange.
 
     Example: fedcore transcript show --kit federation/clients/client-1
     """

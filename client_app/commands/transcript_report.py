@@ -120,7 +120,7 @@ def report(source: TranscriptSource, *, delta: float, every: bool, as_json: bool
         _print_json(findings, delta, None)
     else:
         _print(findings, delta, every)
-        typer.echo("every link and every signature holds")
+        typer.echo("all links and signatures are valid")
 
 
 def _check(source: TranscriptSource, findings: TranscriptReport, delta: float) -> None:
@@ -214,7 +214,7 @@ def _print_json(findings: TranscriptReport, delta: float, error: ProtocolViolati
 def _print(findings: TranscriptReport, delta: float, every: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if findings.anchor:
-        console.print(f"begins after the record {findings.anchor[:12]}…, which was taken as it was")
+        console.print(f"begins after the record {findings.anchor[:12]}…, which was accepted unchecked")
     if every and findings.lines:
         console.print(_table(findings.lines))
     for run, spending in findings.runs(delta).items():

@@ -56,7 +56,7 @@ async def agree(client: Client, joined: JoinOut) -> Client:
         raise ProtocolViolation(FORK, f"the server has another roster {known.version} than this client")
     followed = await catch_up(client, joined.roster)
     if followed.kit.roster.version < joined.roster:
-        raise ProtocolViolation(GAP, f"the server uses roster {joined.roster} and does not show it")
+        raise ProtocolViolation(GAP, f"the server uses roster {joined.roster} and does not send it")
     return followed
 
 
@@ -74,5 +74,5 @@ async def _missed(client: Client) -> list[str]:
 async def _ask(client: Client) -> list[str]:
     answer = await client.transport.get(PATH, RostersOut, retry=BRIEF, after=client.kit.roster.version)
     if answer is None:
-        raise ProtocolViolation(MALFORMED, "the server answers with nothing to a request for rosters")
+        raise ProtocolViolation(MALFORMED, "the server sent an empty answer to a request for rosters")
     return answer.rosters

@@ -33,7 +33,7 @@ _STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
 
 _OUT_OF_TIME: Final = {
     # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
-    9: "is not good yet; check the clock of this machine",
+    9: "is not valid yet; check the clock of this machine",
     10: "has expired; the server's owner has to renew it, unless the clock of this machine is wrong",
 }
 

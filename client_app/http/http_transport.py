@@ -212,7 +212,7 @@ class HttpTransport:
                 headers = await self._request("GET", address, b"", _EMPTY_DIGEST, {}, partial(self._receive, incoming))
                 is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
                 if incoming.digest.hexdigest() != sha256 and not is_difference:
-                    raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
+                    raise ProtocolViolation("model-digest", "the model is not the one that was announced")
             return is_difference
 
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
@@ -323,7 +323,7 @@ class HttpTransport:
             if deadline.stuck and may_pass(error):
                 raise ServerUnreachable(
                     f"the server at {url} answers, but one request does not get through to it ({clean(str(error))}); "
-                    "does something between bound the size or the time of requests?",
+                    "does a proxy in between limit the size or the time of requests?",
                     check="stuck",
                 ) from error
             raise unanswered(url, error) from error

@@ -47,7 +47,7 @@ def create(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server.  \\[default: 8443]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a federation that clients enrol in: its authority, its server, its operator, and no client's key.
+    """Make a federation that clients enrol in: its authority, its server and its operator, but no client keys.
 
     Example: fedcore federation create fed --host fl.example.org
     """
@@ -70,7 +70,7 @@ def create(
         f"  fingerprint  {code}    tell it to every client's owner",
         f"  server       {folder}/server       fedcore server --federation {folder}",
         f"  operator     {folder}/operator     fedcore run APP_DIR --operator {folder}/operator",
-        f"  apps         the server runs those alone that its owner approves: fedcore server approve APP_DIR "
+        f"  apps         the server runs only apps that its owner approves: fedcore server approve APP_DIR "
         f"--federation {folder}",
         "  clients      each runs: fedcore client enroll KIT --name NAME",
     )
@@ -114,7 +114,7 @@ def approve(
         list[str] | None,
         typer.Option(
             metavar="F",
-            help="The fingerprint that a client's owner told you; repeatable. Without it the command asks you.",
+            help="A fingerprint that you have from a client's owner; repeatable. Without it the command asks you.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for admissions.  \\[default: next to each request]")] = None,
@@ -282,7 +282,9 @@ def _confirm(request: JoinRequest, fingerprints: list[str]) -> None:
         check_fingerprint(request.public_key, fingerprints, what)
         return
     typer.echo(f"{what} has a key with the fingerprint\n  {fingerprint(request.public_key)}", err=True)
-    typer.confirm("is that what its owner told you over a channel that you trust?", abort=True, err=True)
+    typer.confirm(
+        "is this the fingerprint that its owner gave you over a channel that you trust?", abort=True, err=True
+    )
 
 
 def _granted(name: str, id: int, admission: str | None) -> str:

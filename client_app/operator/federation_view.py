@@ -40,7 +40,7 @@ def described(authority: Authority, now: datetime) -> dict[str, Any]:
 
 def listed(content: Mapping[str, Any]) -> Iterator[str]:
     """The content as lines of text."""
-    yield f"federation {content['federation']} at {content['server']}, roster {content['roster']}"
+    yield f"{content['federation']} at {content['server']}, roster {content['roster']}"
     yield f"authority    {content['authority_fingerprint']}"
     for member in content["members"]:
         yield f"{member['id']:6}  {member['name']:<24} {member['fingerprint']}"
@@ -69,7 +69,7 @@ def make_link(client: OperatorClient, label: str, days: int) -> Result:
     try:
         link = LinkIn(label=label, days=days)
     except ValidationError:
-        raise ConfigurationError("--label takes a line of 1 to 100 letters") from None
+        raise ConfigurationError("--label must be one line of 1 to 100 characters") from None
     made = client.make_link(link)
     return (
         made.model_dump(mode="json"),

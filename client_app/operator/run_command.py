@@ -25,7 +25,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Where to save the model; results and files go next to it.")] = Path(
         "model.safetensors"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     initial_model: InitialModel = None,
     resume: Annotated[
         str,
@@ -35,7 +35,9 @@ def run(
             autocompletion=run_completion.runs,
         ),
     ] = "",
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, print the run's id, and do not follow.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit the run, print its id, and do not follow it.")
+    ] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,

@@ -102,7 +102,7 @@ def attach(
     track: Tracks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run from its beginning, as `fedcore run` does. Ctrl-C leaves the run alone.
+    """Follow a run from its beginning, as `fedcore run` does. Ctrl-C does not stop the run.
 
     Example: fedcore runs attach last --operator federation/operator
     """
@@ -126,7 +126,7 @@ def stop(
     connect_seconds: Connect = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a run that waits or runs; its last checkpoint stays.
+    """Cancel a waiting or running run; its last checkpoint stays.
 
     Example: fedcore runs stop 3f2a --operator federation/operator
     """
@@ -141,7 +141,7 @@ def model(
     run: Run,
     out: Annotated[Path, typer.Option(help="Where to save it.")] = Path("model.safetensors"),
     best: Annotated[
-        bool, typer.Option("--best", help="The best model so far, by the run's setting best-model.")
+        bool, typer.Option("--best", help="Download the best model so far, by the run's setting best-model.")
     ] = False,
     force: Force = False,
     operator: Operator = KIT,
@@ -163,7 +163,7 @@ def model(
 @app.command()
 def logs(
     run: Run,
-    app_only: Annotated[bool, typer.Option("--app", help="Only what the app printed.")] = False,
+    app_only: Annotated[bool, typer.Option("--app", help="Print only the app's own output.")] = False,
     operator: Operator = KIT,
     server: Server = "",
     connect_seconds: Connect = 30.0,
@@ -192,7 +192,7 @@ def export(
     connect_seconds: Connect = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Save all of a run in one place: settings, events, results, files, model, and its records of the transcript.
+    """Save a whole run in a folder or an archive: settings, events, results, files, model, transcript records.
 
     Example: fedcore runs export last --out run.tar.gz --operator federation/operator
     """

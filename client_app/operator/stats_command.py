@@ -36,8 +36,8 @@ def stats(
             min=0.0,
             help="Differential privacy of each record (one row of one client) in this command's whole answer: each "
             "client adds enough noise to its own sums, even if all others collude. A further command about the "
-            "same rows adds its epsilon; fedcore does not add them up. Not protected: which clients answer, and the "
-            "names of the columns. 0 for no noise.",
+            "same rows costs its epsilon again; fedcore does not add them up. Not protected: which clients answer, and "
+            "the names of the columns. 0 for no noise.",
         ),
     ] = 0.0,
     dp_delta: Annotated[
@@ -47,7 +47,7 @@ def stats(
     set_: Settings = None,
     data_dir: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Save the table here, .csv or .json.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
 ) -> None:
@@ -55,8 +55,9 @@ def stats(
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
-    With --clients 4 it runs in memory. The server learns sums over the clients, not their own. The ClientApp has to
-    answer: apps of supervised_app do so by themselves, others by add_statistics (fedcore.flower.apps.statistics).
+    The server learns sums over the clients, not the values of one. The ClientApp has to answer the queries: apps made
+    with supervised_app do, others need add_statistics (fedcore.flower.apps.statistics). With --clients 4 the command
+    asks simulated clients in memory.
     """
     _check_out(out, force=force)
     if clients and server:

@@ -131,7 +131,7 @@ def _left(status: Status) -> StatusSection:
 
 _WORDS = {
     "min-cohort": "least number of clients in a sum, in addition to those that may work together with the server",
-    "min-threshold": "least number of clients that have to work together to take a mask away",
+    "min-threshold": "least number of clients that have to work together to remove a mask",
     "min-corrupt": "part of the members that may work together with the server without learning more than the sum",
     "app-sha256": "the only program that may run; empty for the one that the owner installed",
     "allow-plain": "whether the server may read this client's updates one by one",

@@ -159,7 +159,7 @@ class OwnerPage:
         return _html(
             render(
                 "app.html.j2",
-                title="An app that is offered",
+                title="An offered app",
                 app=sha256,
                 installed=before.sha256,
                 summary=changes.lines(),
@@ -176,7 +176,7 @@ class OwnerPage:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _FORM_BYTES:
-                return _message("Refused", "This is no form of this page.", 413)
+                return _message("Refused", "This form does not belong to this page.", 413)
         proof = parse_qs(body.decode("latin-1")).get("seen", [""])[0]
         return await in_thread(partial(self._agree, sha256, proof))
 

@@ -73,7 +73,7 @@ def doing(status: Status) -> str:
         case "not eligible":
             return f"The agent is connected to {at} and may not train now: {clean(now.why)} (since {since})."
         case "away":
-            return f"The agent takes part in nothing since {since}: {clean(now.why)}"
+            return f"The agent has taken part in nothing since {since}: {clean(now.why)}"
     return f"The agent is {now.doing}, since {since}."
 
 

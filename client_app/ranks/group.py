@@ -211,7 +211,7 @@ class RankGroup(ABC):
         try:
             answer = (await running.ask(request, limit))[0]
             if not isinstance(answer, LocalAnswer):
-                raise RankFailed("rank 0 gave an answer that makes no sense", RANK_KILLED)
+                raise RankFailed("rank 0 gave an unexpected answer", RANK_KILLED)
         except BaseException as error:
             if self._stays_warm(error):
                 self._watch(running)

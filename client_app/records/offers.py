@@ -65,11 +65,11 @@ class Offers:
                 raise AppError(f"it has more than {MOST_FILES} files")
             bundle = AppBundle(files)
         except AppError as error:
-            raise ProtocolViolation("offer-malformed", f"the app that is offered cannot be kept: {error}") from None
+            raise ProtocolViolation("offer-malformed", f"the offered app cannot be saved: {error}") from None
         if bundle.sha256 != sha256:
-            raise ProtocolViolation("offer-malformed", "the app that is offered does not have the hash that was named")
+            raise ProtocolViolation("offer-malformed", "the offered app does not have the announced hash")
         draft = self.folder / f".{sha256[:16]}.part"
-        with full_disk_named("no space is left in the state folder for an app that is offered"):
+        with full_disk_named("no space is left in the state folder for an offered app"):
             if draft.exists():
                 remove_tree(draft)
             bundle.write(draft)

@@ -182,7 +182,7 @@ def _training(sources: Sources) -> CardSection:
         return CardSection("Training", tuple(rows), ("There was no record of the run to read more from (--record).",))
     trained = [exchange for exchange in record.exchanges if exchange.trains]
     sites = sorted({name for exchange in trained for name in exchange.survivors})
-    examples = "not told: with differential privacy the number is private"
+    examples = "not stated: with differential privacy the number is private"
     if record.privacy is None:
         examples = f"{max((exchange.examples for exchange in trained), default=0):,} in the largest round"
     up, down = record.bytes_per_client()
@@ -203,7 +203,7 @@ def _privacy(sources: Sources) -> CardSection:
     if facts is None or (facts.kind == "own" and facts.epsilon is None):
         return CardSection("Privacy", (("differential privacy", UNKNOWN),))
     if facts.epsilon is None:
-        promise = "No differential privacy: what the model tells of single sites or records is not bounded."
+        promise = "No differential privacy: what the model reveals about single sites or records is not bounded."
         return CardSection("Privacy", (("differential privacy", "none"),), (promise,))
     delta = f"{facts.delta:g}" if facts.delta is not None else UNKNOWN
     promise = (

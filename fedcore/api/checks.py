@@ -125,7 +125,7 @@ def _config(app: FlowerApp, given: Mapping[str, Scalar], findings: Findings) -> 
     if "seed" not in config:
         findings.warn("run config", "it has no key 'seed', so no run can be repeated, and compare --seeds is refused")
     if planned_rounds(config) is None:
-        findings.warn("run config", f"it has no key {ROUNDS_KEY!r}, so nobody can say how many rounds are left")
+        findings.warn("run config", f"it has no key {ROUNDS_KEY!r}, so the number of remaining rounds is unknown")
     return config
 
 

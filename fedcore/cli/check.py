@@ -19,7 +19,7 @@ def check(
         typer.Option(
             metavar="FILE|stock|own",
             help="Client policy to check against: a policy.toml, stock (the policy of default kits) or own (all "
-            "clients are yours). By default stock, and what it would refuse of your settings is a warning.",
+            "clients are yours). By default stock; settings of yours that it refuses are then warnings.",
         ),
     ] = "",
     run_config: RunConfig = None,

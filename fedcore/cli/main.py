@@ -65,9 +65,9 @@ Tracks = Annotated[
     list[str] | None,
     typer.Option(
         "--track",
-        metavar="KIND\\[:WHERE]",
-        help=f"Tell {completion.names_of_trackers()} of it: in a folder, track/KIND by default, or at MLflow's URI; "
-        "repeatable.",
+        metavar="KIND[:WHERE]",
+        help=f"Track the run with {completion.names_of_trackers()}: in a folder, track/KIND by default, or at MLflow's "
+        "URI; repeatable.",
         autocompletion=completion.trackers,
     ),
 ]
@@ -100,7 +100,7 @@ def provision_command(
 
     Example: fedcore provision fed --clients 4
 
-    One person makes all private keys in one place. If clients belong to different people, each makes its own key:
+    One person makes all private keys in one place. If clients belong to different owners, let each make its own key:
     fedcore federation create, fedcore client enroll.
     """
     from rich.console import Console

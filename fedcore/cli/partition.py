@@ -21,7 +21,7 @@ def partition(
     app: AppFolder,
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 10,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw a picture: .svg, .png or .pdf by its name.")
+        Path | None, typer.Option(metavar="FILE", help="Draw a picture into this file: .svg, .png or .pdf.")
     ] = None,
     run_config: RunConfig = None,
     data_dir: DataFolder = None,
@@ -31,7 +31,7 @@ def partition(
 
     Example: fedcore partition examples/digits --clients 8 --run-config 'partition="labels:2"' --out parts.svg
 
-    It calls the app's own data function for each client, so a run with this run config trains on the same.
+    It calls the app's own data function for each client, so a run with this run config trains on the same data.
     """
     import contextlib
     import json

@@ -22,7 +22,8 @@ def predict(
         Path, typer.Option("--input", metavar="FILE", help="New examples, in a format that the app reads.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the predictions here, .csv or .jsonl, not to the screen.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the predictions to this file, .csv or .jsonl, instead of the screen."),
     ] = None,
     force: Force = False,
     run_config: RunConfig = None,
@@ -54,8 +55,8 @@ def export(
     Example: fedcore export model.safetensors --app examples/digits --to onnx --out digits.onnx
 
     The app gives an example input: its pyproject.toml has a line example-input = "my_app.predict:example_input" under
-    \\[tool.fedcore]. The program is saved only if its output for it equals the model's. The metadata of the
-    model's file go along. Take a site's own model out of its kit first: fedcore client export.
+    \\[tool.fedcore]. The program is saved only if its output for that input equals the model's. It carries the
+    metadata of the model's file. To export a site's own model, save it first with fedcore client export.
     """
     from fedcore.api.trained import Export
 
@@ -78,7 +79,7 @@ def card(
         Path | None, typer.Option(metavar="FILE", help="A comparison's report.json, for its checks of fairness.")
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Name the sites instead of only counting them.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here, .md or .html.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the card to this file, .md or .html.")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,8 +87,8 @@ def card(
 
     Example: fedcore card model.safetensors --record events.jsonl --out model.card.md
 
-    The card calls unknown what the model's file and the record do not say; --run RUN --operator KIT asks the server of
-    the run, which knows its settings, too. fedcore run writes a card next to the model.
+    What neither the model's file nor the record says is unknown in the card; with --run RUN --operator KIT the command
+    also asks the run's server, which knows its settings. fedcore run writes a card next to the model.
     """
     from fedcore.api.card import Sources, make_card
     from fedcore.cli.card import from_server, write_or_print

@@ -97,7 +97,7 @@ class Authority:
             )
         if member is None and request.name in self.roster.names.values():
             raise KitError(
-                f"{request.name} was revoked, and a name is never given twice; enrol under another one", check="revoked"
+                f"{request.name} was revoked, and names are never reused; enrol under another one", check="revoked"
             )
         if member is None and request.replaces:
             raise KitError(f"{request.name} is no member whose key could be replaced")

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull, UnknownKey
 from fedcore.system import files as atomic
+from fedcore.system.assignments import type_name
 from fedcore.system.files import full_disk_named
 
 REMEDY = "copy the folder again from the federation's operator, or make one with `fedcore provision`"
@@ -82,7 +83,7 @@ def read_toml(path: Path, types: Mapping[str, type], *, optional: Collection[str
         if types[key] is float and type(value) is int:
             values[key] = float(value)
         elif type(value) is not types[key]:  # `type`, because True would pass as an int
-            raise broken(path, f"{key} must be a {types[key].__name__}", f"mend the line of {key}", check="type")
+            raise broken(path, f"{key} must be {type_name(types[key])}", f"mend the line of {key}", check="type")
     missing = types.keys() - values.keys() - set(optional)
     if missing:
         raise broken(path, f"the key {min(missing)} is missing", "add it", check="missing-key")

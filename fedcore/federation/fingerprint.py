@@ -24,7 +24,7 @@ def check_fingerprint(public_key: bytes, expected: Iterable[str], what: str) -> 
     if _digits(fingerprint(public_key)) not in map(_digits, expected):
         raise KitError(
             f"{what} has the fingerprint {fingerprint(public_key)}, which is not the one that was named; ask its owner "
-            "over a line that you trust, and accept nothing until the two agree",
+            "over a channel that you trust, and accept nothing until the two agree",
             check="other-fingerprint",
         )
 

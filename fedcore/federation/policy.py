@@ -60,7 +60,7 @@ _TYPES: Final[Mapping[str, type]] = {
 
 TWO_TELL_EACH_OTHER: Final = (
     "every client's policy.toml has min-cohort = 2: in a sum of two, each of them subtracts its own update and reads "
-    "the other's. That is for clients of one owner: where they belong to several, let three or more take part, with "
+    "the other's. That is for clients of one owner: if they belong to several, let three or more take part, with "
     "min-cohort = 3"
 )
 """A warning for the maker of such policies."""

@@ -11,10 +11,18 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fedcore.errors import ConfigurationError, UnknownKey
 
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "a table",
+}
 # A key, and a value in which spaces stand only within quotes or brackets.
 _ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
 
@@ -82,9 +90,7 @@ def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise ConfigurationError(
-            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}", check="type"
-        )
+        raise ConfigurationError(f"{key} in {where} must be {type_name(type(default))}, not {value!r}", check="type")
     return value
 
 
@@ -103,8 +109,13 @@ def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
-        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}", check="type")
+        raise ConfigurationError(f"{key} in {where} must be {type_name(hint)}, not {value!r}", check="type")
     return value
+
+
+def type_name(kind: type) -> str:
+    """The name of a type of values in TOML, with its article."""
+    return _TYPE_NAMES.get(kind, f"of type {kind.__name__}")
 
 
 def kebab(name: str) -> str:

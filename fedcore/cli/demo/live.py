@@ -86,7 +86,7 @@ class _Page:
         what = "the page is open in your browser" if opened else "open this page in a browser"
         self.console.print(f"{what}: {link['url']}", highlight=False, soft_wrap=True)
         self.console.print(
-            "the browser warns, because this federation has made its own certificate authority a moment ago; go on. "
+            "the browser warns you, because this federation has just made its own certificate authority; accept it. "
             "Ctrl-C ends everything",
             highlight=False,
             soft_wrap=True,

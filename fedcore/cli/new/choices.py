@@ -101,7 +101,7 @@ def _survival(answers: Answers) -> Filling:
         if answers.target or answers.event or answers.categories:
             raise ConfigurationError("--target, --event and --categories are about a table: name it with --csv FILE")
         table, path, data = _example("patients.csv", patients_csv(), "years")
-        event, about = "died", "Survival of 600 patients who do not exist"
+        event, about = "died", "Survival of 600 invented patients"
     else:
         _check_target(answers)
         if not answers.event:

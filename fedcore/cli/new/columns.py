@@ -88,11 +88,11 @@ def infer_table(
             left_out[name] = str(reason)
             notes.append(f"column {name!r} is left out: {reason}")
     if not columns:
-        raise DataError(f"{path} has no column to learn from besides {target!r}: {'; '.join(notes)}")
+        raise DataError(f"{path} has no column to learn from apart from {target!r}: {'; '.join(notes)}")
     kind, classes, bounds, column_notes = _target(rows[target], task)
     unit = max(1.0, (bounds[1] - bounds[0]) / _WIDEST)
     if unit > 1:
-        column_notes.append(f"errors of {target!r} are told in units of {unit:g}")
+        column_notes.append(f"errors of {target!r} are reported in units of {unit:g}")
     schema = TableSchema(
         target=target, task=kind, classes=classes, target_low=bounds[0], target_high=bounds[1], target_unit=unit,
         columns=tuple(columns), left_out=tuple(left_out.items()),
@@ -114,7 +114,7 @@ def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mappin
 
 
 def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, list[str]]:
-    """The column and what is to be said of it; raises _LeftOut."""
+    """The column and notes about it; raises _ExcludedColumn."""
     name, present = str(cells.name), cells.dropna()
     if given is not None:
         return TableColumn(name=name, kind="category", categories=given), []
@@ -164,10 +164,10 @@ def _refuse_identifier(name: str, values: NDArray[np.float64]) -> None:
 
 
 def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float, float], list[str]]:
-    """Task, classes, bounds, and what is to be said; raises DataError for a target that nothing can be learned of."""
+    """Task, classes, bounds and notes; raises DataError for a target that nothing can be learned of."""
     name, counts = str(cells.name), cells.value_counts()
     if len(counts) < 2:
-        raise DataError(f"the target {name!r} has one value alone, so there is nothing to learn", check="one-value")
+        raise DataError(f"the target {name!r} has only one value, so there is nothing to learn", check="one-value")
     values = _numbers(cells)
     whole = values is not None and bool((values == np.round(values)).all())
     if task == "regression" or (not task and values is not None and not (whole and len(counts) <= MOST_CLASSES)):

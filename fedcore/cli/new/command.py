@@ -43,8 +43,8 @@ def new(
 
     Example: fedcore new my-hospitals --csv patients.csv --target diagnosis
 
-    Only names of columns, categories and classes get from the table into the app; its rows stay in the file. Your
-    script is read and never run: fedcore new my-app --from train.py
+    The app contains names of columns, categories and classes from the table, and none of its rows. A script of yours is
+    read and never run: fedcore new my-app --from train.py
     """
     from fedcore.errors import ConfigurationError
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fedcore.errors import ConfigurationError
+from fedcore.system.assignments import type_name
 from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Option:
         if isinstance(self.default, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not type(self.default):
-            raise ConfigurationError(f"{key} must be of type {type(self.default).__name__}, not {value!r}")
+            raise ConfigurationError(f"{key} must be {type_name(type(self.default))}, not {value!r}")
         if isinstance(value, int | float) and (value < 0 or math.isnan(value)):
             raise ConfigurationError(f"{key} cannot be {value}")
         if isinstance(value, int | float) and value < self.least:

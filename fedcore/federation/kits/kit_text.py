@@ -30,13 +30,13 @@ rosters = "{ROSTERS_FILE}"
 authority = "{AUTHORITY_FILE}"
 # The SHA-256 of the token in the operator's folder; the token itself is not kept here.
 operator-token-sha256 = "operator_token.sha256"
-# The fewest clients of a secure sum besides those that may collude with the server, as policy.toml says at every
-# client: a run waits for so many, and for as many more as may collude. If an owner asks for more, say so here.
+# The fewest clients of a secure sum in addition to those that may collude with the server, as policy.toml says at
+# every client: a run waits for so many, and for as many more as may collude. If an owner asks for more, say so here.
 min-cohort = {min_cohort}
 # Which apps the operator may run here, as code on this machine: "listed" for those that `fedcore server approve` put
 # into the file {APPROVED_FILE}, "any" for all, which is for trying things out.
 approve-apps = "{approve_apps}"
-# A ServerApp runs without this process's variables, files and network. What it may have anyway: variables by
+# A ServerApp runs without this process's variables, files and network. What it may have nevertheless: variables by
 # name, files and folders to read. false takes the sandbox away, to look for a fault.
 app-env = []
 app-read = []
@@ -72,7 +72,7 @@ def authority_text(name: str, server_url: str) -> str:
 # The authority of the federation {name}. authority.key signs its rosters, ca.key the server's certificate: both are
 # secrets, and neither is needed while the federation runs.
 federation = "{name}"
-# The address that new clients are told.
+# The server's address for new clients.
 server-url = "{server_url}"
 """
 

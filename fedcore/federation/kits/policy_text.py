@@ -56,7 +56,7 @@ allow-x25519 = {_bool(policy.allow_x25519)}
 max-epsilon = {policy.max_epsilon}
 delta = {policy.delta}
 
-# Whether the server may be told that and why the app failed here. If not, a failure goes into the sum as a zero: the
+# Whether this client reports that and why the app failed here. If not, a failure goes into the sum as a zero: the
 # server learns how many clients failed, not which, and the reason stays in this client's log.
 report-failures = {_bool(policy.report_failures)}
 

@@ -24,7 +24,7 @@ def add_clients(authority: Authority, names: Sequence[str], folder: Path) -> tup
     for name in names:
         check_name(name, "the client name")
         if name in taken:
-            raise KitError(f"{name} is taken, and a name is never given twice; choose another one", check="name-taken")
+            raise KitError(f"{name} is taken, and names are never reused; choose another one", check="name-taken")
         taken.add(name)
         if (folder / name).exists():
             raise KitError(f"{folder / name} exists already; nothing was changed")

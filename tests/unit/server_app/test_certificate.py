@@ -171,7 +171,7 @@ async def test_a_client_of_an_expired_server_reads_why_and_asks_again(made: Fede
     ca = ClientKit.load(made.clients[0]).ca_file
     for begins, said in (
         (datetime.now(UTC) - YEAR - timedelta(days=1), "has expired; the server's owner has to renew it"),
-        (datetime.now(UTC) + timedelta(days=2), "is not good yet; check the clock of this machine"),
+        (datetime.now(UTC) + timedelta(days=2), "is not valid yet; check the clock of this machine"),
     ):
         Authority.load(made.folder).renew(made.server / "server.crt", [], now=begins)
         async with handshakes(served(made)) as url:
