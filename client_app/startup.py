@@ -100,32 +100,36 @@ async def _run_agent(options: Options) -> None:
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
-            transport = HttpTransport(
-                urls=kit.servers,
-                tls=tls_context(kit.ca_file),
-                sign=signer(kit),
-                notice=lambda text: output.warning("waiting", text),
+            transport = _transport(kit, output)
+            client_ = Client(
+                kit=kit,
+                app_sha256=settings.app_sha256,
+                agreed=AppAgreement.of(FlowerApp.load(settings.app)),
+                transport=transport,
+                work=group,
+                ledger=ledger,
+                transcript=transcript,
+                state_dir=state_dir,
+                results=results,
+                pending=PendingUpdate(state_dir),
+                output=output,
+                threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                gpu_uploads=options.gpu_uploads,
+                eligibility=Eligibility.of(kit.policy.eligibility),
+                traces=traces,
             )
+            updater = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
             async with transport:
-                client_ = Client(
-                    kit=kit,
-                    app_sha256=settings.app_sha256,
-                    agreed=AppAgreement.of(FlowerApp.load(settings.app)),
-                    transport=transport,
-                    work=group,
-                    ledger=ledger,
-                    transcript=transcript,
-                    state_dir=state_dir,
-                    results=results,
-                    pending=PendingUpdate(state_dir),
-                    output=output,
-                    threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
-                    gpu_uploads=options.gpu_uploads,
-                    eligibility=Eligibility.of(kit.policy.eligibility),
-                    traces=traces,
-                )
-                updater = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
                 await _until_signal(_serve(client_, group, updater), output)
+
+
+def _transport(kit: ClientKit, output: Output) -> HttpTransport:
+    return HttpTransport(
+        urls=kit.servers,
+        tls=tls_context(kit.ca_file),
+        sign=signer(kit),
+        notice=lambda text: output.warning("waiting", text),
+    )
 
 
 async def _run_node(options: Options) -> None:

@@ -85,8 +85,8 @@ def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, u
             entry = parse(line)
         except (ValueError, ConfigurationError):
             raise ConfigurationError(
-                f"line {number} of {path} is damaged, so nothing on this machine says {unknown}; restore the file, or move the "
-                "folder away and ask for a new identity",
+                f"line {number} of {path} is damaged, so nothing on this machine says {unknown}; restore the file, or "
+                "move the folder away and ask for a new identity",
                 check="damaged",
             ) from None
         yield entry

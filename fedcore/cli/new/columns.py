@@ -76,28 +76,19 @@ def infer_table(
     notes = []
     if dropped := len(table) - len(rows):
         notes.append(f"{dropped} rows have no {target!r} and are left out")
-    columns, left_out = [], {}
-    for name in table.columns:
-        if name == target:
-            continue
-        try:
-            column, column_notes = _column(rows[name], (categories or {}).get(name))
-            columns.append(column)
-            notes += column_notes
-        except _ExcludedColumn as reason:
-            left_out[name] = str(reason)
-            notes.append(f"column {name!r} is left out: {reason}")
+    columns, left_out, column_notes = _columns(rows, target, categories or {})
+    notes += column_notes
     if not columns:
         raise DataError(f"{path} has no column to learn from apart from {target!r}: {'; '.join(notes)}")
-    kind, classes, bounds, column_notes = _target(rows[target], task)
+    kind, classes, bounds, target_notes = _target(rows[target], task)
     unit = max(1.0, (bounds[1] - bounds[0]) / _WIDEST)
     if unit > 1:
-        column_notes.append(f"errors of {target!r} are reported in units of {unit:g}")
+        target_notes.append(f"errors of {target!r} are reported in units of {unit:g}")
     schema = TableSchema(
         target=target, task=kind, classes=classes, target_low=bounds[0], target_high=bounds[1], target_unit=unit,
         columns=tuple(columns), left_out=tuple(left_out.items()),
     )  # fmt: skip
-    return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + column_notes))
+    return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + target_notes))
 
 
 def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]) -> None:
@@ -111,6 +102,24 @@ def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mappin
                 f"column {name[:40]!r} of {path} needs another name: one that occurs once, has up to {_LONGEST_NAME} "
                 "printable characters, and is not y, which stands for the target"
             )
+
+
+def _columns(
+    rows: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]
+) -> tuple[list[TableColumn], dict[str, str], list[str]]:
+    """The columns to learn from, the reason for each that is left out, and notes."""
+    columns, left_out, notes = [], {}, []
+    for name in rows.columns:
+        if name == target:
+            continue
+        try:
+            column, column_notes = _column(rows[name], given.get(name))
+            columns.append(column)
+            notes += column_notes
+        except _ExcludedColumn as reason:
+            left_out[name] = str(reason)
+            notes.append(f"column {name!r} is left out: {reason}")
+    return columns, left_out, notes
 
 
 def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, list[str]]:

@@ -58,9 +58,21 @@ AUTHORITY_KEY: Final = "authority.key"
 CA_KEY: Final = "ca.key"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 
-_APP_KEYS: Final = ("app-env", "app-read", "app-sandbox", "approve-apps")
 _REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
-_KEEPING_KEYS: Final = ("keep-runs", "keep-days")
+_REQUIRED_KEYS: Final[Mapping[str, type]] = {
+    "federation": str,
+    "host": str,
+    "port": int,
+    **dict.fromkeys(("tls-certificate", "tls-key", "rosters", "authority", "operator-token-sha256", "data-dir"), str),
+}
+"""Keys that server.toml must have."""
+_OPTIONAL_KEYS: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("approve-apps", "database", "objects", "metrics-listen", "traces", "accel-location"), str),
+    **dict.fromkeys(("app-env", "app-read", "trust-proxy"), list),
+    **dict.fromkeys(("min-cohort", "keep-runs", "keep-days"), int),
+    "app-sandbox": bool,
+}
+"""Keys that it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,27 +185,7 @@ class ServerKit:
         """
         folder = kit_folder(folder, SERVER_FILE, "server")
         path = folder / SERVER_FILE
-        types: dict[str, type] = {
-            "port": int,
-            "min-cohort": int,
-            "app-env": list,
-            "app-read": list,
-            "app-sandbox": bool,
-            "approve-apps": str,
-            "database": str,
-            "objects": str,
-            "metrics-listen": str,
-            "traces": str,
-            "trust-proxy": list,
-            "accel-location": str,
-            "keep-runs": int,
-            "keep-days": int,
-        }
-        paths = ("tls-certificate", "tls-key", "rosters", "authority", "operator-token-sha256", "data-dir")
-        types |= dict.fromkeys(("federation", "host", *paths), str)
-        own = ("min-cohort", "database", "objects", "metrics-listen", "traces", "trust-proxy", "accel-location")
-        optional = frozenset({*own, *_APP_KEYS, *_KEEPING_KEYS})
-        values = read_toml(path, types, optional=optional)
+        values = read_toml(path, {**_REQUIRED_KEYS, **_OPTIONAL_KEYS}, optional=_OPTIONAL_KEYS)
         objects = values.get("objects", "")
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")

@@ -41,7 +41,8 @@ def test_the_model_and_what_it_is(kit: Path, tmp_path: Path) -> None:
     status, said, _ = export(kit, out)
     assert (status, said.strip()) == (
         0,
-        f"saved {out}: the client's personal model after round 5 of run run-7, 1 of 2 tensors personal, accuracy 0.8750",
+        f"saved {out}: the client's personal model after round 5 of run run-7, 1 of 2 tensors personal, "
+        "accuracy 0.8750",
     )
     exported = ModelState.open(out)
     assert {name: array.tolist() for name, array in exported.items()} == {n: a.tolist() for n, a in STATE.items()}
