@@ -89,7 +89,7 @@ async def _run_agent(options: Options) -> None:
     bundle, settings = group_settings(kit, options)
     output = Output(name=kit.name, as_json=options.json)
     with lock_folder(kit.folder):
-        state_dir = _prepared(_state_folder(options, kit))
+        state_dir = _prepare(_state_folder(options, kit))
         with (
             Ledger(state_dir) as ledger,
             ClientTranscript(state_dir, kit.roster) as transcript,
@@ -98,7 +98,7 @@ async def _run_agent(options: Options) -> None:
         ):
             offers = Offers(state_dir)
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
-            settings = _installed(settings, bundle, state_dir)
+            settings = _install(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
             transport = _transport(kit, output)
             client_ = Client(
@@ -223,7 +223,7 @@ def use_approved_app(
     return bundle, settings
 
 
-def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
+def _install(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
     """Install the app in the state folder; returns the settings with the folders there."""
     app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
     if scratch.is_dir():
@@ -294,7 +294,7 @@ def _state_folder(options: Options, kit: ClientKit) -> Path:
     return (options.state_dir or kit.folder / "state").resolve()
 
 
-def _prepared(folder: Path) -> Path:
+def _prepare(folder: Path) -> Path:
     try:
         return prepare_state_dir(folder)
     except OSError as error:

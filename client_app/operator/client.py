@@ -72,7 +72,9 @@ class OperatorClient:
         The request is not repeated once a server may have accepted it: there would be two runs.
         """
         content = submission.model_dump(mode="json")
-        return RunOut.model_validate_json(self._request("POST", "/v1/runs", repeats=_not_taken, json=content).content)
+        return RunOut.model_validate_json(
+            self._request("POST", "/v1/runs", repeats=_was_not_accepted, json=content).content
+        )
 
     def send_model(self, path: Path, sha256: str) -> None:
         """Upload the model that the next run starts from."""
@@ -273,7 +275,7 @@ class OperatorClient:
         )
 
 
-def _not_taken(error: BaseException) -> bool:
+def _was_not_accepted(error: BaseException) -> bool:
     """Whether no server can have accepted a request that failed so."""
     if isinstance(error, Refused):
         return error.status == httpx.codes.SERVICE_UNAVAILABLE

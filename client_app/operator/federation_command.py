@@ -102,7 +102,7 @@ def add(
         as_json,
         {"roster": authority.roster.version, "added": made},
         *(f"{one['name']} is client {one['id']}: {one['kit']}" for one in made),
-        _published(authority, operator),
+        _publish_or_say_how(authority, operator),
     )
 
 
@@ -146,8 +146,8 @@ def approve(
     _say(
         as_json,
         {"roster": authority.roster.version, "granted": granted},
-        *(_granted(**one) for one in granted),
-        _published(authority, operator),
+        *(_admission_line(**one) for one in granted),
+        _publish_or_say_how(authority, operator),
     )
 
 
@@ -173,7 +173,7 @@ def revoke(
         as_json,
         {"roster": authority.roster.version, "revoked": names, "members": left},
         f"revoked {', '.join(names)}; {left} members remain",
-        _published(authority, operator),
+        _publish_or_say_how(authority, operator),
     )
 
 
@@ -235,11 +235,11 @@ def show(federation: Federation, as_json: AsJson = False) -> None:
     """
     from datetime import UTC, datetime
 
-    from client_app.operator.federation_view import described, listed
+    from client_app.operator.federation_view import describe, lines_of
     from fedcore.federation.authority import Authority
 
-    content = described(Authority.load(federation), datetime.now(UTC))
-    _say(as_json, content, *listed(content))
+    content = describe(Authority.load(federation), datetime.now(UTC))
+    _say(as_json, content, *lines_of(content))
 
 
 @app.command()
@@ -287,7 +287,7 @@ def _confirm(request: JoinRequest, fingerprints: list[str]) -> None:
     )
 
 
-def _granted(name: str, id: int, admission: str | None) -> str:
+def _admission_line(name: str, id: int, admission: str | None) -> str:
     return f"{name} is client {id}; " + (f"send back {admission}" if admission else "its new key is on the roster")
 
 
@@ -304,7 +304,7 @@ def _now_has(answer: RosterOut) -> str:
     return f"the server has roster {answer.newest}{waits}"
 
 
-def _published(authority: Authority, operator: Path | None) -> str:
+def _publish_or_say_how(authority: Authority, operator: Path | None) -> str:
     """Publish the roster if an operator's kit was named; otherwise say how."""
     copy = authority.leave_at_server()
     if operator is not None:

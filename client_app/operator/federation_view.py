@@ -19,7 +19,7 @@ from fedcore.federation.kits.kits import CA_FILE, CERTIFICATE_FILE
 from fedcore.wire.watch import LinkIn
 
 
-def described(authority: Authority, now: datetime) -> dict[str, Any]:
+def describe(authority: Authority, now: datetime) -> dict[str, Any]:
     """The federation at `now`, an aware time, without any secret."""
     server = authority.folder.parent / "server" / CERTIFICATE_FILE
     certificates = {"ca": authority.folder / CA_FILE} | ({"server": server} if server.exists() else {})
@@ -38,7 +38,7 @@ def described(authority: Authority, now: datetime) -> dict[str, Any]:
     }
 
 
-def listed(content: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(content: Mapping[str, Any]) -> Iterator[str]:
     """The content as lines of text."""
     yield f"{content['federation']} at {content['server']}, roster {content['roster']}"
     yield f"authority    {content['authority_fingerprint']}"

@@ -106,7 +106,7 @@ def print_logs(client: OperatorClient, word: str, *, app_only: bool, as_json: bo
 def _row(info: RunInfo, now: datetime) -> tuple[str, ...]:
     status = info.status.value + (f" (number {info.position})" if info.position else "")
     epsilon = "" if info.epsilon is None else f"{info.epsilon:.3f}"
-    return info.run, status, info.app, str(info.rounds), _moment(info.submitted_at), _lasted(info, now), epsilon
+    return info.run, status, info.app, str(info.rounds), _moment(info.submitted_at), _duration(info, now), epsilon
 
 
 def _facts(state: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def _facts(state: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
     yield "submitted", _moment(state.submitted_at)
     yield "started", _moment(state.started_at)
     yield "ended", _moment(state.ended_at)
-    yield "lasted", _lasted(state, now)
+    yield "lasted", _duration(state, now)
     yield "rounds", str(state.rounds)
     yield "epsilon", "" if state.epsilon is None else f"{state.epsilon:.3f}"
     if state.model is not None:
@@ -146,7 +146,7 @@ def _moment(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _lasted(info: RunInfo, now: datetime) -> str:
+def _duration(info: RunInfo, now: datetime) -> str:
     """How long a run has been running: hours, minutes, seconds."""
     if info.started_at is None or (info.ended_at is None and info.status is not RunStatus.RUNNING):
         return ""

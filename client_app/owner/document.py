@@ -33,7 +33,7 @@ def document(status: Status) -> list[StatusSection]:
     own = {section.name: section for section in sections(status)}
     return [
         _purpose(status),
-        _left(status),
+        _uploads(status),
         own["runs"],
         _policy(status),
         own["epsilon"],
@@ -100,7 +100,7 @@ def _purpose(status: Status) -> StatusSection:
     )
 
 
-def _left(status: Status) -> StatusSection:
+def _uploads(status: Status) -> StatusSection:
     masked = sum(run.masked for run in status.runs)
     readable = sum(run.readable for run in status.runs)
     rows = (

@@ -47,7 +47,7 @@ def sections(status: Status) -> list[StatusSection]:
         _apps(status),
         _runs(status),
         _refusals(status),
-        _spent(status),
+        _budget(status),
         _ends(status),
     ]
 
@@ -102,7 +102,7 @@ def moment(seconds: float | datetime) -> str:
     return f"{when.astimezone():%Y-%m-%d %H:%M}"
 
 
-def counted(count: int, what: str) -> str:
+def count_of(count: int, what: str) -> str:
     """A count with its noun."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -154,16 +154,16 @@ def changes(difference: dict[str, Any] | None) -> str:
     if difference is None:
         return "cannot be compared"
     counts = [
-        f"{counted(len(difference[key]), 'file')} {key}" for key in ("added", "removed", "changed") if difference[key]
+        f"{count_of(len(difference[key]), 'file')} {key}" for key in ("added", "removed", "changed") if difference[key]
     ]
-    counts += [counted(len(difference["config"]), "setting")] if difference["config"] else []
+    counts += [count_of(len(difference["config"]), "setting")] if difference["config"] else []
     return ", ".join(counts) or "nothing"
 
 
 def _runs(status: Status) -> StatusSection:
     newest = sorted(status.runs, key=lambda run: run.last, reverse=True)
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
-    runs = counted(len(status.runs), "run")
+    runs = count_of(len(status.runs), "run")
     text = [f"{runs} asked this client. {size(up)} were sent and {size(down)} received in exchanges."]
     text += [f"The newest {MOST_RUNS} are shown."] if len(newest) > MOST_RUNS else []
     headings = ("run", "first", "last", "app", "asked for", "updates", "sums", "with others", "refused", "sent",
@@ -203,7 +203,7 @@ def _refusals(status: Status) -> StatusSection:
     return StatusSection(name="refused", title="Refused, or ended early", table=table)
 
 
-def _spent(status: Status) -> StatusSection:
+def _budget(status: Status) -> StatusSection:
     spending = status.spending
     text = f"All runs together: {spending}; {spending.limit}."
     return StatusSection(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)

@@ -111,7 +111,7 @@ class _ElasticRanks:
 
     async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         try:
-            async with asyncio.timeout(limit.left()):
+            async with asyncio.timeout(limit.remaining()):
                 await self.caller.send(message)
                 answer = await self.caller.receive()
         except TimeoutError:

@@ -120,7 +120,7 @@ class Limit:
         """From now on."""
         return cls(seconds, asyncio.get_running_loop().time() + seconds)
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds from now to the end, 0 after it."""
         return max(self.end - asyncio.get_running_loop().time(), 0.0)
 
@@ -252,7 +252,7 @@ class RankGroup(ABC):
             self._starting = asyncio.create_task(self._next())
         starting = self._starting
         try:
-            async with asyncio.timeout(limit.left() if limit else None):
+            async with asyncio.timeout(limit.remaining() if limit else None):
                 return await asyncio.shield(starting)
         except TimeoutError:
             allowed = f" within {limit.seconds:.0f} s" if limit else ""

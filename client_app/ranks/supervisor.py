@@ -146,7 +146,7 @@ class _LocalRanks:
     async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
         try:
-            done, waiting = await asyncio.wait(asking, timeout=limit.left(), return_when=asyncio.FIRST_EXCEPTION)
+            done, waiting = await asyncio.wait(asking, timeout=limit.remaining(), return_when=asyncio.FIRST_EXCEPTION)
             if failed := [job for job in done if job.exception()]:
                 raise await _to_blame(failed, waiting)
             if waiting:

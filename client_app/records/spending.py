@@ -90,7 +90,7 @@ def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allo
 
 def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[SpentBudget, dict[str, SpentBudget]]:
     """The budget that a ledger's client has spent: in total, and in each run with an upload."""
-    noised, noiseless = _left(entries)
+    noised, noiseless = _releases(entries)
     runs = {run for run, _ in (*noised, *noiseless)}
     each = {
         run: spending_of(
@@ -103,7 +103,7 @@ def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[SpentBudget,
     return spending_of(noised.values(), len(noiseless), delta=policy.delta, allowed=policy.max_epsilon), each
 
 
-def _left(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set[tuple[str, int]]]:
+def _releases(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set[tuple[str, int]]]:
     """By run and exchange: noised sums that may have been opened, and exchanges with an upload without noise."""
     noised: dict[tuple[str, int], Release] = {}
     began: set[tuple[str, int]] = set()

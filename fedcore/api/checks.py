@@ -59,14 +59,14 @@ def check(
     """
     findings = Findings()
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
-        loaded = _loaded(app, run_config or {}, findings, stack)
+        loaded = _load(app, run_config or {}, findings, stack)
         if loaded is None:
             return _report(str(app) if isinstance(app, str | Path) else "the app", clients, findings, {})
         findings.folder = loaded.folder
         config = _config(loaded, run_config or {}, findings)
         values = {**loaded.settings.to_mapping(), **(settings or {})}
         chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
-        facts = _checked(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
+        facts = _check(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
     return _report(loaded.name, clients, findings, facts)
 
 
@@ -75,7 +75,7 @@ def _report(name: str, clients: int, findings: Findings, facts: Mapping[str, Any
     return CheckReport(app=name, clients=clients, errors=errors, warnings=warnings, facts=facts)
 
 
-def _loaded(
+def _load(
     app: AppLike, run_config: Mapping[str, Scalar], findings: Findings, stack: contextlib.ExitStack
 ) -> FlowerApp | None:
     """The app, whose modules are imported again until `stack` ends; None if there is none."""
@@ -129,7 +129,7 @@ def _config(app: FlowerApp, given: Mapping[str, Scalar], findings: Findings) -> 
     return config
 
 
-def _checked(
+def _check(
     app: FlowerApp,
     clients: int,
     policy: Policy | str | Path | None,

@@ -132,7 +132,7 @@ class Federation:
             open_initial(initial)
         run = operator.submit(chosen.folder, changed, settings_mapping(settings, aggregation), initial)
         try:
-            final, record = self._followed(operator, run, progress)
+            final, record = self._follow(operator, run, progress)
         except KeyboardInterrupt:
             with contextlib.suppress(FedcoreError):
                 operator.cancel(run)
@@ -226,7 +226,7 @@ class Federation:
             self._local.check()
         return self._operator
 
-    def _followed(self, operator: RemoteOperator, run: str, progress: Progress) -> tuple[RunOut, RunRecord]:
+    def _follow(self, operator: RemoteOperator, run: str, progress: Progress) -> tuple[RunOut, RunRecord]:
         record = RunRecord()
         with progress_sink(progress, "federated") as show:
 

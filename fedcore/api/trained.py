@@ -179,7 +179,7 @@ class Prediction:
         self._check()
         with user_output_to_stderr():
             trained = open_trained(self.app, self.model, self.run_config)
-            rows = predicted(trained, self.file)
+            rows = predict(trained, self.file)
         if self.out is not None:
             _write(self.out, as_text(rows, self.out.suffix))
         if as_json:
@@ -211,7 +211,7 @@ class Prediction:
         return {**summary, "count": len(rows)} | ({"rows": list(rows)} if self.out is None else {"out": str(self.out)})
 
 
-def predicted(trained: TrainedModel, file: Path) -> list[Row]:
+def predict(trained: TrainedModel, file: Path) -> list[Row]:
     """The rows of the app's predictor, each checked; raises AppError for what is no row, and what the app raises."""
     with torch.no_grad():
         rows = trained.rows(file)

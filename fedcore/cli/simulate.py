@@ -280,7 +280,7 @@ class _Simulator:
             paths = outputs.results(simulation, folder)
             for kind, file in outputs.models(simulation, outcome.state, record):
                 tracking.keep(file, kind)
-            curve = outputs.reported(options, simulation, outcome.state, record)
+            curve = outputs.write_report(options, simulation, outcome.state, record)
         return record, _summary(options, outputs, simulation, record, curve) | paths
 
 

@@ -165,7 +165,7 @@ class Outputs:
 
         return {} if self.out is None else OutputPaths.next_to(self.out).write(simulation.results, folder)
 
-    def reported(
+    def write_report(
         self, options: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord
     ) -> Sequence[CurvePoint] | None:
         """Write the report if there is to be one; the curve in it, None without a report."""

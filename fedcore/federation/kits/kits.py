@@ -125,7 +125,7 @@ class ClientKit:
             node_config=node_config(path, values["node-config"]),
             identity=open_identity(folder, roster.keys[values["client-id"]]),
             authority=authority,
-            ca_file=_trusted(folder, values),
+            ca_file=_ca_file(folder, values),
             roster=roster,
             policy=Policy.load(folder / POLICY_FILE),
             traces=values.get("traces", ""),
@@ -255,7 +255,7 @@ class OperatorKit:
             folder=folder,
             federation=values["federation"],
             servers=server_urls(path, values),
-            ca_file=_trusted(folder, values),
+            ca_file=_ca_file(folder, values),
             authority=read_authority(folder / AUTHORITY_FILE),
             token=bearer_token(folder / TOKEN_FILE),
         )
@@ -274,7 +274,7 @@ def kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     )
 
 
-def _trusted(folder: Path, values: Mapping[str, Any]) -> Path | None:
+def _ca_file(folder: Path, values: Mapping[str, Any]) -> Path | None:
     named = values.get("tls-ca", CA_FILE)
     if named == SYSTEM_CAS:
         return None
