@@ -39,8 +39,7 @@ def serve(
     from fedcore.federation import ServerKit
     from fedcore.system.files import write_file
     from fedcore.system.sandbox.sandbox import describe, refuse_to_show
-    from server_app import logs
-    from server_app.http import serving
+    from server_app import logs, serving
     from server_app.settings import ServerSettings
 
     log = logging.getLogger("fedcore.server")
@@ -116,7 +115,7 @@ def upgrade(
     fedcore, migrate down with the newer one first, which loses what the earlier version does not know.
     """
     from fedcore.federation import ServerKit
-    from server_app.http.serving import lock_data_folder
+    from server_app.serving import lock_data_folder
     from server_app.settings import DATABASE_FILE
     from server_app.storage.schema import upgrade as lead
     from server_app.storage.tables import SCHEMA_VERSION

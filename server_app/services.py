@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
-from server_app.exchanges.server_view import ServerView
+from server_app.members.client_work import ClientWork
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.metrics import Metrics
 from server_app.operation.round_spans import RoundSpans
+from server_app.operation.server_view import ServerView
 from server_app.operation.storage_health import StorageHealth
 from server_app.polling import Bell
-from server_app.runs.exchanges.work import ClientWork
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
 from server_app.storage.objects import Objects
@@ -34,7 +34,7 @@ class Services:
     client_bell: rung when a client's poll may have an answer.
     run_bell: rung when a run's record grew.
     certificate: the one in use; None without TLS.
-    saw: view of the newest exchange.
+    server_view: of the newest exchange.
     work: what clients do for a buffered run.
     health: of database, disk and object store.
     """
@@ -56,7 +56,7 @@ class Services:
     metrics: Metrics = field(default_factory=Metrics)
     certificate: ServedCertificate | None = None
     traces: Traces = field(default_factory=Traces)
-    saw: ServerView = field(default_factory=ServerView)
+    server_view: ServerView = field(default_factory=ServerView)
     work: ClientWork = field(default_factory=ClientWork)
     health: StorageHealth = field(default_factory=StorageHealth)
 

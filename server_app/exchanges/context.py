@@ -12,8 +12,8 @@ from fedcore.run.exchange import ExchangeReply
 from fedcore.run.plain import PlainReply, mean_metrics
 from fedcore.run.settings import JobSettings
 from fedcore.wire.base import MetricValue
+from fedcore.wire.events import EventSink
 from fedcore.wire.tasks import Task
-from server_app.runs.event_log import EventLog
 from server_app.services import Services
 
 
@@ -31,6 +31,7 @@ class ExchangeContext:
 
     settings: of the run.
     model: file that clients download.
+    add_event: adds an event to the run's log.
     enough: number of updates after which the exchange waits for no more; 0 to wait for every client.
     step: of the run's journal, which requested the exchange.
     extra: what else the caller needs to rebuild the exchange.
@@ -42,7 +43,7 @@ class ExchangeContext:
     task: Task
     settings: JobSettings
     model: Path | None
-    event_log: EventLog
+    add_event: EventSink
     enough: int = 0
     step: int = 0
     extra: Mapping[str, Any] | None = None

@@ -14,7 +14,7 @@ from fedcore.wire.uploads import ManifestIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.transfers import UpdateLimits
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 
 DRAW: Final = "draw"
 

@@ -21,8 +21,8 @@ from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.transfers import UpdateLimits
-from server_app.http.problems import Rejection
 from server_app.members.presence import AHEAD
+from server_app.rejection import Rejection
 
 LONGEST_REPLY_BYTES: Final = 1 << 40
 """Far beyond any reply: the disk, of which a reserve stays free, is what really bounds them."""
@@ -119,7 +119,7 @@ class PlainExchange(Exchange):
                 stage=self.stages.current,
                 reason=f"{NO_REPLY}: {manifest.error.reason or f'error {manifest.error.code}'}",
             )
-            self.context.event_log.add(event)
+            self.context.add_event(event)
 
     async def restore_updates(
         self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]

@@ -23,7 +23,7 @@ from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, ParticipantState, Stages
 from server_app.exchanges.transfers import Transfers, UpdateLimits, Uploads
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.storage.blobs import Body
 
 
@@ -285,7 +285,7 @@ class MessageReceiver(ABC):
     def _add_event(self, event: RunEvent) -> None:
         """Add an event, unless it was added before a restart."""
         if not self._is_silent:
-            self.context.event_log.add(event)
+            self.context.add_event(event)
 
     def _forget_update(self, client: int) -> None:
         self.uploads.drop(client)

@@ -40,10 +40,10 @@ from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
 from server_app.exchanges.receipts import retry_until_stored
-from server_app.exchanges.server_view import fields, first_values
 from server_app.exchanges.sum_file import WORD_BYTES, SumFile
 from server_app.exchanges.transfers import UpdateLimits
-from server_app.http.problems import Rejection
+from server_app.operation.server_view import fields, first_values
+from server_app.rejection import Rejection
 from server_app.storage.blobs import discard
 from server_app.storage.database import Change
 from server_app.storage.transcript_tables import record_completed, record_opened
@@ -224,7 +224,7 @@ class SecureExchange(Exchange):
                 decoded = await in_thread(self._decode, file, path)
                 ages = self.task.staleness_of(self.survivors).values()
                 decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(ages)})
-            self._note_seen(masked, decoded)
+            self._note_view(masked, decoded)
             key = f"{self.context.key}/mean" if path is not None else None
             sha256 = await in_thread(sha256_file, path) if path is not None else ""
             if path is not None and key is not None:
@@ -236,13 +236,13 @@ class SecureExchange(Exchange):
                 discard(path)
         return AggregateResult.of(decoded, key, sha256)
 
-    def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
+    def _note_view(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
         """Record what the server can see, if there is a model and this process received the updates."""
         if self._sum.first is None or decoded.state is None:
             return
         client, update = self._sum.first
         bits, words = fields(update, self.encoding.field_bits)
-        saw = ServerViewOut(
+        view = ServerViewOut(
             exchange=self.task.exchange,
             client=self.services.names[client],
             bits=bits,
@@ -250,7 +250,7 @@ class SecureExchange(Exchange):
             sum=fields(masked, self.encoding.field_bits)[1],
             mean=first_values(decoded.state),
         )
-        self.services.saw.note(self.task.run, saw)
+        self.services.server_view.note(self.task.run, view)
 
     def _decode(self, file: SumFile, path: Path | None) -> Decoded:
         file.apply_masks(self._round.mask_terms(), threads=self.services.threads)

@@ -291,7 +291,7 @@ class StageReporter:
         if not final and (len(done) == self._shown or now - self._shown_at < _PAUSE_SECONDS):
             return
         self._shown, self._shown_at = len(done), now
-        self._context.event_log.add(
+        self._context.add_event(
             StageProgress(
                 exchange=self._context.task.exchange,
                 stage=self._stage,

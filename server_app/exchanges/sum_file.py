@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, apply_masks
 from fedcore.system.files import full_disk_named
-from server_app.exchanges.server_view import SHOWN
+from server_app.operation.server_view import SHOWN
 from server_app.storage.blobs import discard, write_all
 
 BLOCK_WORDS: Final = 1 << 16

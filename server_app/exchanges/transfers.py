@@ -21,7 +21,7 @@ from fedcore.monitoring import formatting as units
 from fedcore.wire.chunks import PART_BYTES, PARTS_IN_FLIGHT, part_count, part_size, update_digest
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.uploads import ManifestIn
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.storage.blobs import Body, Spool, discard
 from server_app.storage.objects import Objects
 

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from fedcore.errors import UsageError
 from fedcore.wire.problems import ProblemKind
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 
 
 class Audience(StrEnum):

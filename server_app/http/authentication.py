@@ -17,9 +17,9 @@ from fedcore.wire.problems import ProblemKind
 from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences
-from server_app.http.problems import Rejection
 from server_app.members.rosters import Rosters
 from server_app.members.sessions import OWN_HEADER, LoginSession, LoginSessions, cookie_in
+from server_app.rejection import Rejection
 
 KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300

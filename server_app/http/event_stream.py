@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import Role
-from server_app.http.problems import Rejection
 from server_app.polling import HungUp, while_connected
+from server_app.rejection import Rejection
 
 EVENT_STREAM: Final = "text/event-stream"
 COMMENT: Final = b": still here\n\n"

@@ -29,10 +29,11 @@ from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
-from server_app.http.problems import Rejection, problem_response, rejection_for
+from server_app.http.problems import problem_response, rejection_for
 from server_app.http.rate_limit import TokenBucket, network_of
 from server_app.members.rosters import Rosters
 from server_app.members.sessions import LoginSession
+from server_app.rejection import Rejection
 
 log = logging.getLogger("fedcore.server")
 

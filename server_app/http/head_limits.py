@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fedcore.wire.problems import ProblemKind
 from server_app.http.connection_limiter import CONNECTION_KEY, Connection, ConnectionLimiter
 from server_app.http.large_bodies import LEAST_BYTES, LongBody
-from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
+from server_app.http.problems import MEDIA_TYPE, problem_response
+from server_app.rejection import Rejection
 
 MOST_FIELDS: Final = 100
 """Fields of a head; clients send a dozen, a proxy adds a few."""

@@ -8,7 +8,8 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedcore.wire.problems import ProblemKind
-from server_app.http.problems import Rejection, problem_response
+from server_app.http.problems import problem_response
+from server_app.rejection import Rejection
 
 _ALWAYS: Final = ("/healthz", "/metrics", "/docs", "/openapi.json", "/page/")
 _PAGE: Final = "/"

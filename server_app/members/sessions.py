@@ -17,8 +17,8 @@ from fedcore.errors import Unauthorized
 from fedcore.secagg import Randomness
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, Role
-from server_app.http.problems import Rejection
 from server_app.polling import Bell
+from server_app.rejection import Rejection
 from server_app.storage.store import Store
 from server_app.storage.tables import LinkRow, SessionRow
 

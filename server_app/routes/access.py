@@ -22,9 +22,9 @@ from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
-from server_app.http.problems import Rejection
 from server_app.members.sessions import LoginSessions
 from server_app.polling import poll, while_connected
+from server_app.rejection import Rejection
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue

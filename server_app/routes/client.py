@@ -40,8 +40,9 @@ from fedcore.wire.tasks import DrawTicketIn, Task
 from fedcore.wire.uploads import ManifestIn, PartsOut, WithdrawalReason, WithdrawIn
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
-from server_app.http.problems import Rejection, problem_responses
+from server_app.http.problems import problem_responses
 from server_app.polling import HungUp
+from server_app.rejection import Rejection
 from server_app.routes.access import (
     AnyExchange,
     AnyOffers,

@@ -7,7 +7,8 @@ from pydantic import BaseModel, Field
 
 from fedcore.wire.problems import ProblemKind
 from server_app.http.audience import ForEverybody
-from server_app.http.problems import Rejection, problem_responses
+from server_app.http.problems import problem_responses
+from server_app.rejection import Rejection
 from server_app.routes.access import AnyLeadership, AnyQueue, AnyServices
 
 router = APIRouter(route_class=ForEverybody, tags=["health"])

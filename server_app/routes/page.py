@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from fedcore.wire.problems import ProblemKind
 from server_app.http.audience import ForEverybody
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 
 INDEX: Final = "index.html"
 _REFERENCES: Final = {

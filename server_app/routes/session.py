@@ -13,8 +13,9 @@ from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
 from server_app.http.audience import ForEverybody, ForOperators
 from server_app.http.authentication import Headers
-from server_app.http.problems import Rejection, problem_responses
+from server_app.http.problems import problem_responses
 from server_app.members.sessions import COOKIE, OWN_HEADER, cookie_in
+from server_app.rejection import Rejection
 from server_app.routes.access import AnyServices, AnySessions, guarded_request
 from server_app.storage.tables import LinkRow
 

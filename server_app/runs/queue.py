@@ -16,7 +16,7 @@ from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import MarksOut, ServerViewOut
 from server_app.exchanges.exchange import Exchange
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.files import kept_file, kept_files
 from server_app.runs.files.initial_models import claim_model, lend_model, take_model
@@ -199,7 +199,7 @@ class RunQueue:
     async def saw(self, run: str) -> ServerViewOut:
         """What the server saw of the newest exchange; Rejection if it was none of this run."""
         await self._row(run)
-        found = self._services.saw.of(run)
+        found = self._services.server_view.of(run)
         if found is None:
             raise Rejection(
                 ProblemKind.NOT_FOUND, "the newest exchange that this server has summed is not one of this run"

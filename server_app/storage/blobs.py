@@ -21,7 +21,7 @@ from fedcore.errors import StorageFull
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, sync_folder
 from fedcore.wire.problems import ProblemKind
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 
 WRITE_BYTES: Final = 512 * 1024
 _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it again once there is room"

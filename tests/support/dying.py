@@ -12,7 +12,7 @@ import httpx
 from fedcore.wire.base import Message
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.secure import SecureExchange
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.storage.database import Database, PendingWrite
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
-        "client_app.ranks.rank", "client_app.startup", "client_app.operator.run_submission", "server_app.http.serving",
+        "client_app.ranks.rank", "client_app.startup", "client_app.operator.run_submission", "server_app.serving",
         "fedcore.flower.clientside", "fedcore.system.process_group", "flwr.clientapp", "fedcore.cli.compare_console",
         "fedcore.cli.simulate", "fedcore.simulation.run", "matplotlib.pyplot", "pandas",
         *PRELOADED,

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.state import ModelState
-from server_app.http.application import Application
+from server_app.application import Application
 from server_app.routes import client, operator
 
 from .members import Member

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from fedcore.federation import FederationFolder
 from server_app.http.connection_limiter import ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
-from server_app.http.serving import LimitedServer
 from server_app.operation.certificate import ServedCertificate
+from server_app.serving import LimitedServer
 
 NEVER = 86_400.0
 """Seconds; what is to come at once comes before, however busy the machine is."""

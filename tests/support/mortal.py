@@ -36,8 +36,8 @@ from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
-from server_app.http.problems import Rejection
 from server_app.polling import Bell
+from server_app.rejection import Rejection
 from server_app.runs.event_log import EventLog
 from server_app.services import Services
 from server_app.storage.blobs import Body
@@ -103,7 +103,7 @@ class Rig:
         )
         self.logs.append(log)
         context = ExchangeContext(
-            services=services, task=self.task, settings=self.settings, model=self.model, event_log=log
+            services=services, task=self.task, settings=self.settings, model=self.model, add_event=log.add
         )
         if self.aggregation == "plain":
             reference = ModelRef(sha256="ab" * 32, size=1)

@@ -25,7 +25,7 @@ from fedcore.wire.base import Message
 from fedcore.wire.events import FiguresFound, FigureSource, RunOut
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import LinkIn, LinkOut
-from server_app.http.application import Application, make_application
+from server_app.application import Application, make_application
 from server_app.http.rate_limit import TokenBucket
 from server_app.runs.app.messages import (
     Broken,

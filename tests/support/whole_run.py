@@ -23,7 +23,7 @@ from fedcore.state import ModelState
 from fedcore.wire.base import Message
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RunsOut
-from server_app.http.application import Application
+from server_app.application import Application
 from server_app.runs.app.messages import Replies, Start
 from server_app.services import Services
 

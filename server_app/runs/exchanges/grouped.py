@@ -128,7 +128,7 @@ class _DrawRunner:
             task=task,
             settings=run.plan.settings,
             model=None,
-            event_log=run.event_log,
+            add_event=run.event_log.add,
             step=self._asked.step,
         )
         with run.services.roster.held() as roster:

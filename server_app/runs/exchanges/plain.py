@@ -84,7 +84,7 @@ class PlainExchanges:
             task=task,
             settings=run.plan.settings,
             model=None,
-            event_log=run.event_log,
+            add_event=run.event_log.add,
             step=request.step,
         )
         exchange = PlainExchange(context, request.questions, timeout=asked.timeout)

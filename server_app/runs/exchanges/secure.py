@@ -117,7 +117,7 @@ class SecureExchanges:
             model=asked.model,
             difference=asked.sent.difference if asked.sent is not None else None,
             base=asked.sent.base if asked.sent is not None else None,
-            event_log=run.event_log,
+            add_event=run.event_log.add,
             step=asked.step,
             enough=0 if task.group or task.buffer else run.clients.enough(asked.request.nodes, task.message_type),
         )

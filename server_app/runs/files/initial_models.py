@@ -14,7 +14,7 @@ from typing import Final
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState
 from fedcore.wire.problems import ProblemKind
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.storage.blobs import Body, Spool, discard
 from server_app.storage.objects import Objects
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedcore.wire.presence import AppOut
 from fedcore.wire.problems import ProblemKind
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.runs.files.run_files import RunKeys, load_bundle
 from server_app.services import Services
 

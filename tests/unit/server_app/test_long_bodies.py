@@ -23,8 +23,8 @@ from server_app.http import large_bodies
 from server_app.http.connection_limiter import ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.large_bodies import BLOCK_BYTES, LongBody
-from server_app.http.serving import LimitedServer
 from server_app.operation.certificate import ServedCertificate
+from server_app.serving import LimitedServer
 
 NEVER = 86_400.0
 BODY = bytes(range(251)) * 12_345  # 3.1 MB, and no multiple of a block

@@ -20,11 +20,11 @@ from fedcore.errors import EnvironmentFailure, StorageFull, StorageUnavailable
 from fedcore.state import ModelState
 from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeFailed, ExchangeRepeated
 from server_app import logs
+from server_app.background import update_gauges
 from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
 from server_app.operation.metrics import Metrics
-from server_app.operation.watch import look
 
 STAGES = ["join", "train", *DrawExchange.stage_names, *SecureExchange.stage_names, *PlainExchange.stage_names]
 
@@ -55,7 +55,7 @@ async def test_a_round_is_counted(here: Site, model: ModelState) -> None:
     before = figures(metrics)
     assert before["fedcore_requests_total 2xx"] == 0
     await one_round(here, model)
-    await look(here.services)
+    await update_gauges(here.services)
     found = figures(metrics)
     assert found["fedcore_rounds_total done"] == 1
     assert found["fedcore_runs_total finished"] == 1
@@ -78,7 +78,7 @@ async def test_refusals_and_troubles_of_the_storage_are_counted(here: Site, monk
         raise StorageUnavailable("database is locked")
 
     monkeypatch.setattr(type(here.services.store), "count_waiting", away)
-    await look(here.services)
+    await update_gauges(here.services)
     here.services.metrics.storage_failed(StorageFull("full"))
     found = figures(here.services.metrics)
     assert found["fedcore_requests_total 4xx"] == 1

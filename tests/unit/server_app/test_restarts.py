@@ -24,7 +24,7 @@ from fedcore.wire.uploads import ManifestIn, WithdrawalReason, WithdrawIn
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.receiver import MessageReceiver
 from server_app.exchanges.secure import SecureExchange
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.storage.store import Store
 
 STEPS = ["", "share", "upload", "sign", "unmask"]

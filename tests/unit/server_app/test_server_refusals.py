@@ -31,7 +31,8 @@ from fedcore.wire.uploads import ReplyError, WithdrawIn
 from server_app.exchanges import sum_file
 from server_app.exchanges.sum_file import fold_file
 from server_app.http.audience import Audiences
-from server_app.http.problems import STATUS, Rejection, rejection_for
+from server_app.http.problems import rejection_for
+from server_app.rejection import STATUS, Rejection
 from server_app.runs.app.messages import PlainReplies, Replies
 from server_app.runs.plan import RunPlan
 from server_app.storage import blobs

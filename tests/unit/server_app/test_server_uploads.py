@@ -21,7 +21,7 @@ from fedcore.system.concurrency import end
 from fedcore.wire.chunks import PART_BYTES
 from fedcore.wire.uploads import ManifestIn, PartsOut
 from server_app.exchanges.transfers import UpdateLimits, Uploads
-from server_app.http.problems import Rejection
+from server_app.rejection import Rejection
 from server_app.runs.app.messages import PlainReplies, Replies
 from server_app.storage import objects
 from server_app.storage.blobs import Body, Spool

@@ -29,7 +29,7 @@ from fedcore.wire.events import (
 )
 from fedcore.wire.operator import RunIn
 from fedcore.wire.watch import MOST_MARKS, MarksOut, RoundsOut, ServerViewOut
-from server_app.exchanges.server_view import fields
+from server_app.operation.server_view import fields
 from server_app.views import run_views
 from server_app.views.participation_timeline import ParticipationTimeline
 from server_app.views.round_charts import RoundCharts

@@ -25,7 +25,8 @@ from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
 from fedcore.system.memory import give_memory_back, set_aside
 from fedcore.system.tracing import open_traces
-from server_app.http.application import Application, make_application
+from server_app.application import Application, make_application
+from server_app.background import watch_gauges, watch_storage
 from server_app.http.connection_limiter import Connection, ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.proxies import BehindProxies
@@ -33,8 +34,6 @@ from server_app.http.rate_limit import networks
 from server_app.members.presence import Presence, Uptime
 from server_app.members.rosters import Rosters
 from server_app.operation.certificate import ServedCertificate
-from server_app.operation.storage_checks import keep_checking
-from server_app.operation.watch import watch
 from server_app.polling import Bell
 from server_app.services import Services
 from server_app.settings import ServerSettings
@@ -106,7 +105,7 @@ async def make_services(
 async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[None]:
     """Show the metrics where that is asked for, and look after what nobody asks about."""
     ending = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
-    watching = (asyncio.create_task(watch(services)), asyncio.create_task(keep_checking(services)))
+    watching = (asyncio.create_task(watch_gauges(services)), asyncio.create_task(watch_storage(services)))
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ rows of the exchanges.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Final
 from fedcore.run.buffer import WorkBook
 from fedcore.wire.presence import WorkIn
 from fedcore.wire.tasks import ModelRef, Task
-from server_app.http.guard import CountBytes
 
 _MOST_ENDED: Final = 16
 """Runs whose end is remembered, for clients that ask after it."""
@@ -64,7 +64,7 @@ class ClientWork:
             return None
         return (path, task.model) if (task.run, task.version.number) == (run, number) else None
 
-    def counter(self, client: int) -> CountBytes:
+    def counter(self, client: int) -> Callable[[int, int], None]:
         """Where the guard enters a request of `client` that is about its work."""
 
         def enter(up: int, down: int) -> None:

@@ -1,4 +1,4 @@
-"""View of what the server saw of its newest exchange: the first numbers of three vectors, in memory.
+"""What the server can see of its newest exchange: the first numbers of three vectors, in memory.
 
 Without the masks, a masked update and the masked sum are random numbers; the mean is the purpose of the sum. Nothing of
 this is written to disk, and there is no view of an exchange that gave no sum.
@@ -29,15 +29,15 @@ class ServerView:
     """The view of one exchange at a time."""
 
     _run: str = ""
-    _saw: ServerViewOut | None = None
+    _view: ServerViewOut | None = None
 
-    def note(self, run: str, saw: ServerViewOut) -> None:
+    def note(self, run: str, view: ServerViewOut) -> None:
         """An exchange has given a sum."""
-        self._run, self._saw = run, saw
+        self._run, self._view = run, view
 
     def of(self, run: str) -> ServerViewOut | None:
-        """What was seen of the newest exchange; None if that exchange is of another run."""
-        return self._saw if run == self._run else None
+        """The view of the newest exchange; None if that exchange is of another run."""
+        return self._view if run == self._run else None
 
 
 def fields(words: NDArray[np.uint64], field_bits: int) -> tuple[int, list[int]]:
