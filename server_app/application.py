@@ -27,7 +27,7 @@ from server_app.http.problems import install
 from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
 from server_app.members.sessions import LoginSessions
-from server_app.routes import client, docs, health, live, operator, page, session, watching
+from server_app.routes import client, docs, exchange_steps, health, live, operator, page, session, watching
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
@@ -39,6 +39,7 @@ from server_app.views.presence_log import PresenceLog
 log = logging.getLogger("fedcore.server")
 _ROUTERS: Final = (
     client.router,
+    exchange_steps.router,
     operator.router,
     session.router,
     session.open_router,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query, Request, Response
 
 from fedcore.errors import Unauthorized
 from fedcore.federation.transcript import TranscriptOut
@@ -22,8 +22,9 @@ from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
+from server_app.http.problems import problem_responses
 from server_app.members.sessions import LoginSessions
-from server_app.polling import poll, while_connected
+from server_app.polling import HungUp, poll, while_connected
 from server_app.rejection import Rejection
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
@@ -36,6 +37,16 @@ RunId = Annotated[str, Path(min_length=1, max_length=64)]
 RecordHash = Annotated[str, Query(pattern=r"^([0-9a-f]{64})?$", description="hash of the last record that is known")]
 After = Annotated[int, Query(ge=0, le=2**31 - 1, description="number of the last event that is known")]
 ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+OF_CLIENTS: Final = problem_responses(
+    ProblemKind.UNAUTHORIZED,
+    ProblemKind.WRONG_CLOCK,
+    ProblemKind.REVOKED,
+    ProblemKind.MALFORMED,
+    ProblemKind.DIGEST_MISMATCH,
+    ProblemKind.TOO_LARGE,
+)
+"""What every signed request may be refused for."""
 
 
 def of_app(name: str, kind: type[T]) -> Callable[[Request], Awaitable[T]]:
@@ -86,6 +97,14 @@ Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
 
 
+def json_response(message: object | None) -> Response:
+    """A message as JSON; 204 for None."""
+    if message is None:
+        return Response(status_code=204)
+    text = message.model_dump_json()  # type: ignore[attr-defined]
+    return Response(text, media_type="application/json")
+
+
 @dataclass(frozen=True, slots=True)
 class LongPoll:
     """A request that a client lets wait for its answer; meanwhile it is known to be there."""
@@ -102,6 +121,13 @@ class LongPoll:
         async with while_connected(self.request.receive):
             with self.services.presence.polling(self.client):
                 return await poll(self.services.client_bell, probe, self.seconds)
+
+    async def respond(self, probe: Callable[[], object | None]) -> Response:
+        """What `probe` says in time, as a response; 204 if that is nothing, or the client has hung up."""
+        try:
+            return json_response(await self.answer(probe))
+        except HungUp:
+            return json_response(None)
 
 
 async def long_poll_of(request: Request, services: AnyServices, client: Client, wait: Wait = 0) -> LongPoll:

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.state import ModelState
 from server_app.application import Application
-from server_app.routes import client, operator
+from server_app.routes import client, exchange_steps, operator
 
 from .members import Member
 from .serverside import site
@@ -50,7 +50,7 @@ class Corpus:
 
     def note_models(self) -> None:
         """Sort what was said by the models that the routes read and answer with."""
-        listed = (*client.router.routes, *operator.router.routes)
+        listed = (*client.router.routes, *exchange_steps.router.routes, *operator.router.routes)
         routes = [route for route in listed if isinstance(route, APIRoute)]
         for one in self.recorded:
             path = one.path.partition("?")[0]
