@@ -5,7 +5,7 @@ that is still connected has answered, the time is up, or too few are left for a 
 one stage, `input`; a secure one has those of the protocol, and drives its state machine, `fedcore.secagg.ServerRound`.
 A stage is closed by compare-and-swap in the database, with the clients that answered and those that were dropped; only
 then does any client learn what follows. So a server that was killed comes back to the very sets of clients that it has
-named: `restore` rebuilds the exchange from its messages and closures, and `run` resumes it (`exchange.py`).
+named: `restore` rebuilds the exchange from its messages and closures (`recovery.py`), and `run` resumes it.
 
 Each client has one of six states (`stages.py`), and `Participants` is their only owner. They are necessary because of
 the moment in which an update is taken: that lasts as long as a disk and a large addition do, and the client may vanish
