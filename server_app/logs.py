@@ -17,24 +17,24 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
-_PLACE: ContextVar[Mapping[str, object]] = ContextVar("place", default=MappingProxyType({}))
+_CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("log context", default=MappingProxyType({}))
 _EXTRAS: Final = ("run", "event", "data")
 _OF_EVENTS: Final = ("exchange", "client", "stage")
 
 
 @contextlib.contextmanager
-def at(**place: object) -> Iterator[None]:
+def at(**fields: object) -> Iterator[None]:
     """Say in every line of this block where it was logged."""
-    token = _PLACE.set({**_PLACE.get(), **place})
+    token = _CONTEXT.set({**_CONTEXT.get(), **fields})
     try:
         yield
     finally:
-        _PLACE.reset(token)
+        _CONTEXT.reset(token)
 
 
-def note(**place: object) -> None:
+def note(**fields: object) -> None:
     """Say more in the lines that follow in the block around."""
-    _PLACE.set({**_PLACE.get(), **place})
+    _CONTEXT.set({**_CONTEXT.get(), **fields})
 
 
 class JsonFormatter(logging.Formatter):
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry |= _PLACE.get()
+        entry |= _CONTEXT.get()
         for key in _EXTRAS:
             if hasattr(record, key):
                 entry[key] = getattr(record, key)

@@ -203,8 +203,8 @@ def _reloading(certificate: ServedCertificate) -> Iterator[None]:
 
 def _url(kit: ServerKit, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1", "::1") else host  # noqa: S104
-    return f"https://{shown}:{port}"
+    name = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1", "::1") else host  # noqa: S104
+    return f"https://{name}:{port}"
 
 
 @contextlib.contextmanager

@@ -22,10 +22,10 @@ async def intact(objects: Objects, key: str, what: str, digest: str, digest_of: 
     """
     try:
         path = await objects.fetch(key)
-        found = await in_thread(digest_of, path) if digest else ""
+        actual = await in_thread(digest_of, path) if digest else ""
     except (KeyError, OSError) as error:
         raise DamagedAtRest(what) from error
-    if found != digest:
+    if actual != digest:
         raise DamagedAtRest(what)
     return path
 

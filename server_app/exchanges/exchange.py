@@ -197,8 +197,8 @@ class Exchange(RecoverableExchange):
 
     def _why_late(self, client: int, stage: str, seconds: float) -> str:
         model = self.task.model
-        if said := self.transfers.why_late(client, model.size if model is not None else 0, seconds):
-            return said
+        if reason := self.transfers.why_late(client, model.size if model is not None else 0, seconds):
+            return reason
         return f"no answer in stage {stage} within {self.seconds_for(stage):g} s"
 
     def _present(self) -> int:
@@ -225,9 +225,9 @@ class Exchange(RecoverableExchange):
         await retry_until_stored(lambda: self.persist_stage(stage), f"stage {stage}")
         closing, following = self._closure(), self.stages.following
         also = self.finish_stage(stage)
-        task, told = self.task, closing.to_json()
+        task, closure = self.task, closing.to_json()
         await retry_until_stored(
-            lambda: self.services.store.close_stage(task.run, task.exchange, stage, following, told, also=also),
+            lambda: self.services.store.close_stage(task.run, task.exchange, stage, following, closure, also=also),
             f"the end of stage {stage}",
         )
         self._stored_stage = following
@@ -237,11 +237,11 @@ class Exchange(RecoverableExchange):
         self.services.client_bell.ring()
 
     def _closure(self) -> StageClosure:
-        said = self.clients.withdrawals
+        withdrawals = self.clients.withdrawals
         return StageClosure(
             answered=tuple(sorted(self.clients.done)),
             gone={
-                client: Departure(reason=reason, withdrawal=said.get(client))
+                client: Departure(reason=reason, withdrawal=withdrawals.get(client))
                 for client, reason in self.clients.reasons.items()
                 if client not in self._departed_before
             },

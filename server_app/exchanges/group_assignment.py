@@ -52,9 +52,9 @@ class DrawExchange(Exchange):
         self._note(client, DrawTicketIn.model_validate_json(body))
 
     def _note(self, client: int, body: DrawTicketIn) -> None:
-        place = DrawTicket(client_id=client, nonce=body.nonce, signature=body.signature)
-        check_place(self._federation, self._digest, place, self._roster)
-        self._tickets[client] = place
+        ticket = DrawTicket(client_id=client, nonce=body.nonce, signature=body.signature)
+        check_place(self._federation, self._digest, ticket, self._roster)
+        self._tickets[client] = ticket
 
     async def finish(self) -> ExchangeOutcome:
         """All answers but those of clients that have left since; raises CohortTooSmall."""

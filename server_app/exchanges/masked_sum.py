@@ -128,23 +128,28 @@ class MaskedSum:
         if before:
             await self._services.objects.remove(before)
 
-    async def restore(self, folded: Mapping[str, Any] | None, taken: Mapping[int, str]) -> None:
-        """Make the sum of the vectors of `taken` again: from the kept one, and those vectors that are not in it.
+    async def restore(self, folded: Mapping[str, Any] | None, digests: Mapping[int, str]) -> None:
+        """Make the sum of the clients in `digests` again: from the saved one, and the vectors that are not in it.
 
-        taken: client -> the digest that it signed. Raises RoundFailed if what is kept is not that, and DamagedAtRest
-        where it is not what was written.
+        Args:
+            folded: key, clients and SHA-256 of the saved sum; None without one.
+            digests: client -> the digest that it signed of its update.
+
+        Raises:
+            RoundFailed: the saved sum has vectors of other clients.
+            DamagedAtRest: a file is not what was written.
         """
         self.open()
         self.clients = set(folded["clients"]) if folded else set()
         self._saved_clients, self._saved_key = frozenset(self.clients), folded["key"] if folded else ""
         self._saved_sha256 = folded.get("sha256", "") if folded else ""  # not of a fedcore before this was kept
-        if not self.clients <= taken.keys():
+        if not self.clients <= digests.keys():
             raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
         if folded:
             await self._add_saved()
-        for client in sorted(taken.keys() - self.clients):
+        for client in sorted(digests.keys() - self.clients):
             what = f"the update of {self._services.names[client]} in exchange {self._exchange}"
-            await intact(self._services.objects, self.vector(client), what, taken[client], update_digest_of)
+            await intact(self._services.objects, self.vector(client), what, digests[client], update_digest_of)
             await self.add(client)
 
     async def for_unmasking(self) -> SumFile:

@@ -21,7 +21,7 @@ from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.transfers import UpdateLimits
-from server_app.members.presence import AHEAD
+from server_app.members.presence import MOVED_ON
 from server_app.rejection import Rejection
 
 LONGEST_REPLY_BYTES: Final = 1 << 40
@@ -47,7 +47,7 @@ class PlainExchange(Exchange):
     ) -> None:
         super().__init__(context, UpdateLimits(longest=LONGEST_REPLY_BYTES, exact=False))
         self._questions = questions
-        self._wanted_in_time = timeout is not None and timeout <= context.task.seconds
+        self._drops_late = timeout is not None and timeout <= context.task.seconds
         self._replies: dict[int, StoredReply] = {}
 
     @property
@@ -67,7 +67,7 @@ class PlainExchange(Exchange):
         """The replies as they are, and errors in place of those that are missing."""
         self._check_refusals()
         for client in self.task.cohort:
-            if client not in self._replies and not (client in self.late and self._wanted_in_time):
+            if client not in self._replies and not (client in self.late and self._drops_late):
                 self._replies[client] = StoredReply(node=client, error=self._absence(client))
         replies = tuple(reply for _, reply in sorted(self._replies.items()))
         answered = tuple(reply.node for reply in replies if reply.error is None)
@@ -82,8 +82,8 @@ class PlainExchange(Exchange):
         """No client's error, but an exchange that cannot be: all refuse it, or are beyond it. Raises RoundFailed."""
         if self.clients.common_reason() in _REFUSALS:
             raise RoundFailed("no client takes part")
-        if all(self.clients.reasons.get(client) == AHEAD for client in self.task.cohort):
-            raise RoundFailed(f"every client {AHEAD}")
+        if all(self.clients.reasons.get(client) == MOVED_ON for client in self.task.cohort):
+            raise RoundFailed(f"every client {MOVED_ON}")
 
     def _is_lost(self) -> bool:
         quorum = self.context.settings.quorum

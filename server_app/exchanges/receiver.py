@@ -246,9 +246,10 @@ class MessageReceiver(ABC):
             await self.receipts.keep(client, WITHDRAWAL, digest, body)
             self.drop_withdrawn(client, body)
 
-    def drop_withdrawn(self, client: int, said: WithdrawIn) -> None:
+    def drop_withdrawn(self, client: int, withdrawal: WithdrawIn) -> None:
         """Drop a client that withdrew."""
-        self.give_up(client, f"withdrew: {said.reason.value}" + (f", {said.why}" if said.why else ""), said)
+        why = f", {withdrawal.why}" if withdrawal.why else ""
+        self.give_up(client, f"withdrew: {withdrawal.reason.value}{why}", withdrawal)
 
     @contextlib.contextmanager
     def _persisting(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Recovery of an exchange after a restart, from the messages and closures that the database has.
 
-The exchange goes through its stages again. For each closed stage it applies the messages of the clients that the closure
-lists, and drops the clients that the closure gave up. In the open stage every stored message counts.
+The exchange goes through its stages again. For each closed stage it applies the messages of the clients that the
+closure lists, and drops those that the closure gave up. In the open stage every stored message counts.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class RecoverableExchange(MessageReceiver):
                 self._replay_receipt(receipt)
         if self.clients.done != answered:
             raise RoundFailed(f"the database lacks answers of stage {stage}")
-        for client, parting in closing.gone.items():
-            self.clients.drop(client, parting.reason, parting.withdrawal)
+        for client, departure in closing.gone.items():
+            self.clients.drop(client, departure.reason, departure.withdrawal)
         self._departed_before |= closing.gone.keys()
         self.blamed.update(closing.blamed)
         self.usage = closing.usage
@@ -138,8 +138,8 @@ class RecoverableExchange(MessageReceiver):
 
     def _messages_of_stage(self, receipts: Sequence[ReceiptRow]) -> list[ReceiptRow]:
         """Messages of the present stage from clients that had not been dropped before it."""
-        stage, gone = self.stages.current, self.clients.reasons
-        return [one for one in receipts if self.steps.get(one.step) == stage and one.client not in gone]
+        stage, dropped = self.stages.current, self.clients.reasons
+        return [one for one in receipts if self.steps.get(one.step) == stage and one.client not in dropped]
 
     def _replay_receipt(self, receipt: ReceiptRow) -> None:
         self.replay(receipt.client, receipt.step, receipt.body)
@@ -152,10 +152,10 @@ class RecoverableExchange(MessageReceiver):
     def _replay_withdrawals(self, receipts: Sequence[ReceiptRow]) -> None:
         for receipt in receipts:
             if receipt.step == WITHDRAWAL and receipt.client not in self.clients.reasons:
-                said = WithdrawIn.model_validate_json(receipt.body)
-                if said.complaint is not None:
-                    self.judge_complaint(receipt.client, said.complaint)
-                self.drop_withdrawn(receipt.client, said)
+                withdrawal = WithdrawIn.model_validate_json(receipt.body)
+                if withdrawal.complaint is not None:
+                    self.judge_complaint(receipt.client, withdrawal.complaint)
+                self.drop_withdrawn(receipt.client, withdrawal)
 
     def _begin_next(self) -> None:
         self.clients.begin_stage()

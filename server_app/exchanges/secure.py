@@ -189,9 +189,9 @@ class SecureExchange(Exchange):
         self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
     ) -> None:
         """The sum as it was kept, and the vectors that are not in it."""
-        taken = self.survivors if self.stages.is_past(INPUT) else waiting
+        clients = self.survivors if self.stages.is_past(INPUT) else waiting
         if self.stages.current == INPUT or self.stages.is_past(INPUT):
-            await self._sum.restore(folded, {client: manifests[client].digest for client in taken})
+            await self._sum.restore(folded, {client: manifests[client].digest for client in clients})
         if self.stages.is_past(INPUT):
             await self._sum.delete_vectors()
 
@@ -210,7 +210,7 @@ class SecureExchange(Exchange):
         try:
             await in_thread(self._round.close_stage)  # seconds for large cohorts
         finally:
-            self._blame_who_was_found()
+            self._blame_at_fault()
         total = await retry_until_stored(self._total, f"the result of exchange {self.task.exchange}")
         return self.make_outcome(total=total)
 
@@ -309,7 +309,7 @@ class SecureExchange(Exchange):
         if not self._has_passed(client, SHARE):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
         dealing = self._round.dealing(client, dealer)
-        self._blame_who_was_found()
+        self._blame_at_fault()
         return secagg_codec.dealing_to_wire(dealing)
 
     def judge_complaint(self, client: int, complaint: ComplaintIn) -> None:
@@ -318,7 +318,7 @@ class SecureExchange(Exchange):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
         if complaint.accused not in self.blamed:
             self._round.judge(secagg_codec.complaint_from_wire(client, complaint))
-            self._blame_who_was_found()
+            self._blame_at_fault()
 
     def survivors_for(self, client: int) -> SurvivorsOut | None:
         """U3, once it is known."""
@@ -332,7 +332,7 @@ class SecureExchange(Exchange):
             return None
         return secagg_codec.signatures_to_wire(self._round.signatures())
 
-    def _blame_who_was_found(self) -> None:
+    def _blame_at_fault(self) -> None:
         for client, fault in self._round.blamed.items():
             self.blame(client, fault)
 

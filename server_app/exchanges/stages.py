@@ -136,7 +136,7 @@ PARTICIPANT_TRANSITIONS: Mapping[tuple[ParticipantState, ClientChange], Particip
     (_A.LEAVING, _C.REFUSE): _A.DROPPED,
     (_A.TAKEN, _C.DROP): _A.LEFT,
 }
-_GONE = frozenset({ParticipantState.DROPPED, ParticipantState.LEAVING, ParticipantState.LEFT})
+_DEPARTED = frozenset({ParticipantState.DROPPED, ParticipantState.LEAVING, ParticipantState.LEFT})
 _BEING_TAKEN = frozenset({ParticipantState.ADMITTED, ParticipantState.LEAVING})
 _TAKEN = frozenset({ParticipantState.TAKEN, ParticipantState.LEFT})
 _HAS_UPDATE = _BEING_TAKEN | _TAKEN
@@ -202,7 +202,7 @@ class Participants:
     @property
     def missing(self) -> frozenset[int]:
         """Clients that the present stage still waits for."""
-        there = self._states.keys() - self._in(_GONE) | self.being_taken
+        there = self._states.keys() - self._in(_DEPARTED) | self.being_taken
         return frozenset(there - self.done)
 
     def state(self, client: int) -> ParticipantState:
@@ -281,16 +281,16 @@ class StageReporter:
         self._context = context
         self._stage = stage
         self._opened = opened
-        self._shown_at = context.services.clock()
-        self._shown = 0
+        self._reported_at = context.services.clock()
+        self._reported = 0
         self._lost_at: float | None = None
 
     def show(self, done: frozenset[int], missing: frozenset[int], *, final: bool = False) -> None:
         """Add an event, unless the last one is too recent or said the same."""
         now = self._context.services.clock()
-        if not final and (len(done) == self._shown or now - self._shown_at < _PAUSE_SECONDS):
+        if not final and (len(done) == self._reported or now - self._reported_at < _PAUSE_SECONDS):
             return
-        self._shown, self._shown_at = len(done), now
+        self._reported, self._reported_at = len(done), now
         self._context.add_event(
             StageProgress(
                 exchange=self._context.task.exchange,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, apply_masks
 from fedcore.system.files import full_disk_named
-from server_app.operation.server_view import SHOWN
+from server_app.operation.server_view import MOST_NUMBERS
 from server_app.storage.blobs import discard, write_all
 
 BLOCK_WORDS: Final = 1 << 16
@@ -162,7 +162,7 @@ class MappedWords:
 def first_words(path: Path) -> NDArray[np.uint64]:
     """The first words of a file, as many as are shown at most."""
     with path.open("rb") as file:
-        return np.frombuffer(file.read(SHOWN * WORD_BYTES), "<u8").astype(np.uint64)
+        return np.frombuffer(file.read(MOST_NUMBERS * WORD_BYTES), "<u8").astype(np.uint64)
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -125,7 +125,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        with logs.at(request=(request_id := secrets.token_hex(8)), **_place(scope["path"])):
+        with logs.at(request=(request_id := secrets.token_hex(8)), **_log_fields(scope["path"])):
             await self._serve(scope, receive, send, request_id)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -308,10 +308,10 @@ class _ResponseWriter:
         await self._send(message)
 
 
-def _place(path: str) -> dict[str, object]:
+def _log_fields(path: str) -> dict[str, object]:
     """What a request is about, for the log."""
-    found = _EXCHANGE_PATH.match(path)
-    return {"run": found[1], "exchange": int(found[2]), "step": found[3]} if found else {}
+    match = _EXCHANGE_PATH.match(path)
+    return {"run": match[1], "exchange": int(match[2]), "step": match[3]} if match else {}
 
 
 def _address(scope: Scope) -> str:

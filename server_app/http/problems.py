@@ -133,12 +133,12 @@ def _rejection_for_http(error: HTTPException) -> Rejection:
 
 def _describe(error: RequestValidationError) -> str:
     """Where the first mistakes are and of what kind; neither values nor undeclared keys."""
-    found = []
+    mistakes = []
     for item in error.errors()[:5]:
-        place = [str(part) for part in item["loc"][:2]]
+        location = [str(part) for part in item["loc"][:2]]
         if item["type"] == "extra_forbidden":
-            place = place[:1]
+            location = location[:1]
         elif item["type"] == "json_invalid":
-            place = ["body"]
-        found.append(f"{'.'.join(place)}: {item['type'].replace('_', ' ')}")
-    return "; ".join(dict.fromkeys(found))
+            location = ["body"]
+        mistakes.append(f"{'.'.join(location)}: {item['type'].replace('_', ' ')}")
+    return "; ".join(dict.fromkeys(mistakes))

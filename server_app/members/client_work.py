@@ -26,11 +26,12 @@ _MOST_ENDED: Final = 16
 class ClientWork:
     """Between the routes, which clients call, and `BufferedExchanges`, which leads.
 
-    book: of the run that is led, None if it is not buffered. said: by client, what it said last.
+    book: of the run that is led; None if it is not buffered.
+    reports: by client, what it said last of its work.
     """
 
     book: WorkBook | None = None
-    said: dict[int, WorkIn] = field(default_factory=dict)
+    reports: dict[int, WorkIn] = field(default_factory=dict)
     _run: str = ""
     _given: dict[int, Task] = field(default_factory=dict)
     _models: dict[int, Path] = field(default_factory=dict)
@@ -40,15 +41,15 @@ class ClientWork:
 
     # --- what the routes ask --------------------------------------------------------------------
 
-    def joined(self, client: int, work: WorkIn | None) -> None:
+    def join(self, client: int, work: WorkIn | None) -> None:
         """A client has started, or has found this server again; what it has in hand."""
-        self.said.pop(client, None)
+        self.reports.pop(client, None)
         if work is not None:
-            self.said[client] = work
+            self.reports[client] = work
 
-    def heard(self, client: int, work: WorkIn) -> None:
+    def report(self, client: int, work: WorkIn) -> None:
         """A client says how its work stands."""
-        self.said[client] = work
+        self.reports[client] = work
 
     def given_to(self, client: int, run: str, number: int) -> Task | None:
         """The work that a client is to do. run, number: of the last version that it took, which it knows already."""
@@ -98,9 +99,9 @@ class ClientWork:
         """A run has ended, and that is written down."""
         self._ended.append(run)
 
-    def said_of_run(self) -> list[tuple[int, WorkIn]]:
+    def reports_of_run(self) -> list[tuple[int, WorkIn]]:
         """What clients have in hand of this run."""
-        return [(client, work) for client, work in sorted(self.said.items()) if work.run == self._run]
+        return [(client, work) for client, work in sorted(self.reports.items()) if work.run == self._run]
 
     def give(self, client: int, task: Task, model: Path) -> None:
         """A client is to train from a version; `model` is its file."""

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias
 
 _STEP_SECONDS: Final = 0.25
-AHEAD: Final = "has gone on to later exchanges, of which this server knows nothing: an older state of it was put back"
+MOVED_ON: Final = (
+    "has gone on to later exchanges, of which this server knows nothing: an older state of it was put back"
+)
 """Why a client is gone that has taken a task with a larger number than that of the newest exchange."""
 
 ExchangeId: TypeAlias = tuple[str, int]
@@ -84,7 +86,7 @@ class Presence:
     clock: Callable[[], float]
     installed: dict[int, str] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
-    _seen: dict[int, float] = field(default_factory=dict)
+    _last_sign: dict[int, float] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)
     """When clients that are not online were last heard from, known or assumed."""
     _polling: Counter[int] = field(default_factory=Counter)
@@ -112,7 +114,7 @@ class Presence:
 
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived, or more of one."""
-        self._seen[client] = self.clock()
+        self._last_sign[client] = self.clock()
 
     @contextlib.contextmanager
     def polling(self, client: int) -> Iterator[None]:
@@ -131,8 +133,8 @@ class Presence:
 
         An exchange that has just asked for it gives it the time to come back, anyway.
         """
-        if client not in self._polling and client in self._seen:
-            self._expected[client] = self._seen.pop(client)
+        if client not in self._polling and client in self._last_sign:
+            self._expected[client] = self._last_sign.pop(client)
 
     def expect(self, clients: Iterable[int]) -> None:
         """An exchange of these clients resumes, and has only just begun to listen to them.
@@ -143,7 +145,7 @@ class Presence:
 
     def expect_unheard(self, clients: Iterable[int]) -> None:
         """Clients not heard from since this process began get time to come back; those that have left do not."""
-        known = self._seen.keys() | self._expected.keys() | self._polling.keys() | self._stopped
+        known = self._last_sign.keys() | self._expected.keys() | self._polling.keys() | self._stopped
         self.expect(client for client in clients if client not in known)
 
     def newest_task(self, run: str) -> int:
@@ -169,11 +171,11 @@ class Presence:
         """
         run, after = self._last_tasks.get(client, ("", 0))
         if run == task[0] and after > task[1]:
-            return AHEAD
+            return MOVED_ON
         if run == task[0] and after == task[1]:
             return "has left without a word"
-        handed = self._deliveries.get(client)
-        if handed is not None and handed.task == task and handed.last - handed.first > liveness:
+        delivery = self._deliveries.get(client)
+        if delivery is not None and delivery.task == task and delivery.last - delivery.first > liveness:
             return f"asks for its task for more than {liveness:g} s and does not begin"
         limit = liveness if pause is None else max(liveness, pause)
         if self.silent_for(client) > limit:
@@ -197,14 +199,14 @@ class Presence:
             return math.inf
         if client in self._polling:
             return 0.0
-        heard = [times[client] for times in (self._seen, self._expected) if client in times]
-        return self.clock() - max(heard) if heard else math.inf
+        moments = [times[client] for times in (self._last_sign, self._expected) if client in times]
+        return self.clock() - max(moments) if moments else math.inf
 
     def online(self, within: float) -> frozenset[int]:
         """Clients that wait for an answer, or signed a request in the last `within` seconds."""
         now = self.clock()
-        heard = {client for client, seen in self._seen.items() if now - seen <= within}
-        return frozenset(heard | self._polling.keys()) - self._stopped
+        recent = {client for client, moment in self._last_sign.items() if now - moment <= within}
+        return frozenset(recent | self._polling.keys()) - self._stopped
 
     def mismatched(self, app_sha256: str, within: float) -> frozenset[int]:
         """Those online whose owner installed another app."""

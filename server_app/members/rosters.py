@@ -76,7 +76,7 @@ class Rosters:
         return [roster for roster in self._chain if version < roster.version <= self._current.version]
 
     @contextmanager
-    def held(self, version: int | None = None) -> Iterator[Roster]:
+    def hold(self, version: int | None = None) -> Iterator[Roster]:
         """The roster of an exchange, which stays in use until the exchange has ended.
 
         version: of an exchange that began under it, in an earlier process; None for the roster in use.
@@ -94,8 +94,8 @@ class Rosters:
         """Take rosters that follow the newest, durably; those that lead up to it change nothing.
 
         Raises ProtocolViolation, under a fixed name, for what is no successor: what counts is the authority's
-        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure if they cannot be
-        kept; then none of them is taken.
+        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure where they cannot be
+        stored; then none of them is taken.
         """
         async with self._publishing:
             known = [roster.to_json() for roster in self._chain]
@@ -116,11 +116,11 @@ class Rosters:
         """
         async with self._publishing:
             self._store = store
-            kept = await store.rosters_after(0)
-            fresh = [text for version, text in sorted(kept.items()) if version > self.newest.version]
+            stored = await store.rosters_after(0)
+            fresh = [text for version, text in sorted(stored.items()) if version > self.newest.version]
             await self._take(successors(self.newest, fresh, self._authority))
             for roster in self._chain:
-                if roster.version not in kept:
+                if roster.version not in stored:
                     await store.add_roster(roster.version, roster.to_json())
             self._use_newest()
 

@@ -89,19 +89,19 @@ class LoginSessions:
 
     async def find(self, secret: str) -> LoginSession:
         """The session of a cookie; raises Unauthorized."""
-        return await self._found(digest_of(secret))
+        return await self._session_of(digest_of(secret))
 
-    async def _found(self, digest: bytes) -> LoginSession:
+    async def _session_of(self, digest: bytes) -> LoginSession:
         row = await self._store.session(digest)
-        gone = row is None or row.expires <= self.wall()
-        if row is None or gone or (row.role == Role.OPERATOR and row.holder != self._operators):
+        expired = row is None or row.expires <= self.wall()
+        if row is None or expired or (row.role == Role.OPERATOR and row.holder != self._operators):
             raise Unauthorized("the session has ended; sign in again")
         return LoginSession(digest=digest, role=Role(row.role), expires=row.expires)
 
     async def holds(self, session: LoginSession) -> bool:
         """Whether a session has not been ended."""
         try:
-            await self._found(session.digest)
+            await self._session_of(session.digest)
         except Unauthorized:
             return False
         return True
@@ -117,8 +117,8 @@ class LoginSessions:
 
     # --- links ----------------------------------------------------------------------------------
 
-    async def make_link(self, asked: LinkIn) -> tuple[str, LinkRow]:
-        """A new link and its token; Rejection if there are too many."""
+    async def make_link(self, request: LinkIn) -> tuple[str, LinkRow]:
+        """A new link and its token; Rejection where there are too many."""
         now = self.wall()
         if len(await self.links()) >= MOST_LINKS:
             raise Rejection(ProblemKind.BUSY, f"there are {MOST_LINKS} links already; revoke some")
@@ -126,9 +126,9 @@ class LoginSessions:
         row = LinkRow(
             id=self._randomness(6).hex(),
             digest=digest_of(token),
-            label=asked.label,
+            label=request.label,
             created=now,
-            expires=now + asked.days * _DAY,
+            expires=now + request.days * _DAY,
         )
         await self._store.add_link(row)
         return token, row

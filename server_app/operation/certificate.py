@@ -27,7 +27,7 @@ class ServedCertificate:
         """Raises KitError if the files are no certificate with its key."""
         self._files = (certificate, key)
         self._wall = wall
-        self._told = ""
+        self._logged_warning = ""
         self._certificate, self._context = _load(certificate, key)
 
     @property
@@ -47,8 +47,8 @@ class ServedCertificate:
 
     def remind(self) -> None:
         """Log the warning when it is new, which it is every day."""
-        if (text := self.warning) != self._told:
-            self._told = text
+        if (text := self.warning) != self._logged_warning:
+            self._logged_warning = text
             if text:
                 log.warning("%s", text)
 

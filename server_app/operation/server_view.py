@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcore.state import ModelState
 from fedcore.wire.watch import ServerViewOut
 
-SHOWN: Final = 32
+MOST_NUMBERS: Final = 32
 """Numbers of each vector."""
 _WORD_BITS: Final = 64
 _MOST_BITS: Final = 32
@@ -45,11 +45,11 @@ def fields(words: NDArray[np.uint64], field_bits: int) -> tuple[int, list[int]]:
     bits = min(field_bits, _MOST_BITS)
     mask = np.uint64((1 << bits) - 1)
     lanes = [(words >> np.uint64(shift)) & mask for shift in range(0, _WORD_BITS - bits + 1, bits)]
-    return bits, [int(number) for number in np.stack(lanes, axis=1).reshape(-1)[:SHOWN]]
+    return bits, [int(number) for number in np.stack(lanes, axis=1).reshape(-1)[:MOST_NUMBERS]]
 
 
 def first_values(model: ModelState) -> list[float | None]:
     """The first numbers of a model, in the order of its tensors; None for one that is none."""
-    tensors = (model.float32(name, 0, SHOWN).tolist() for name in model)
-    numbers = itertools.islice(itertools.chain.from_iterable(tensors), SHOWN)
+    tensors = (model.float32(name, 0, MOST_NUMBERS).tolist() for name in model)
+    numbers = itertools.islice(itertools.chain.from_iterable(tensors), MOST_NUMBERS)
     return [float(number) if math.isfinite(number) else None for number in numbers]

@@ -52,23 +52,23 @@ OF_CLIENTS: Final = problem_responses(
 def of_app(name: str, kind: type[T]) -> Callable[[Request], Awaitable[T]]:
     """A dependency: what the application holds under this name for all of its requests."""
 
-    async def found(request: Request) -> T:
-        return _held(request, name, kind)
+    async def value(request: Request) -> T:
+        return _state_of(request, name, kind)
 
-    return found
+    return value
 
 
-def _held(request: Request, name: str, kind: type[T]) -> T:
-    held = getattr(request.app.state, name)
-    assert isinstance(held, kind)  # noqa: S101 - set when the application is made
-    return held
+def _state_of(request: Request, name: str, kind: type[T]) -> T:
+    value = getattr(request.app.state, name)
+    assert isinstance(value, kind)  # noqa: S101 - set when the application is made
+    return value
 
 
 def guarded_request(request: Request) -> GuardedRequest:
     """What the guard knows about this request."""
-    found = request.scope[SCOPE_KEY]
-    assert isinstance(found, GuardedRequest)  # noqa: S101 - the guard wraps the whole application
-    return found
+    guarded = request.scope[SCOPE_KEY]
+    assert isinstance(guarded, GuardedRequest)  # noqa: S101 - the guard wraps the whole application
+    return guarded
 
 
 async def signed_head(request: Request) -> ClientCaller:
@@ -76,7 +76,7 @@ async def signed_head(request: Request) -> ClientCaller:
     caller = guarded_request(request).caller
     if caller is None:
         raise Unauthorized("this address needs a client's signature")
-    _held(request, "services", Services).presence.touch(caller.client_id)
+    _state_of(request, "services", Services).presence.touch(caller.client_id)
     return caller
 
 
@@ -139,17 +139,17 @@ AnyPoll = Annotated[LongPoll, Depends(long_poll_of)]
 
 
 async def records_after(services: Services, known: str) -> TranscriptOut:
-    """A part of the transcript; Rejection if it does not contain the record that is named."""
-    found = await services.store.records_after(known)
-    if found is None:
+    """A part of the transcript; Rejection where it does not contain the record that is named."""
+    records = await services.store.records_after(known)
+    if records is None:
         raise Rejection(ProblemKind.NOT_FOUND, "the transcript does not contain a record of that hash")
-    return found
+    return records
 
 
-async def _find(request: Request, run: str, exchange: int, client: int, queue: RunQueue) -> Exchange:
-    found = await queue.find_exchange(run, exchange, client)
-    guarded_request(request).count_bytes = found.usage.byte_counter(client)
-    return found
+async def _find(request: Request, run: str, number: int, client: int, queue: RunQueue) -> Exchange:
+    exchange = await queue.find_exchange(run, number, client)
+    guarded_request(request).count_bytes = exchange.usage.byte_counter(client)
+    return exchange
 
 
 async def exchange_of(

@@ -88,7 +88,7 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     services.presence.join(
         client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
     )
-    services.work.joined(client.client_id, body.work)
+    services.work.join(client.client_id, body.work)
     if body.work is not None:
         services.client_bell.ring()
     return JoinOut(
@@ -119,10 +119,10 @@ async def heartbeat(
     services.presence.note_eligible(client.client_id, body.eligible)
     if body.stopping:
         services.presence.stop(client.client_id)
-    shown = queue.shown.find(body.run, body.exchange)
-    if shown is not None:
-        guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
-        shown.transfers.note_progress(client.client_id, body.received)
+    exchange = queue.shown.find(body.run, body.exchange)
+    if exchange is not None:
+        guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
+        exchange.transfers.note_progress(client.client_id, body.received)
 
 
 @router.get("/task", response_model=Task, responses=_NO_TASK)
@@ -144,23 +144,23 @@ async def task(
     """
 
     def probe() -> tuple[Exchange | None, Task] | None:
-        if (found := queue.shown.next_for(client.client_id, run, after)) is not None:
-            return found
+        if (due := queue.shown.next_for(client.client_id, run, after)) is not None:
+            return due
         task = services.work.given_to(client.client_id, work, version)
         return None if task is None else (None, task)
 
-    presence, found = services.presence, None
+    presence, due = services.presence, None
     presence.note_request(client.client_id, (run, after))
     try:
-        found = await waiting.answer(probe)
+        due = await waiting.answer(probe)
     except HungUp:
         presence.note_hangup(client.client_id)
-    if found is None:
+    if due is None:
         apps = await offers.to(client.client_id)
         headers = {OFFERS_HEADER: ", ".join(apps)} if apps else {}
         headers |= {WORK_HEADER: WORK_OVER} if services.work.is_over(work) else {}
         return Response(status_code=204, headers=headers)
-    exchange, task = found
+    exchange, task = due
     if exchange is None:
         guarded_request(request).count_bytes = services.work.counter(client.client_id)
         return json_response(task)
@@ -172,7 +172,7 @@ async def task(
 @router.put("/work", status_code=204)
 async def work(body: WorkIn, services: AnyServices, client: Client) -> None:
     """What a client has in hand of a buffered run: an update that is ready, or work that came to nothing."""
-    services.work.heard(client.client_id, body)
+    services.work.report(client.client_id, body)
     services.client_bell.ring()
 
 
@@ -186,11 +186,11 @@ async def version_model(
     request: Request, run: RunId, number: Annotated[int, Path(ge=0)], services: AnyServices, client: Client
 ) -> ModelResponse:
     """The model of a version, for a client that was given it to train from."""
-    found = services.work.model_for(client.client_id, run, number)
-    if found is None:
+    version = services.work.model_for(client.client_id, run, number)
+    if version is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this client is not asked to train from that version any more")
     guarded_request(request).count_bytes = services.work.counter(client.client_id)
-    return ModelResponse(*found)
+    return ModelResponse(*version)
 
 
 @router.get("/apps/{sha256}", response_model=AppOut, responses=problem_responses(K.NOT_FOUND))

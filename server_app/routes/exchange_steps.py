@@ -83,10 +83,10 @@ async def model(
     exchange.transfers.start_download(client.client_id)
     if base and (difference := exchange.difference_to(base)) is not None:
         return DifferenceResponse(difference, base)
-    found = exchange.model_for(client.client_id)
-    if found is None:
+    file = exchange.model_for(client.client_id)
+    if file is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
-    return ModelResponse(*found)
+    return ModelResponse(*file)
 
 
 @router.put("/place", status_code=204, responses=_PUT)
@@ -159,8 +159,8 @@ async def parts(
     size: Annotated[int, Query(ge=0, le=2**63 - 1, description="bytes of the update that the client sends")],
 ) -> PartsOut:
     """The parts that the server holds, for a client that goes on after a broken connection."""
-    held = exchange.parts_of(client.client_id, size)
-    return PartsOut(parts={index: sha256.hex() for index, sha256 in held.items()})
+    received = exchange.parts_of(client.client_id, size)
+    return PartsOut(parts={index: sha256.hex() for index, sha256 in received.items()})
 
 
 @router.put("/manifest", status_code=204, responses=_PUT)

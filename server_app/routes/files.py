@@ -42,8 +42,8 @@ class OctetsResponse(FileResponse):
             await super().__call__(scope, receive, send)
             return
         size = await asyncio.to_thread(lambda: Path(self.path).stat().st_size)
-        kept = {name: value for name, value in self.headers.items() if name not in _OF_THE_BODY}
-        await Response(status_code=200, headers={**kept, "X-Accel-Redirect": named})(scope, receive, send)
+        headers = {name: value for name, value in self.headers.items() if name not in _OF_THE_BODY}
+        await Response(status_code=200, headers={**headers, "X-Accel-Redirect": named})(scope, receive, send)
         scope[SCOPE_KEY].down += size
 
 

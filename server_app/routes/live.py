@@ -59,7 +59,7 @@ class Watch:
     session: LoginSession | None
     address: str
     until: float
-    _seen: int = 0
+    _sessions_ended: int = 0
 
     @property
     def role(self) -> Role:
@@ -76,8 +76,8 @@ class Watch:
         """Whether it does: the server leads and does not stop, the session holds, and there is time left."""
         if self.services.run_bell.stopped or not self.leadership.leads or self.seconds_left <= 0:
             return False
-        if self.session is not None and self._seen != self.sessions.ended:
-            self._seen = self.sessions.ended
+        if self.session is not None and self._sessions_ended != self.sessions.ended:
+            self._sessions_ended = self.sessions.ended
             return await self.sessions.holds(self.session)
         return True
 
@@ -161,16 +161,17 @@ async def _run_events(
 
 
 async def _federation_events(watch: Watch, feed: OverviewFeed) -> AsyncIterator[bytes]:
-    told: dict[str, str] = {}
+    previous: dict[str, str] = {}
     clock = asyncio.get_running_loop().time
-    said_at = clock()
+    sent_at = clock()
     yield COMMENT
     while await watch.goes_on():
-        shown = await feed.poll(watch.role)
-        news = "".join(f"event: {name}\ndata: {text}\n\n" for name, text in shown.items() if told.get(name) != text)
-        told = shown
-        if news or clock() - said_at >= COMMENT_SECONDS:
-            said_at = clock()
+        current = await feed.poll(watch.role)
+        changed = ((name, text) for name, text in current.items() if previous.get(name) != text)
+        news = "".join(f"event: {name}\ndata: {text}\n\n" for name, text in changed)
+        previous = current
+        if news or clock() - sent_at >= COMMENT_SECONDS:
+            sent_at = clock()
             yield news.encode() or COMMENT
         until = clock() + min(PAUSE_SECONDS, watch.seconds_left)
         while (left := until - clock()) > 0 and not watch.services.run_bell.stopped:

@@ -83,8 +83,8 @@ async def runs(
     status: RunStatus | None = None,
 ) -> RunsOut:
     """The runs, the newest first."""
-    found = await queue.list_runs(limit, before, status)
-    return runs_for_viewers(found) if guarded_request(request).role is Role.VIEWER else found
+    page = await queue.list_runs(limit, before, status)
+    return runs_for_viewers(page) if guarded_request(request).role is Role.VIEWER else page
 
 
 @router.get("/runs/{run}", responses=_MISSING)
@@ -104,10 +104,10 @@ async def follow(
     role = guarded_request(request).role
     most = EVENTS_OF_VIEWERS if role is Role.VIEWER else None
     while True:
-        found = await queue.describe(run, after, most)
-        answer = run_for_viewers(found) if role is Role.VIEWER else found
-        if found.events and not answer.events:  # all of them were hidden ones: go on after these
-            after = found.events[-1].seq
+        state = await queue.describe(run, after, most)
+        answer = run_for_viewers(state) if role is Role.VIEWER else state
+        if state.events and not answer.events:  # all of them were hidden ones: go on after these
+            after = state.events[-1].seq
             continue
         left = deadline - services.clock()
         if answer.events or answer.status.final or left <= 0 or services.run_bell.stopped:
@@ -203,8 +203,8 @@ async def files(run: RunId, queue: AnyQueue) -> RunFilesOut:
 )
 async def file(run: RunId, path: FilePath, queue: AnyQueue) -> ModelResponse:
     """One of these files, by the path that the list has."""
-    found, listed = await queue.file(run, path)
-    return ModelResponse(found, ModelRef(sha256=listed.sha256, size=listed.size), path.rpartition("/")[2])
+    content, listed = await queue.file(run, path)
+    return ModelResponse(content, ModelRef(sha256=listed.sha256, size=listed.size), path.rpartition("/")[2])
 
 
 @router.get("/operator/rosters")

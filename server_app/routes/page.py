@@ -59,11 +59,11 @@ class PageFile:
 @functools.cache
 def page_files() -> Mapping[str, PageFile]:
     """All files of the page by name, read once, with their common version in them."""
-    found = dict(_below(files("server_app.page").joinpath("static")))
+    contents = dict(_below(files("server_app.page").joinpath("static")))
     whole = hashlib.sha256()
-    for name, content in sorted(found.items()):
+    for name, content in sorted(contents.items()):
         whole.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
-    return {name: _made(name, content, whole.hexdigest()[:12]) for name, content in found.items()}
+    return {name: _made(name, content, whole.hexdigest()[:12]) for name, content in contents.items()}
 
 
 def _below(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
@@ -90,14 +90,14 @@ async def page(request: Request) -> Response:
 @router.get("/page/{name:path}")
 async def file(request: Request, name: FileName, v: Annotated[str, Query(max_length=64)] = "") -> Response:
     """One of its files; who asks for a version may keep it for ever."""
-    found = page_files().get(name)
-    if found is None or name == INDEX:
+    known = page_files().get(name)
+    if known is None or name == INDEX:
         raise Rejection(ProblemKind.NOT_FOUND, "the page has no such file")
-    return _answer(request, found, _FOR_EVER if v else _ASK_AGAIN)
+    return _answer(request, known, _FOR_EVER if v else _ASK_AGAIN)
 
 
-def _answer(request: Request, found: PageFile, keeping: str) -> Response:
-    headers = {**_HEADERS, "Cache-Control": keeping, "ETag": found.etag}
-    if request.headers.get("if-none-match") == found.etag:
+def _answer(request: Request, page_file: PageFile, keeping: str) -> Response:
+    headers = {**_HEADERS, "Cache-Control": keeping, "ETag": page_file.etag}
+    if request.headers.get("if-none-match") == page_file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)
+    return Response(page_file.content, media_type=page_file.media_type, headers=headers)

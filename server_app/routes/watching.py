@@ -24,7 +24,7 @@ router = APIRouter(
 async def rounds(run: RunId, queue: AnyQueue) -> RoundsOut:
     """The rounds of a run so far: metrics, seconds, bytes, epsilon, and how many took part."""
     view = await queue.view(run)
-    return view.rounds.shown(view.seq)
+    return view.rounds.describe(view.seq)
 
 
 @router.get("/marks")

@@ -194,7 +194,7 @@ class RunQueue:
         view = await self.view(run)
         shown = self.shown.of(run) if self.shown.open_of(run) else []
         now, number = current_marks(shown, self._services.names)
-        return view.marks.shown(last, [member.name for member in self._services.roster.members], now, number)
+        return view.marks.describe(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> ServerViewOut:
         """What the server saw of the newest exchange; Rejection if it was none of this run."""

@@ -104,16 +104,16 @@ class _Sink:
 
     async def take(self) -> None:
         block: list[bytes | memoryview] = []
-        size, held = self._body.size, 0
+        size, block_bytes = self._body.size, 0
         async for chunk in self._body.chunks:
             self._received += len(chunk)
             if self._received > size:
                 raise Rejection(ProblemKind.TOO_LARGE, f"the body has more than the {size} bytes announced")
             block.append(chunk)
-            held += len(chunk)
-            if held >= WRITE_BYTES:
+            block_bytes += len(chunk)
+            if block_bytes >= WRITE_BYTES:
                 await self._flush(block)
-                block, held = [], 0
+                block, block_bytes = [], 0
         await self._flush(block)
         if self._received < size:
             raise Rejection(ProblemKind.MALFORMED, f"the body ended before the {size} bytes announced")

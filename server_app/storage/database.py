@@ -46,7 +46,7 @@ class PendingWrite:
     fenced: bool
     outcome: asyncio.Future[Any]
 
-    def settle(self, value: Any = None, error: Exception | None = None) -> None:
+    def resolve(self, value: Any = None, error: Exception | None = None) -> None:
         """Tell the caller, unless it went away."""
         if self.outcome.done():
             return
@@ -129,9 +129,9 @@ class Database:
             async with self._reader.begin() as connection:
                 return await work(connection)
         except Exception as error:
-            if (told := explained(error)) is error:
+            if (translated := explained(error)) is error:
                 raise
-            raise told from told.__cause__
+            raise translated from translated.__cause__
 
     def _check_open(self) -> None:
         if self._closed:
@@ -161,22 +161,22 @@ class Database:
 
     async def commit_together(self, batch: list[PendingWrite]) -> bool:
         """One transaction, and its outcomes told; False where one of several writes failed, and nothing is told."""
-        wanted = [entry for entry in batch if not entry.outcome.done()]
+        waiting = [entry for entry in batch if not entry.outcome.done()]
         try:
             async with self.engine.begin() as connection:
-                if any(entry.fenced for entry in wanted):
+                if any(entry.fenced for entry in waiting):
                     await self._check_fence(connection)
-                values = [await entry.work(connection) for entry in wanted]
+                values = [await entry.work(connection) for entry in waiting]
         except Exception as error:
-            told = explained(error)
+            translated = explained(error)
             # Where the database is away all of them fail alike; one by one they would wait for its return in turn.
-            if len(wanted) > 1 and not isinstance(told, StorageUnavailable | StorageDamaged):
+            if len(waiting) > 1 and not isinstance(translated, StorageUnavailable | StorageDamaged):
                 return False
-            for entry in wanted:
-                entry.settle(error=told)
+            for entry in waiting:
+                entry.resolve(error=translated)
             return True
-        for entry, value in zip(wanted, values, strict=True):
-            entry.settle(value)
+        for entry, value in zip(waiting, values, strict=True):
+            entry.resolve(value)
         return True
 
     async def _check_fence(self, connection: AsyncConnection) -> None:

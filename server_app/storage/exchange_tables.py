@@ -53,12 +53,12 @@ class ExchangeTables:
         statement = self.database.upsert(ExchangeRow).values(**row)
         statement = statement.on_conflict_do_nothing(index_elements=["run", "exchange"])
         columns = (ExchangeRow.stage, ExchangeRow.step, ExchangeRow.cohort, ExchangeRow.task)
-        kept = select(*columns).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+        stored = select(*columns).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
 
         async def work(connection: AsyncConnection) -> bool:
             if (await connection.execute(statement)).rowcount == 1:
                 return True
-            return tuple((await connection.execute(kept)).one()) == (stage, step, cohort, task)
+            return tuple((await connection.execute(stored)).one()) == (stage, step, cohort, task)
 
         if not await self.database.write(work):
             raise ConflictingMessage(f"exchange {exchange} of run {run} was opened before")

@@ -62,8 +62,8 @@ class RunTables:
         """
         statement = select(*RunRow.__table__.columns).order_by(RunRow.number.desc()).limit(limit)
         if before:
-            place = select(RunRow.number).where(RunRow.run == before).scalar_subquery()
-            statement = statement.where(RunRow.number < place)
+            submitted = select(RunRow.number).where(RunRow.run == before).scalar_subquery()
+            statement = statement.where(RunRow.number < submitted)
         if status is not None:
             statement = statement.where(RunRow.status == status.value)
         return [RunRow(**row) for row in await self.database.rows(statement)]

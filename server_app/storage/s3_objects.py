@@ -41,30 +41,30 @@ class S3Objects:
         self._cache = cache
 
     @classmethod
-    async def open(cls, place: str, cache: Path) -> S3Objects:
+    async def open(cls, location: str, cache: Path) -> S3Objects:
         """The bucket and prefix at `s3://bucket/prefix`. Raises ConfigurationError and StorageUnavailable."""
         try:
             from obstore.store import S3Store
         except ImportError:
             raise ConfigurationError("an object store needs one more package: pip install 'fedcore[s3]'") from None
-        if not place.startswith("s3://") or not place[5:].strip("/"):
-            raise ConfigurationError(f"objects is {place!r}; expected a folder, or s3://BUCKET/PREFIX")
+        if not location.startswith("s3://") or not location[5:].strip("/"):
+            raise ConfigurationError(f"objects is {location!r}; expected a folder, or s3://BUCKET/PREFIX")
         # Named here, since options that are given take the place of this variable.
         allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
         options: Any = {"client_options": {**_CLIENT, "allow_http": allow_http}, "retry_config": RETRY}
         try:
-            store = S3Store.from_url(place, **options)
+            store = S3Store.from_url(location, **options)
             await in_thread(_empty, cache)
             await _first(store)
         except Exception as error:
-            raise _refusal(place, error) from error
+            raise _refusal(location, error) from error
         return cls(store, cache)
 
     async def put(self, path: Path, key: str) -> None:
         """Upload a file, in parts where it is large; it stays here as the copy."""
         import obstore
 
-        result = await _asked(obstore.put_async(self._store, checked(key), path))
+        result = await _request(obstore.put_async(self._store, checked(key), path))
         with trouble_named():
             await in_thread(_keep, path, self._copy(key, result["e_tag"]))
 
@@ -73,7 +73,7 @@ class S3Objects:
         import obstore
 
         try:
-            about = await _asked(obstore.head_async(self._store, checked(key)))
+            about = await _request(obstore.head_async(self._store, checked(key)))
             copy = self._copy(key, about["e_tag"])
             if not copy.is_file():
                 copy = await self._download(key)
@@ -90,7 +90,7 @@ class S3Objects:
             names += [about["path"] for about in page]
         for start in range(0, len(names), 1000):
             with contextlib.suppress(FileNotFoundError):
-                await _asked(obstore.delete_async(self._store, names[start : start + 1000]))
+                await _request(obstore.delete_async(self._store, names[start : start + 1000]))
         with trouble_named():
             await in_thread(remove_object, self._cache / prefix)
 
@@ -100,7 +100,7 @@ class S3Objects:
     async def _download(self, key: str) -> Path:
         import obstore
 
-        answer = await _asked(obstore.get_async(self._store, key))
+        answer = await _request(obstore.get_async(self._store, key))
         copy = self._copy(key, answer.meta["e_tag"])  # which may be newer than a moment ago
         with _drafted(copy) as file, _away_named():
             async for block in answer.stream(min_chunk_size=_BLOCK_BYTES):
@@ -131,7 +131,7 @@ async def _pages(stream: Any) -> Any:
             yield page
 
 
-async def _asked(work: Awaitable[T]) -> T:
+async def _request(work: Awaitable[T]) -> T:
     with _away_named():
         return await work
 
@@ -148,14 +148,14 @@ def _away_named() -> Iterator[None]:
         raise StorageUnavailable(_AWAY) from error
 
 
-def _refusal(place: str, error: Exception) -> Exception:
+def _refusal(location: str, error: Exception) -> Exception:
     from obstore.exceptions import BaseError, GenericError
 
     why = str(error).partition("\n")[0][:300]
     if isinstance(error, GenericError):
-        return StorageUnavailable(f"the object store {place} cannot be used: {why}")
+        return StorageUnavailable(f"the object store {location} cannot be used: {why}")
     if isinstance(error, BaseError | PermissionError):
-        return ConfigurationError(f"the object store {place} cannot be used: {why}; look at objects and at AWS_...")
+        return ConfigurationError(f"the object store {location} cannot be used: {why}; look at objects and at AWS_...")
     return error
 
 

@@ -102,9 +102,9 @@ async def _upgrade(database: Path | str, to: int) -> list[str]:
             await connection.run_sync(_refuse_while_led)
             await connection.run_sync(migrate, version, to)
     except Exception as error:
-        if (told := explained(error)) is error:
+        if (translated := explained(error)) is error:
             raise
-        raise told from told.__cause__
+        raise translated from translated.__cause__
     finally:
         await engine.dispose()
     return [*lines, f"the database was led from version {version} to version {to}"]
@@ -113,9 +113,9 @@ async def _upgrade(database: Path | str, to: int) -> list[str]:
 def _known_version(connection: Connection) -> int:
     version = version_of(connection)
     if version is None or not OLDEST <= version <= SCHEMA_VERSION:
-        shown = "an unknown version" if version is None else "no tables" if version == 0 else f"version {version}"
+        name = "an unknown version" if version is None else "no tables" if version == 0 else f"version {version}"
         raise ConfigurationError(
-            f"the database has {shown}; this fedcore can lead versions {OLDEST} to {SCHEMA_VERSION} only: use the "
+            f"the database has {name}; this fedcore can lead versions {OLDEST} to {SCHEMA_VERSION} only: use the "
             "newest fedcore of those that wrote it"
         )
     return version
@@ -155,8 +155,8 @@ def migrate(connection: Connection, version: int, to: int) -> None:
 def _refuse_while_led(connection: Connection) -> None:
     if "leases" not in inspect(connection).get_table_names():
         return
-    held = connection.execute(select(LeaseRow.holder, LeaseRow.url).where(LeaseRow.until > now())).first()
-    if held is not None:
+    leader = connection.execute(select(LeaseRow.holder, LeaseRow.url).where(LeaseRow.until > now())).first()
+    if leader is not None:
         raise ConfigurationError(
-            f"the server {held.holder} ({held.url}) leads the federation; stop all of its servers first"
+            f"the server {leader.holder} ({leader.url}) leads the federation; stop all of its servers first"
         )

@@ -26,9 +26,9 @@ class SessionTables:
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(delete(SessionRow).where(SessionRow.expires <= row.created))
-            gone = (await connection.execute(old)).scalars().all()
-            if gone:
-                await connection.execute(delete(SessionRow).where(SessionRow.digest.in_(gone)))
+            surplus = (await connection.execute(old)).scalars().all()
+            if surplus:
+                await connection.execute(delete(SessionRow).where(SessionRow.digest.in_(surplus)))
             await connection.execute(insert(SessionRow).values(**values))
 
         await self.database.write(work)

@@ -35,7 +35,7 @@ class TranscriptTables:
         async def work(connection: AsyncConnection) -> str:
             for row in (await connection.execute(left)).all():
                 if (row.run, row.exchange) not in led:
-                    await _place(connection, row.number, row.unfinished_hash)
+                    await _append(connection, row.number, row.unfinished_hash)
             return (await _last(connection))[1]
 
         return await self.database.write(work)
@@ -45,11 +45,11 @@ class TranscriptTables:
 
         None if no record has left this head.
         """
-        place = select(RecordRow.place).where(RecordRow.head == known)
+        position = select(RecordRow.place).where(RecordRow.head == known)
         following = select(*RecordRow.__table__.columns).order_by(RecordRow.place).limit(_PAGE + 1)
 
         async def work(connection: AsyncConnection) -> Sequence[RowMapping] | None:
-            number = (await connection.execute(place)).scalar_one_or_none() if known else 0
+            number = (await connection.execute(position)).scalar_one_or_none() if known else 0
             if number is None:
                 return None
             return (await connection.execute(following.where(RecordRow.place > number))).mappings().all()
@@ -85,17 +85,17 @@ def record_completed(outcome: Outcome, signatures: Mapping[int, bytes]) -> Chang
     opened = select(RecordRow.number).where(RecordRow.complete_hash == name, RecordRow.place.is_(None))
 
     async def change(connection: AsyncConnection) -> None:
-        await _place(connection, (await connection.execute(opened)).scalar_one(), name, signatures=texts)
+        await _append(connection, (await connection.execute(opened)).scalar_one(), name, signatures=texts)
 
     return change
 
 
-async def _place(connection: AsyncConnection, number: int, name: str, **values: Any) -> None:
+async def _append(connection: AsyncConnection, number: int, name: str, **values: Any) -> None:
     """Append a record to the chain under this hash."""
     mine = RecordRow.number == number
     previous = (await connection.execute(select(RecordRow.previous).where(mine))).scalar_one()
-    place, head = await _last(connection)
-    values |= {"hash": name, "place": place + 1, "head": next_head(head, previous, name)}
+    position, head = await _last(connection)
+    values |= {"hash": name, "place": position + 1, "head": next_head(head, previous, name)}
     await connection.execute(update(RecordRow).where(mine).values(**values))
 
 

@@ -61,7 +61,7 @@ _DISK: Final[dict[int, FedcoreError]] = {
 def disk_trouble(error: OSError) -> FedcoreError | None:
     """What to say in place of an error of the file system, where it is the disk's trouble; otherwise None."""
     meaning = _DISK.get(error.errno or 0)
-    return None if meaning is None else _told(meaning, error)
+    return None if meaning is None else _with_cause(meaning, error)
 
 
 def explained(error: Exception) -> Exception:
@@ -70,10 +70,10 @@ def explained(error: Exception) -> Exception:
     if meaning is None:
         return error
     # The driver's own words, for the log; those of SQLAlchemy would come with the statement.
-    return _told(meaning, error.orig if isinstance(error, DBAPIError) and error.orig is not None else error)
+    return _with_cause(meaning, error.orig if isinstance(error, DBAPIError) and error.orig is not None else error)
 
 
-def _told(meaning: FedcoreError, cause: BaseException) -> FedcoreError:
+def _with_cause(meaning: FedcoreError, cause: BaseException) -> FedcoreError:
     explanation = type(meaning)(str(meaning))
     explanation.__cause__ = cause
     return explanation

@@ -13,15 +13,15 @@ from server_app.services import Services
 ONLINE_SECONDS: Final = 15.0
 
 
-def client_statuses(services: Services, run: str, app_sha256: str, shown: Sequence[Exchange]) -> RunClientsOut:
-    """All members, and what they do for a run that waits or is led. shown: those of the run that are open or ended
+def client_statuses(services: Services, run: str, app_sha256: str, exchanges: Sequence[Exchange]) -> RunClientsOut:
+    """All members, and what they do for a run that waits or is led. exchanges: those of the run that are open or ended
     last, the newest last.
 
     Of several that are open, as groups are, the one that began last stands for all, and each client in its own.
     """
-    newest = next((one for one in reversed(shown) if not one.stages.over), None)
-    own = {client: one for one in shown for client in one.task.cohort}
-    last = shown[-1] if shown else None
+    newest = next((one for one in reversed(exchanges) if not one.stages.over), None)
+    own = {client: one for one in exchanges for client in one.task.cohort}
+    last = exchanges[-1] if exchanges else None
     return RunClientsOut(
         run=run,
         exchange=newest.task.exchange if newest is not None else 0,
@@ -40,20 +40,20 @@ def _status(services: Services, client: int, app_sha256: str, exchange: Exchange
     if client in services.work.busy:
         return ClientRunState.TRAINING, "for a later sum"
     if exchange is None or client not in exchange.clients:
-        return _idle(services, client, app_sha256, asked=exchange is None or exchange.stages.over)
-    gone = exchange.clients.reasons.get(client, "")
+        return _idle(services, client, app_sha256, is_candidate=exchange is None or exchange.stages.over)
+    reason = exchange.clients.reasons.get(client, "")
     if exchange.stages.over:
-        state, why = _idle(services, client, app_sha256, asked=True)
-        return state, why or (f"dropped in exchange {exchange.task.exchange}: {gone}" if gone else "")
+        state, why = _idle(services, client, app_sha256, is_candidate=True)
+        return state, why or (f"dropped in exchange {exchange.task.exchange}: {reason}" if reason else "")
     if exchange.clients.has_update(client):
-        return ClientRunState.DONE, gone
-    if gone:
-        return ClientRunState.DROPPED, gone
+        return ClientRunState.DONE, reason
+    if reason:
+        return ClientRunState.DROPPED, reason
     return (ClientRunState.UPLOADING if exchange.uploads.received(client) else ClientRunState.TRAINING), ""
 
 
-def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> tuple[ClientRunState, str]:
-    """A client that works on nothing of this run. asked: whether it may be asked next, as far as that goes."""
+def _idle(services: Services, client: int, app_sha256: str, *, is_candidate: bool) -> tuple[ClientRunState, str]:
+    """A client that works on nothing of this run. is_candidate: whether it may be asked next, as far as that goes."""
     presence = services.presence
     if presence.silent_for(client) > ONLINE_SECONDS:
         return ClientRunState.AWAY, "is not connected"
@@ -61,4 +61,4 @@ def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> t
         return ClientRunState.WAITING, "another app is installed there than the one of this run"
     if presence.is_ineligible(client):
         return ClientRunState.WAITING, "may not train now, by its owner's rules"
-    return ClientRunState.WAITING, "" if asked else "is not asked in this exchange"
+    return ClientRunState.WAITING, "" if is_candidate else "is not asked in this exchange"

@@ -43,9 +43,9 @@ class OverviewFeed:
     async def _refresh(self) -> None:
         rings = self._services.run_bell.rings
         if rings != self._rings:
-            found = await list_runs(self._services.store, limit=RUNS, before="", status=None)
-            told = {Role.OPERATOR: found, Role.VIEWER: runs_for_viewers(found)}
-            self._runs = {role: browser_json(runs.model_dump_json()) for role, runs in told.items()}
+            page = await list_runs(self._services.store, limit=RUNS, before="", status=None)
+            pages = {Role.OPERATOR: page, Role.VIEWER: runs_for_viewers(page)}
+            self._runs = {role: browser_json(runs.model_dump_json()) for role, runs in pages.items()}
             self._rings = rings
         members = members_streamed(self._services)
         # When somebody was heard of last changes all the time, and is no news.

@@ -11,8 +11,8 @@ from fedcore.wire.tasks import is_query, is_training
 from fedcore.wire.watch import MOST_MARKS, ClientMarks, Mark, MarksOut
 from server_app.exchanges.exchange import Exchange
 
-_NOT_ASKED: Final[Mark] = "."
-_GONE: Final = frozenset({"x", "!"})
+_NO_PART: Final[Mark] = "."
+_FINAL_MARKS: Final = frozenset({"x", "!"})
 
 
 @dataclass(slots=True)
@@ -49,18 +49,18 @@ class ParticipationTimeline:
                     self._mark(done.exchange, client, "d")
 
     def _mark(self, exchange: int, client: str, mark: Mark) -> None:
-        found = self._exchanges.get(self._groups.get(exchange, exchange))
-        if found is not None and found.marks.get(client) != "!":  # what a client is blamed for outlasts its end
-            found.marks[client] = mark
+        column = self._exchanges.get(self._groups.get(exchange, exchange))
+        if column is not None and column.marks.get(client) != "!":  # what a client is blamed for outlasts its end
+            column.marks[client] = mark
 
-    def shown(self, last: int, members: Iterable[str], now: Mapping[str, Mark], open_exchange: int) -> MarksOut:
-        """The last exchanges. now: how the clients of `open_exchange` stand; 0 if none is open."""
+    def describe(self, last: int, members: Iterable[str], now: Mapping[str, Mark], open_exchange: int) -> MarksOut:
+        """The last exchanges. now: how the clients of `open_exchange` stand; 0 where none is open."""
         chosen = dict(list(self._exchanges.items())[-last:])
-        lines = {name: [_NOT_ASKED] * len(chosen) for name in members}
-        for place, (number, exchange) in enumerate(chosen.items()):
+        lines = {name: [_NO_PART] * len(chosen) for name in members}
+        for index, (number, exchange) in enumerate(chosen.items()):
             for name, mark in exchange.marks.items():
-                line = lines.setdefault(name, [_NOT_ASKED] * len(chosen))
-                line[place] = now.get(name, mark) if number == open_exchange and mark not in _GONE else mark
+                line = lines.setdefault(name, [_NO_PART] * len(chosen))
+                line[index] = now.get(name, mark) if number == open_exchange and mark not in _FINAL_MARKS else mark
         return MarksOut(
             exchanges=list(chosen),
             kinds=[exchange.kind for exchange in chosen.values()],
@@ -68,17 +68,17 @@ class ParticipationTimeline:
         )
 
 
-def current_marks(shown: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
+def current_marks(exchanges: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
     """How the clients of what is open stand, and its number: that of the draw where the open ones are groups of one.
 
     Of a client that is in several, the newest counts.
     """
     marks: dict[str, Mark] = {}
-    for exchange in shown:
+    for exchange in exchanges:
         marks |= _marks(exchange, names)
-    if not shown:
+    if not exchanges:
         return marks, 0
-    newest = shown[-1].task
+    newest = exchanges[-1].task
     return marks, newest.group.exchange if newest.group else newest.exchange
 
 

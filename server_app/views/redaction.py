@@ -12,14 +12,14 @@ from fedcore.wire.events import ClientDropped, Recorded, RunEnded, RunOut
 from fedcore.wire.operator import RunInfo, RunsOut, RunStatus
 from server_app.exchanges.plain import NO_REPLY
 
-SHOWN: Final = frozenset(
+VISIBLE_KINDS: Final = frozenset(
     {
         "clients", "started", "resumed", "exchange", "stage", "dropped", "blamed", "exchange-done", "exchange-failed",
         "exchange-repeated", "group", "group-ended", "figures", "ended",
     }
 )  # fmt: skip
 """Kinds of events that are for viewers, too. What an app prints or asks may be about the data of a site."""
-NOT_TOLD: Final = "ask the operator for the reason"
+NO_REASON: Final = "ask the operator for the reason"
 _OWN_WORDS: Final = frozenset({RunStatus.FINISHED, RunStatus.CANCELLED})
 """How a run may end so that its reason is the server's own; any other one may be what its app raised."""
 
@@ -27,11 +27,11 @@ _OWN_WORDS: Final = frozenset({RunStatus.FINISHED, RunStatus.CANCELLED})
 def event_for_viewers(item: Recorded) -> Recorded | None:
     """An event as viewers see it; None if it is not for them."""
     event = item.event
-    if event.kind not in SHOWN:
+    if event.kind not in VISIBLE_KINDS:
         return None
     if isinstance(event, RunEnded):
-        told = event.model_copy(update={"reason": _reason(event.status, event.reason)})
-        return item.model_copy(update={"event": told})
+        redacted = event.model_copy(update={"reason": _reason(event.status, event.reason)})
+        return item.model_copy(update={"event": redacted})
     if isinstance(event, ClientDropped) and event.reason.startswith(NO_REPLY):
         return item.model_copy(update={"event": event.model_copy(update={"reason": NO_REPLY})})
     return item
@@ -44,8 +44,8 @@ def runs_for_viewers(runs: RunsOut) -> RunsOut:
 
 def run_for_viewers(run: RunOut) -> RunOut:
     """A run with its events as viewers see it."""
-    told = [item for item in map(event_for_viewers, run.events) if item is not None]
-    return run.model_copy(update={"events": told, "reason": _reason(run.status, run.reason)})
+    visible = [item for item in map(event_for_viewers, run.events) if item is not None]
+    return run.model_copy(update={"events": visible, "reason": _reason(run.status, run.reason)})
 
 
 def _info(run: RunInfo) -> RunInfo:
@@ -53,4 +53,4 @@ def _info(run: RunInfo) -> RunInfo:
 
 
 def _reason(status: RunStatus, reason: str) -> str:
-    return reason if status in _OWN_WORDS or not reason else NOT_TOLD
+    return reason if status in _OWN_WORDS or not reason else NO_REASON

@@ -45,33 +45,33 @@ class RoundCharts:
             case ExchangeStarted(exchange=exchange, cohort=cohort):
                 self._cohort = (exchange, len(cohort))
             case FiguresFound(source=source, server_round=number, metrics=metrics):
-                found = self._round(number)
-                {"train": found.train, "evaluate": found.evaluate, "server": found.server}[source].update(
+                entry = self._round(number)
+                {"train": entry.train, "evaluate": entry.evaluate, "server": entry.server}[source].update(
                     _drawable(metrics)
                 )
             case ExchangeDone() as done if done.trains or done.evaluates:
                 self._add(done)
 
     def _round(self, number: int) -> _Round:
-        found = self._rounds.setdefault(number, _Round())
+        entry = self._rounds.setdefault(number, _Round())
         if len(self._rounds) > MOST_ROUNDS:
             del self._rounds[next(iter(self._rounds))]
-        return found
+        return entry
 
     def _add(self, done: ExchangeDone) -> None:
-        found = self._round(done.server_round)
-        found.seconds += done.seconds
-        found.up += sum(done.bytes_up.values())
-        found.down += sum(done.bytes_down.values())
-        found.epsilon = done.epsilon_spent if done.epsilon_spent is not None else found.epsilon
-        (found.train if done.trains else found.evaluate).update(_drawable(done.metrics))
-        if done.trains or not found.has_trained:
-            found.has_trained = done.trains
-            found.survivors = len(done.survivors)
+        entry = self._round(done.server_round)
+        entry.seconds += done.seconds
+        entry.up += sum(done.bytes_up.values())
+        entry.down += sum(done.bytes_down.values())
+        entry.epsilon = done.epsilon_spent if done.epsilon_spent is not None else entry.epsilon
+        (entry.train if done.trains else entry.evaluate).update(_drawable(done.metrics))
+        if done.trains or not entry.has_trained:
+            entry.has_trained = done.trains
+            entry.survivors = len(done.survivors)
             exchange, cohort = self._cohort
-            found.cohort = cohort if exchange == done.exchange else found.survivors
+            entry.cohort = cohort if exchange == done.exchange else entry.survivors
 
-    def shown(self, seq: int) -> RoundsOut:
+    def describe(self, seq: int) -> RoundsOut:
         """All rounds, in order. seq: number of the last event that was taken."""
         return RoundsOut(
             rounds=[

@@ -46,12 +46,12 @@ class Frame:
         """An event as `text/event-stream` (WHATWG HTML, 9.2)."""
         event = item.event
         key = (event.exchange, event.stage) if isinstance(event, StageProgress) else None
-        told = event_for_viewers(item)
-        data = _sent(item)
-        return cls(item.seq, data, data if told is item else b"" if told is None else _sent(told), key)
+        visible = event_for_viewers(item)
+        data = _encode(item)
+        return cls(item.seq, data, data if visible is item else b"" if visible is None else _encode(visible), key)
 
 
-def _sent(item: Recorded) -> bytes:
+def _encode(item: Recorded) -> bytes:
     return f"id: {item.seq}\nevent: {item.event.kind}\ndata: {browser_json(item.model_dump_json())}\n\n".encode()
 
 

@@ -181,7 +181,7 @@ class BufferedExchanges:
 
     def _hear(self, book: WorkBook) -> None:
         """Take note of what clients say of their work."""
-        for client, said in self.run.services.work.said_of_run():
+        for client, said in self.run.services.work.reports_of_run():
             own = book.trains_from(client)
             if own is None and said.state is not WorkState.GIVEN_UP:
                 self._welcome_back(book, client, said)
@@ -202,7 +202,7 @@ class BufferedExchanges:
         """A client that is gone, takes too long, or has lost its work leaves its place to others."""
         services, settings = self.run.services, self.run.plan.settings
         for client in book.training_clients:
-            said = services.work.said.get(client)
+            said = services.work.reports.get(client)
             if services.presence.silent_for(client) > settings.liveness_seconds:
                 self._forget(book, client, f"silent for more than {settings.liveness_seconds:g} s while it trained")
             elif services.clock() - self._since.get(client, 0.0) > settings.train_seconds + settings.step_seconds:
@@ -210,12 +210,12 @@ class BufferedExchanges:
             elif said is None and services.work.given_to(client, "", 0) is None:
                 self._forget(book, client, "has started again, without its work")
         for client in book.ready:
-            if client not in services.work.said:
+            if client not in services.work.reports:
                 self._forget(book, client, "has started again, without its update")
 
     def _forget(self, book: WorkBook, client: int, why: str) -> None:
         book.forget([client])
-        said = self.run.services.work.said
+        said = self.run.services.work.reports
         if client in said and said[client].state is WorkState.TRAINING:
             del said[client]  # it says so again when it is back; an update that is ready stays so
         self._let_go(client, why)

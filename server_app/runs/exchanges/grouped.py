@@ -54,7 +54,7 @@ class GroupedExchanges:
         run = self._run
         past = list(run.past_of(asked.step))
         # The groups need the roster of their draw: whoever was removed in between would be missed in all of them.
-        with run.services.roster.held(past[0].task["roster"] if past and past[0].task else None):
+        with run.services.roster.hold(past[0].task["roster"] if past and past[0].task else None):
             draw, end = await self._draw(asked, iter([row for row in past if _is_draw(row)]))
             parts = groups_of(draw, end.places)
             rows = {part.group.number: [row for row in past if _number(row) == part.group.number] for part in parts}
@@ -131,7 +131,7 @@ class _DrawRunner:
             add_event=run.event_log.add,
             step=self._asked.step,
         )
-        with run.services.roster.held() as roster:
+        with run.services.roster.hold() as roster:
             exchange = DrawExchange(context, federation=roster.federation, roster=roster.keys)
             return task, await run.lead(exchange, row)
 
@@ -147,7 +147,7 @@ class _DrawRunner:
         await run.pause(attempt)
         clients = await run.clients.cohort(request.nodes, attempt.number, message_type=request.message_type)
         previous = await self._sums.head()
-        with run.services.roster.held() as roster:
+        with run.services.roster.hold() as roster:
             cohort = self._sums.cohort(roster, clients, previous)
             return run.tasks.for_draw(request, self._asked.announced, cohort, attempt=attempt.number)
 

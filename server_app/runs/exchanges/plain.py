@@ -51,13 +51,13 @@ class PlainExchanges:
             await self._run.pause(attempt)
             kind = request.asked.questions[0].message_type
             cohort = await self._run.clients.cohort(tuple(request.questions), attempt.number, message_type=kind)
-            with services.roster.held() as roster:
+            with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
                 return task, await self._lead(request, task, None)
         task = KeptTask.model_validate(row.task)
         if row.result is not None:
             return task, ExchangeOutcome.from_json(row.result)
-        with services.roster.held(task.roster):
+        with services.roster.hold(task.roster):
             return task, await self._lead(request, task, row)
 
     def _task(self, request: PlainStep, cohort: Sequence[int], attempt: int, roster: int) -> Task:

@@ -80,7 +80,7 @@ class SecureExchanges:
     ) -> tuple[Task, ExchangeOutcome]:
         """Announce and lead a new attempt; raises BudgetSpent. more: other fields of its `Cohort`."""
         previous = await self.head()
-        with self._run.services.roster.held() as roster:
+        with self._run.services.roster.hold() as roster:
             whom = self.cohort(roster, cohort, previous, **{"whole": attempt.whole, **more})
             task = self._run.tasks.for_sum(asked.request, asked.announced, whom, attempt=attempt.number)
             return task, await self._lead(asked, task, roster, None)
@@ -95,7 +95,7 @@ class SecureExchanges:
         if row.result is not None:
             self._run.note_start(task, model=task.model.sha256 if task.model else None)
             return task, ExchangeOutcome.from_json(row.result)
-        with self._run.services.roster.held(task.roster) as roster:
+        with self._run.services.roster.hold(task.roster) as roster:
             return task, await self._lead(asked, task, roster, row)
 
     async def head(self) -> str:

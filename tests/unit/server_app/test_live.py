@@ -22,7 +22,7 @@ from server_app.http.event_stream import StreamSlots
 from server_app.routes import live, operator
 from server_app.runs.leadership import Leadership
 from server_app.views import members
-from server_app.views.redaction import NOT_TOLD, SHOWN
+from server_app.views.redaction import NO_REASON, VISIBLE_KINDS
 from server_app.views.run_views import Frame, newest
 
 ALL = [1, 2, 3, 4]
@@ -113,7 +113,7 @@ async def test_viewers_do_not_see_what_an_exception_of_the_app_says(here: Site, 
             await feed.until("runs")
         told = "".join([events.body, feed.body, *(bodies if role is Role.VIEWER else [])])
         assert ("patient" in told) == (role is Role.OPERATOR)
-        assert (NOT_TOLD in told) == (role is Role.VIEWER)
+        assert (NO_REASON in told) == (role is Role.VIEWER)
         assert NO_REPLY in told
 
 
@@ -134,7 +134,7 @@ async def test_viewers_get_some_events_at_a_time(here: Site, monkeypatch: pytest
         app.on_line(f"line {number}")
     app.fail("enough")
     ended = await here.follow(run)
-    kept = [item.seq for item in ended.events if item.event.kind in SHOWN]
+    kept = [item.seq for item in ended.events if item.event.kind in VISIBLE_KINDS]
     found: list[int] = []
     while page := (await here.signed_in(viewer, "GET", f"/v1/runs/{run}?after={max(found, default=0)}")).json()[
         "events"

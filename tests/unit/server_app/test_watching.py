@@ -109,7 +109,7 @@ def test_a_round_is_its_training_and_its_evaluation() -> None:
     ]  # fmt: skip
     for item in numbered(events):
         book.take(item)
-    shown = book.shown(7)
+    shown = book.describe(7)
     assert (shown.planned, shown.seq) == (9, 7)
     (one,) = shown.rounds
     assert (one.train, one.evaluate) == ({"loss": None}, {"acc": 0.75})
@@ -148,7 +148,7 @@ def test_hundreds_of_rounds_of_a_thousand_clients_are_one_small_answer() -> None
         where = {"exchange": number, "server_round": number}
         book.take(stamp(2 * number, 1.0, NOW, opening.model_copy(update=where)))
         book.take(stamp(2 * number + 1, 1.0, NOW, end.model_copy(update=where)))
-    assert len(book.shown(1001).model_dump_json()) < 250 * 500
+    assert len(book.describe(1001).model_dump_json()) < 250 * 500
 
 
 # --- marks ------------------------------------------------------------------------------------------------------
@@ -183,13 +183,13 @@ def test_blame_outlasts_what_follows_from_it_and_old_exchanges_go() -> None:
     ]
     for item in numbered(events):
         book.take(item)
-    shown = book.shown(2, ["d"], {}, 0)
+    shown = book.describe(2, ["d"], {}, 0)
     assert (shown.exchanges, shown.kinds) == ([MOST_MARKS - 1, MOST_MARKS], ["evaluate", "evaluate"])
     assert {client.name: client.marks for client in shown.clients} == {"b": "jj", "d": ".."}
-    whole = {client.name: client.marks[0] for client in book.shown(MOST_MARKS, NAMES, {}, 0).clients}
+    whole = {client.name: client.marks[0] for client in book.describe(MOST_MARKS, NAMES, {}, 0).clients}
     assert whole == {"a": "!", "b": "x", "c": "d"}
     book.take(stamp(999, 1.0, NOW, started(MOST_MARKS + 1, 1)))
-    assert book.shown(MOST_MARKS, [], {}, 0).exchanges[0] == 2
+    assert book.describe(MOST_MARKS, [], {}, 0).exchanges[0] == 2
 
 
 # --- what the server saw ----------------------------------------------------------------------------------------
