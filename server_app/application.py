@@ -27,6 +27,7 @@ from server_app.http.problems import install
 from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
 from server_app.members.sessions import LoginSessions
+from server_app.operation.metrics import Metrics
 from server_app.routes import client, docs, exchange_steps, health, live, operator, page, session, watching
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
@@ -72,9 +73,14 @@ class _App(FastAPI):
 
 
 def make_application(services: Services, *, token_sha256: bytes, start_app: StartApp | None = None) -> Application:
-    """Wire up routes, errors and the guard. token_sha256: SHA-256 of the operator's token.
+    """Wire up routes, errors and the guard; the lifespan of the application starts and stops the queue.
 
-    The application's lifespan starts and stops the queue.
+    services
+        Of this process.
+    token_sha256
+        SHA-256 of the operator's token.
+    start_app
+        Starts the ServerApp of a run; None for a process in a sandbox.
     """
     queue = RunQueue(services, start_app=start_app)
     leadership = Leadership(services, begin=queue.start, cease=queue.stop)
@@ -86,27 +92,18 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         docs_url=None,  # ours is in routes/docs.py
         redoc_url=None,
     )
-    sessions = LoginSessions(
-        services.store,
-        token_sha256=token_sha256,
-        wall=services.wall,
-        randomness=services.randomness,
-        bell=services.run_bell,
-    )
-    slots = StreamSlots()
+    sessions = _sessions(services, token_sha256)
     app.state.services = services
     app.state.queue = queue
     app.state.offers = AppOffers(services)
     app.state.leadership = leadership
     app.state.feed = OverviewFeed(services)
-    app.state.stream_slots = slots
+    app.state.stream_slots = slots = StreamSlots()
     app.state.sessions = sessions
     for router in _ROUTERS:
         app.include_router(router)
     install(app, services.metrics)
-    services.metrics.leader.set_function(lambda: float(leadership.leads))
-    for role in Role:
-        services.metrics.streams.labels(role.value).set_function(partial(slots.of_role, role))
+    _measure(services.metrics, leadership, slots)
     guarded = _guarded(app, services, sessions)
     return Application(
         asgi=EarlyAnswers(Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble)),
@@ -115,6 +112,23 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         queue=queue,
         leadership=leadership,
     )
+
+
+def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:
+    return LoginSessions(
+        services.store,
+        token_sha256=token_sha256,
+        wall=services.wall,
+        randomness=services.randomness,
+        bell=services.run_bell,
+    )
+
+
+def _measure(metrics: Metrics, leadership: Leadership, slots: StreamSlots) -> None:
+    """Let the metrics ask who leads, and how many streams are open, whenever they are read."""
+    metrics.leader.set_function(lambda: float(leadership.leads))
+    for role in Role:
+        metrics.streams.labels(role.value).set_function(partial(slots.of_role, role))
 
 
 def _lifespan(services: Services, leadership: Leadership) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

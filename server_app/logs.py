@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """Time and message; the level only where something is wrong."""
+    """Time and message; the level only if something is wrong."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")

@@ -45,16 +45,9 @@ def serve(
     log = logging.getLogger("fedcore.server")
     logs.configure(as_json=log_json)
     kit = ServerKit.load(_required(federation))
-    settings = ServerSettings(
-        data_dir=(data_dir or kit.data_dir).absolute(),
-        database=os.environ.get("FEDCORE_DATABASE") or kit.database,
-        objects=kit.objects,
-        accel_location=kit.accel_location,
-        keep_runs=kit.keep_runs,
-        keep_days=kit.keep_days,
-        url=f"https://{host or kit.host}:{kit.port if port < 0 else port}",
-        app_rules=kit.app_rules,
-        approved_apps=kit.approved_apps,
+    host, port = host or kit.host, kit.port if port < 0 else port
+    settings = ServerSettings.of_kit(
+        kit, data_dir=data_dir, database=os.environ.get("FEDCORE_DATABASE", ""), url=f"https://{host}:{port}"
     )
     refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database_file], kit.app_rules)
 
@@ -67,7 +60,7 @@ def serve(
         if ready_file is not None:
             write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
 
-    serving.run(kit, settings, host=host or kit.host, port=kit.port if port < 0 else port, ready=ready)
+    serving.run(kit, settings, host=host, port=port, ready=ready)
     log.info("stopped")
 
 

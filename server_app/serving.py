@@ -103,7 +103,7 @@ async def make_services(
 
 @contextlib.asynccontextmanager
 async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[None]:
-    """Show the metrics where that is asked for, and look after what nobody asks about."""
+    """Serve the metrics if the kit says so, and run the background tasks."""
     ending = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
     watching = (asyncio.create_task(watch_gauges(services)), asyncio.create_task(watch_storage(services)))
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from fedcore.federation import ServerKit
 from fedcore.federation.approval import ApprovedApps
 from fedcore.system.sandbox.sandbox import Rules
 
@@ -59,6 +60,29 @@ class ServerSettings:
     app_rules: Rules = field(default_factory=Rules)
     approved_apps: ApprovedApps | None = None
 
+    @classmethod
+    def of_kit(cls, kit: ServerKit, *, data_dir: Path | None, database: str, url: str) -> Self:
+        """Settings of a server with this kit.
+
+        data_dir
+            The data folder; None for that of the kit.
+        database
+            URL of a PostgreSQL database; "" for that of the kit.
+        url
+            Address of the server for others.
+        """
+        return cls(
+            data_dir=(data_dir or kit.data_dir).absolute(),
+            database=database or kit.database,
+            objects=kit.objects,
+            accel_location=kit.accel_location,
+            keep_runs=kit.keep_runs,
+            keep_days=kit.keep_days,
+            url=url,
+            app_rules=kit.app_rules,
+            approved_apps=kit.approved_apps,
+        )
+
     @property
     def shared(self) -> bool:
         """Whether other servers may use the same database."""
@@ -71,7 +95,7 @@ class ServerSettings:
 
     @property
     def runs_dir(self) -> Path:
-        """The objects of runs, where these are kept in the data folder."""
+        """The objects of runs, if these are kept in the data folder."""
         return self.data_dir / "runs"
 
     @property

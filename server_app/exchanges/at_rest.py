@@ -14,11 +14,20 @@ from server_app.storage.tables import ReceiptRow
 
 
 async def intact(objects: Objects, key: str, what: str, digest: str, digest_of: Callable[[Path], str]) -> Path:
-    """The object of a key, once it is seen to be what was written; raises DamagedAtRest, and StorageUnavailable.
+    """The object of a key, if it is what was written.
 
-    what: it is, for a person.
-    digest: that was signed, or kept, when it was written. "" where an earlier fedcore kept none: not looked at.
-    digest_of: how that was made, from a file read block by block; in a thread.
+    key
+        Of the object.
+    what
+        It is, for a person.
+    digest
+        Signed or stored when the object was written; "" if an earlier fedcore stored none: then it is not checked.
+    digest_of
+        Computes the digest from a file, block by block; runs in a thread.
+
+    Raises:
+        DamagedAtRest: the object is missing, or another one.
+        StorageUnavailable: the object store does not answer.
     """
     try:
         path = await objects.fetch(key)

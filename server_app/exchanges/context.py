@@ -19,7 +19,13 @@ from server_app.services import Services
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A model as its difference to another (`fedcore.state.difference`). base: the SHA-256 of that one's file."""
+    """A model as its difference to another (`fedcore.state.difference`).
+
+    base
+        SHA-256 of the file of the other model.
+    path
+        The file with the difference.
+    """
 
     base: str
     path: Path

@@ -252,7 +252,11 @@ class Exchange(RecoverableExchange):
     # --- the end --------------------------------------------------------------------------------
 
     def make_outcome(self, **fields: Any) -> ExchangeOutcome:
-        """An outcome of this exchange. fields: fields of `ExchangeOutcome`."""
+        """An outcome of this exchange.
+
+        fields
+            Fields of `ExchangeOutcome` that differ from what the exchange knows.
+        """
         end = ExchangeOutcome(
             survivors=tuple(sorted(self.survivors)),
             blamed=dict(self.blamed),

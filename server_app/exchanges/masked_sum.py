@@ -37,7 +37,12 @@ LEAST_VECTORS: Final = 4
 class MaskedSum:
     """The sum of the vectors of one exchange, one at a time.
 
-    key: the folder of the exchange's objects. words: length of a vector. clients: whose vectors are in it.
+    key
+        The folder of the exchange's objects.
+    words
+        Length of a vector.
+    clients
+        Clients whose vectors are in the sum.
     """
 
     def __init__(self, services: Services, run: str, exchange: int, *, key: str, words: int) -> None:

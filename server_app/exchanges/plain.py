@@ -34,8 +34,10 @@ _REFUSALS: Final = frozenset({WithdrawalReason.POLICY, WithdrawalReason.APP_MISM
 class PlainExchange(Exchange):
     """One stage: clients send a record file, or an error.
 
-    questions: what each client of the cohort is sent. timeout: seconds after which the ServerApp wants no reply any
-    more; None if it waits for all.
+    questions
+        What each client of the cohort is sent.
+    timeout
+        Seconds after which the ServerApp takes no more replies; None if it waits for all.
     """
 
     stage_names = (INPUT,)

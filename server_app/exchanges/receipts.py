@@ -31,14 +31,14 @@ class Receipts:
         self._digests: dict[tuple[str, int], bytes] = {}
 
     def has(self, client: int, step: str, digest: bytes) -> bool:
-        """Whether these very bytes came before; ConflictingMessage where others did."""
+        """Whether these very bytes came before; ConflictingMessage if others did."""
         known = self._digests.get((step, client))
         if known is not None and known != digest:
             raise ConflictingMessage("this step was answered before with other content")
         return known is not None
 
     async def keep(self, client: int, step: str, digest: bytes, body: Message) -> None:
-        """Make a message durable; ConflictingMessage where the client sent another one for this step."""
+        """Make a message durable; ConflictingMessage if the client sent another one for this step."""
         text = body.model_dump_json().encode()
         await self._store.add_receipt(self._run, self._exchange, step, client, digest, text)
         self._digests[step, client] = digest
@@ -49,9 +49,12 @@ class Receipts:
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], what: str) -> T:
-    """Repeat a write until the disk has room and the database answers: an exchange waits for its owner, then goes on.
+    """Repeat a write until the disk has room and the database answers.
 
-    what: for the log. The store's writes may be repeated, whatever became of the first one.
+    write
+        One of the store's writes, all of which may be repeated.
+    what
+        It writes, for the log.
     """
     pause = _FIRST_PAUSE
     while True:

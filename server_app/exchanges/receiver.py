@@ -154,7 +154,7 @@ class MessageReceiver(ABC):
                 self.clients.answer(client)
 
     def was_taken(self, client: int, step: str, digest: bytes) -> bool:
-        """Whether these very bytes came before; ConflictingMessage where others did."""
+        """Whether these very bytes came before; ConflictingMessage if others did."""
         self.require_member(client)
         return self.receipts.has(client, step, digest)
 

@@ -200,7 +200,7 @@ class SecureExchange(Exchange):
         self._receive(client, _MESSAGES[step].model_validate_json(body))
 
     def make_outcome(self, **fields: Any) -> ExchangeOutcome:
-        """Once the last stage has begun, shares were asked for; also where what was kept does not lead there again."""
+        """Once the last stage has begun, shares were asked for; also if what was kept does not lead there again."""
         unmasked = self.stages.is_past(CONSISTENCY) or self._stored_stage == UNMASK
         return super().make_outcome(**{"unmasked": unmasked, **fields})
 

@@ -239,7 +239,7 @@ class Participants:
     def drop(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
         """Give a client up: what it said in the present stage counts no more, unless that was its update.
 
-        withdrawal: what it said where it left by itself.
+        withdrawal: its message, if it left by itself.
         """
         self._move(client, ClientChange.DROP)
         self._answered.discard(client)
@@ -248,7 +248,7 @@ class Participants:
             self._withdrawals[client] = withdrawal
 
     def lasting_reason(self) -> WithdrawalReason | None:
-        """The one reason of all who withdrew so far, where it is one that another attempt will not mend."""
+        """The one reason of all who withdrew so far, if it is one that another attempt will not mend."""
         reasons = {withdrawal.reason for withdrawal in self._withdrawals.values()}
         return reasons.pop() if len(reasons) == 1 and reasons <= LASTING_REASONS else None
 

@@ -90,9 +90,12 @@ _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSY
 
 
 class SumFile:
-    """64-bit words, little endian. path: the file, empty at first, which is this object's to write to and to remove.
+    """64-bit words, little endian, in a file.
 
-    All but `discard` take a while, and raise OSError.
+    All methods but `discard` take a while, and raise OSError.
+
+    path
+        The file, empty at first. This object alone writes to it and removes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +107,7 @@ class SumFile:
             _allocate(file, words * WORD_BYTES)
 
     def add(self, vector: Path, *, threads: int) -> None:
-        """Add the words in the file `vector`, as `fold_file`."""
+        """Add the words in the file `vector`. Raises what `fold_file` raises."""
         fold_file(vector, self.path, threads=threads)
 
     def apply_masks(self, terms: Sequence[MaskTerm], *, threads: int) -> None:
@@ -119,7 +122,7 @@ class SumFile:
                 write_all(file, part.data.cast("B"), start * WORD_BYTES)
 
     def beginning(self) -> NDArray[np.uint64]:
-        """As many words as are shown at most."""
+        """The first words, as many as people are shown."""
         return first_words(self.path)
 
     def copy_to(self, path: Path) -> str:
@@ -147,7 +150,11 @@ class SumFile:
 
 
 class MappedWords:
-    """The words of a file. words: `[words]`, which cannot be written to."""
+    """The words of a file, to read.
+
+    words
+        `[words]`, read-only.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -166,7 +173,7 @@ def first_words(path: Path) -> NDArray[np.uint64]:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Make an empty file `size` bytes of zeros, on the disk too where the system can promise that."""
+    """Make an empty file `size` bytes of zeros, on the disk too if the system can promise that."""
     os.ftruncate(descriptor, size)
     if size and hasattr(os, "posix_fallocate"):
         try:

@@ -35,14 +35,22 @@ class Transfer(Enum):
 
 @dataclass(slots=True)
 class _Download:
-    """received: bytes, as the client said last; None if it fetches none, any more or yet. changed: when it did."""
+    """A download of a model.
+
+    received: bytes, as the client said last; None before and after the download.
+    changed: when that changed last.
+    """
 
     received: int | None
     changed: float
 
 
 class Transfers:
-    """clock: monotonic seconds."""
+    """Downloads and uploads of the clients that are under way.
+
+    clock
+        Monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -85,9 +93,14 @@ class Transfers:
         return Transfer.UPLOAD if client in self._uploads else None
 
     def why_late(self, client: int, size: int, seconds: float) -> str:
-        """What keeps a client whose time is up after `seconds`, and what to do; empty if it is in no transfer.
+        """What delays a client whose time is up, and what to do; empty if it is in no transfer.
 
-        size: bytes of the model.
+        client
+            Its number.
+        size
+            Bytes of the model.
+        seconds
+            How long the client has had.
         """
         match self.current(client):
             case Transfer.DOWNLOAD:
@@ -115,7 +128,13 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateLimits:
-    """How long an update of an exchange is: `longest` bytes, or up to that where it need not be `exact`."""
+    """How long an update of an exchange may be.
+
+    longest
+        Limit in bytes.
+    exact
+        Whether an update has to have just that size.
+    """
 
     longest: int
     exact: bool
@@ -191,9 +210,21 @@ class Uploads:
     ) -> None:
         """Spool one part.
 
-        `admit` raises where the client may not send any more; it is asked whenever time has passed. Raises what it and
-        `Spool.write` raise, Rejection for a part of a wrong size, ConflictingMessage for another than came before; and
-        then nothing has changed.
+        client
+            Its number.
+        index
+            Of the part.
+        body
+            Of the request.
+        admit
+            Raises if the client may not send any more. It is called again whenever time has passed.
+        progress
+            Called after each written block.
+
+        Raises:
+            Rejection: the part has a wrong size.
+            ConflictingMessage: another part came before. In every case, as when `admit` or `Spool.write` raise, nothing
+                has changed.
         """
         if self._holds(client, index, body):
             return
@@ -214,7 +245,7 @@ class Uploads:
         incoming.turns.pop(index, None)
 
     def _holds(self, client: int, index: int, body: Body) -> bool:
-        """Whether this very part is here; ConflictingMessage where another one is."""
+        """Whether this very part is here; ConflictingMessage if another one is."""
         incoming = self._incoming.get(client)
         part = incoming.parts.get(index) if incoming else None
         if part is not None and part.sha256 != body.sha256:

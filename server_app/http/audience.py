@@ -2,7 +2,7 @@
 
 The guard reads the declaration before it reads a byte of the body. What is declared nowhere is closed: a router of
 undeclared routes stops the making of the application, and an address that no declared route has is not found, even
-where something was added to the FastAPI application behind the guard's back.
+if something was added to the FastAPI application behind the guard's back.
 """
 
 from __future__ import annotations
@@ -68,8 +68,13 @@ class ForEverybody(APIRoute):
 class Audiences:
     """The audiences of an application's routes.
 
-    open_paths: addresses that are open without a declared route, such as the schema. Raises UsageError for a route that
-    declares no audience.
+    routes
+        All declared routes.
+    open_paths
+        Addresses that are open without a declared route, such as the schema.
+
+    Raises:
+        UsageError: a route declares no audience.
     """
 
     def __init__(self, routes: Iterable[BaseRoute], open_paths: Iterable[str | None] = ()) -> None:

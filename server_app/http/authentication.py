@@ -57,8 +57,16 @@ class Sender:
 class Authenticator:
     """Checks the head of a request.
 
-    audiences: who may call which route. rosters: whose members sign with which key. sessions: who is signed in, and
-    what the operator's token is. clock: seconds since 1970.
+    audiences
+        Who may call which route.
+    rosters
+        Rosters with the members and their keys.
+    sessions
+        Login sessions, and the operator's token.
+    clock
+        Seconds since 1970.
+    nonces
+        Nonces of the requests that came so far.
     """
 
     audiences: Audiences

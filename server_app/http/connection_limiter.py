@@ -1,7 +1,7 @@
 """Limits on connections: strangers may hold a few for seconds, members as many as they need.
 
 A connection is a stranger's until a request on it has shown a member's signature or an operator's token. Strangers have
-half of the places at most, and can take none from those who are known; where that half is full the oldest stranger of
+half of the places at most, and can take none from those who are known; if that half is full the oldest stranger of
 the busiest address is closed. One address may have a quarter of their places, an authenticated peer may have
 `CONNECTIONS_PER_PEER`, and a proxy that the settings name, which answers for those behind it, any number. The TLS
 handshakes of strangers are rate-limited: they are what a stranger costs.
@@ -50,7 +50,17 @@ class ConnectionState(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection. who: who it is known to be, empty for a stranger. is_proxy: whether others are behind it."""
+    """One connection.
+
+    sock
+        Its socket.
+    address
+        Of the peer.
+    who
+        The authenticated peer; empty for a stranger.
+    is_proxy
+        Whether others are behind it.
+    """
 
     sock: socket.socket = field(repr=False)
     address: str
@@ -71,7 +81,14 @@ FindContext: TypeAlias = Callable[[], ssl.SSLContext | None]
 class ConnectionLimiter:
     """Counts the connections of a process.
 
-    most: of all together. seconds: for the TLS handshake. proxies: whose connections are never strangers'.
+    most
+        Limit on all together.
+    seconds
+        For the TLS handshake.
+    proxies
+        Trusted proxies, whose connections do not count as strangers.
+    pace
+        Rate limit of the TLS handshakes of one address.
     """
 
     most: int
@@ -115,9 +132,14 @@ class ConnectionLimiter:
         return sum(map(len, self._strangers.values()))
 
     async def serve(self, listener: socket.socket, make: MakeProtocol, tls: FindContext) -> NoReturn:
-        """Accept connections until cancelled. make: the protocol of one, which says `leave` at its end.
+        """Accept connections until cancelled.
 
-        tls: asked for each connection, so that a new certificate counts from the next one on.
+        listener
+            A listening socket.
+        make
+            Makes the protocol of a connection, which calls `leave` at its end.
+        tls
+            Gives the TLS context of each connection, so that a new certificate counts from the next one on.
         """
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
@@ -152,7 +174,7 @@ class ConnectionLimiter:
             self.leave(connection)
 
     def admit(self, sock: socket.socket, address: str) -> Connection | None:
-        """A place for a new connection, where need be that of another stranger; None if there is none."""
+        """A slot for a new connection, if need be that of another stranger; None if there is none."""
         if is_within(address, self.proxies):
             return self._admit_proxy(sock, address)
         address = network_of(address)

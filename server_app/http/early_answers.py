@@ -2,7 +2,7 @@
 
 What is left of a body is the next thing on its connection. Nobody reads it any more, so the next request there would
 never be heard, by a server that keeps the connection, and an end without a word would reset it, upon which peers lose
-the answer (RFC 9112, section 9.6). So the rest is read before the answer goes out where it is short, and the
+the answer (RFC 9112, section 9.6). So the rest is read before the answer goes out if it is short, and the
 connection is kept; elsewhere the answer says that the connection is closed, and what still comes is thrown away for a
 moment before it is.
 """

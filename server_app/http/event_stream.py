@@ -57,7 +57,13 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """Sends what `chunks` makes, until that ends or nobody listens any more. place: entered as long as it lasts."""
+    """Sends what `chunks` makes, until that ends or the peer leaves.
+
+    chunks
+        Pieces of the stream.
+    slot
+        Entered as long as the stream lasts.
+    """
 
     media_type = EVENT_STREAM
 

@@ -105,10 +105,20 @@ class StalledBody(Rejection):
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Wraps the application. Sizes in bytes, times in seconds.
+    """Wraps the application. Sizes are in bytes, times in seconds.
 
-    rosters: whose members bound a control message. on_answer: told the status of each answer, 0 if there was none.
-    strangers: the pace of requests of nobody who is known.
+    app
+        The application behind the guard.
+    authenticate
+        Tells who sends a request.
+    rosters
+        Rosters; the number of members bounds a control message.
+    stall_seconds
+        How long a body may make no progress.
+    strangers
+        Rate limit of requests that nobody has signed.
+    on_answer
+        Gets the status of each answer, 0 if there was none.
     """
 
     app: ASGIApp
@@ -221,7 +231,7 @@ class Guard:
 class _BodyReader:
     """`receive` with limits on the size, on the time without progress, and on the whole time.
 
-    announced: Content-Length, None if there is none.
+    announced: Content-Length; None if there is none.
     """
 
     def __init__(self, receive: Receive, request: GuardedRequest, limit: int, stall_seconds: float) -> None:
@@ -315,7 +325,7 @@ def _log_fields(path: str) -> dict[str, object]:
 
 
 def _address(scope: Scope) -> str:
-    """Where a request comes from, a proxy's word for it included where the proxy is trusted; no name of a sender."""
+    """The address of a request, as a trusted proxy reports it or as the connection has it; no name of a sender."""
     client = scope.get("client")
     return f"address {network_of(client[0]) if client else 'unknown'}"
 

@@ -37,8 +37,14 @@ class ConnectionProtocol(Protocol):
 class LongBody(asyncio.BufferedProtocol):
     """Receives the next `size` bytes and not one more.
 
-    take: told a block of them, which is the callee's to keep, and whether it is the last one; it stops the reading
-    until it wants more. clock: seconds.
+    protocol
+        The protocol that the connection had, and gets back.
+    size
+        Bytes that are left of the body.
+    take
+        Gets each block, to keep, and whether it is the last one. It stops the reading until it wants more.
+    clock
+        Seconds.
     """
 
     def __init__(

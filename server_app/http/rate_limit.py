@@ -23,7 +23,12 @@ MOST_ADDRESSES: Final = 4096
 class TokenBucket:
     """Lets each address have `rate` requests a second in the long run, and `burst` at once (GCRA, ATM Forum TM 4.0).
 
-    clock: monotonic seconds.
+    rate
+        Requests a second.
+    burst
+        Requests.
+    clock
+        Monotonic seconds.
     """
 
     rate: float

@@ -19,7 +19,10 @@ _TEXT: Final = "another server of this federation leads; ask it, or again soon"
 class Standby:
     """Stands before an application whose server may not lead.
 
-    leads: whether it does. trouble: why that is not known, or may soon end; empty if nothing is wrong.
+    leads
+        Whether the server leads.
+    trouble
+        Why that is not clear, or may soon end; empty if nothing is wrong.
     """
 
     def __init__(self, app: ASGIApp, leads: Callable[[], bool], trouble: Callable[[], str]) -> None:

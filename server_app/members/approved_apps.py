@@ -39,7 +39,7 @@ def listed(federation: Path) -> list[str]:
 
 
 def listed_json(federation: Path) -> str:
-    """The same for a program; `any`: whether every app runs, whatever is listed."""
+    """The approved apps as JSON; `any` says whether every app may run, approved or not."""
     kit = ServerKit.load(federation)
     apps = ApprovedApps(kit.folder / APPROVED_FILE).load()
     return json.dumps({"apps": dict(apps), "any": kit.approved_apps is None}, indent=2)

@@ -52,7 +52,15 @@ class ClientWork:
         self.reports[client] = work
 
     def given_to(self, client: int, run: str, number: int) -> Task | None:
-        """The work that a client is to do. run, number: of the last version that it took, which it knows already."""
+        """The work that a client is to do; None if there is none, or if the client has it already.
+
+        client
+            Its number.
+        run
+            Run of the last version that the client took.
+        number
+            Number of that version.
+        """
         task = self._given.get(client)
         if task is None or task.version is None or (task.run, task.version.number) == (run, number):
             return None

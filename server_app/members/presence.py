@@ -79,8 +79,12 @@ class _TaskDelivery:
 class Presence:
     """Signs of life, in memory; a client that is silent too long counts as gone.
 
-    clock: seconds, of `Uptime` in a server. installed: SHA-256 of the app of each client that ever joined.
-    reporting: clients that tell why their local work fails.
+    clock
+        Seconds, of `Uptime` in a server.
+    installed
+        SHA-256 of the app of each client that ever joined.
+    reporting
+        Clients that report why their local work fails.
     """
 
     clock: Callable[[], float]
@@ -165,9 +169,16 @@ class Presence:
             self._deliveries[client] = _TaskDelivery(task, now, now)
 
     def absence_reason(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
-        """Why there is nothing to wait for from a client in the exchange `task`, empty if there may be.
+        """Why there is nothing to wait for from a client in an exchange; empty if there may be something.
 
-        liveness: seconds that it may be silent. pause: the same in the middle of a transfer, None if it is in none.
+        client
+            Its number.
+        task
+            The exchange.
+        liveness
+            Seconds that the client may be silent.
+        pause
+            The same in the middle of a transfer; None if it is in none.
         """
         run, after = self._last_tasks.get(client, ("", 0))
         if run == task[0] and after > task[1]:

@@ -19,9 +19,14 @@ log = logging.getLogger("fedcore.server")
 class Rosters:
     """Hands out the roster in use, and takes new ones between exchanges.
 
-    What it says of members is always said of the roster in use; an exchange asks for the roster itself and keeps it.
+    Its properties describe the roster in use; an exchange asks for the roster itself and keeps it.
 
-    chain: all versions, verified. authority: raw Ed25519 key, 32 bytes. path: the file that keeps the chain.
+    chain
+        All versions, verified.
+    authority
+        Raw Ed25519 key, 32 bytes.
+    path
+        The file that stores the chain.
     """
 
     def __init__(self, chain: Sequence[Roster], *, authority: bytes, path: Path) -> None:
@@ -79,7 +84,8 @@ class Rosters:
     def hold(self, version: int | None = None) -> Iterator[Roster]:
         """The roster of an exchange, which stays in use until the exchange has ended.
 
-        version: of an exchange that began under it, in an earlier process; None for the roster in use.
+        version
+            Of an exchange that began under it in an earlier process; None for the roster in use.
         """
         if version is not None and self._open == 0:
             self._current = next(roster for roster in self._chain if roster.version == version)
@@ -94,7 +100,7 @@ class Rosters:
         """Take rosters that follow the newest, durably; those that lead up to it change nothing.
 
         Raises ProtocolViolation, under a fixed name, for what is no successor: what counts is the authority's
-        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure where they cannot be
+        signature and the chain, not the sender. Raises StorageFull or EnvironmentFailure if they cannot be
         stored; then none of them is taken.
         """
         async with self._publishing:

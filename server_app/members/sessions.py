@@ -35,7 +35,15 @@ _DAY: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginSession:
-    """Somebody who is signed in. digest: SHA-256 of the cookie. expires: seconds since 1970."""
+    """A person who is signed in.
+
+    digest
+        SHA-256 of the cookie.
+    role
+        Operator or viewer.
+    expires
+        Seconds since 1970.
+    """
 
     digest: bytes = field(repr=False)
     role: Role
@@ -50,7 +58,16 @@ class LoginSession:
 class LoginSessions:
     """Begins, finds and ends sessions, and links by which they begin.
 
-    token_sha256: of the operator's token. wall: seconds since 1970. bell: rung when sessions were ended.
+    store
+        The database.
+    token_sha256
+        SHA-256 of the operator's token.
+    wall
+        Seconds since 1970.
+    randomness
+        For cookies and tokens.
+    bell
+        Rings when sessions end.
     """
 
     def __init__(
@@ -118,7 +135,7 @@ class LoginSessions:
     # --- links ----------------------------------------------------------------------------------
 
     async def make_link(self, request: LinkIn) -> tuple[str, LinkRow]:
-        """A new link and its token; Rejection where there are too many."""
+        """A new link and its token; Rejection if there are too many."""
         now = self.wall()
         if len(await self.links()) >= MOST_LINKS:
             raise Rejection(ProblemKind.BUSY, f"there are {MOST_LINKS} links already; revoke some")

@@ -20,7 +20,12 @@ log = logging.getLogger("fedcore.server")
 class ServedCertificate:
     """A certificate with its key, in files that may be replaced while the server runs.
 
-    context: for the next handshake; connections that are open keep theirs. wall: seconds since 1970.
+    certificate
+        Its file.
+    key
+        The file of its key.
+    wall
+        Seconds since 1970.
     """
 
     def __init__(self, certificate: Path, key: Path, *, wall: Callable[[], float]) -> None:

@@ -133,7 +133,7 @@ class Metrics:
         self.runs.labels(status.value).inc()
 
     def answered(self, status: int) -> None:
-        """A request was answered; with 0 if its peer went away before."""
+        """A request was answered with `status`; 0 if its peer left before."""
         self.requests.labels(f"{status // 100}xx" if status else "none").inc()
 
     def storage_failed(self, error: Exception) -> None:

@@ -16,7 +16,11 @@ STUCK_SECONDS: Final = 20.0
 
 
 class StorageHealth:
-    """Result of the last check of each storage. clock: monotonic seconds."""
+    """Result of the last check of each storage.
+
+    clock
+        Monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

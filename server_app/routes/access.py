@@ -139,7 +139,7 @@ AnyPoll = Annotated[LongPoll, Depends(long_poll_of)]
 
 
 async def records_after(services: Services, known: str) -> TranscriptOut:
-    """A part of the transcript; Rejection where it does not contain the record that is named."""
+    """A part of the transcript; Rejection if it does not contain the record that is named."""
     records = await services.store.records_after(known)
     if records is None:
         raise Rejection(ProblemKind.NOT_FOUND, "the transcript does not contain a record of that hash")
@@ -170,7 +170,7 @@ async def upload_exchange_of(
     client: ClientHead,
     queue: AnyQueue,
 ) -> Exchange:
-    """The same, for a body that is still to be read."""
+    """The exchange in the address, for a request whose body is still to be read."""
     return await _find(request, run, exchange, client.client_id, queue)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -62,11 +62,11 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
         "headers": {
             OFFERS_HEADER: {
                 "schema": {"type": "string"},
-                "description": "SHA-256 of apps that open runs want, where the client has none of them installed",
+                "description": "SHA-256 of apps that open runs want, if the client has none of them installed",
             },
             WORK_HEADER: {
                 "schema": {"type": "string"},
-                "description": f"{WORK_OVER!r} where the run `work` has ended: nobody waits for what was given for it",
+                "description": f"{WORK_OVER!r} if the run `work` has ended: nobody waits for its work",
             },
         },
     }
@@ -156,10 +156,7 @@ async def task(
     except HungUp:
         presence.note_hangup(client.client_id)
     if due is None:
-        apps = await offers.to(client.client_id)
-        headers = {OFFERS_HEADER: ", ".join(apps)} if apps else {}
-        headers |= {WORK_HEADER: WORK_OVER} if services.work.is_over(work) else {}
-        return Response(status_code=204, headers=headers)
+        return _no_task(await offers.to(client.client_id), work_over=services.work.is_over(work))
     exchange, task = due
     if exchange is None:
         guarded_request(request).count_bytes = services.work.counter(client.client_id)
@@ -167,6 +164,12 @@ async def task(
     presence.note_delivery(client.client_id, (task.run, task.exchange))
     guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
     return json_response(task)
+
+
+def _no_task(apps: Sequence[str], *, work_over: bool) -> Response:
+    headers = {OFFERS_HEADER: ", ".join(apps)} if apps else {}
+    headers |= {WORK_HEADER: WORK_OVER} if work_over else {}
+    return Response(status_code=204, headers=headers)
 
 
 @router.put("/work", status_code=204)

@@ -21,7 +21,11 @@ class Health(BaseModel):
 
 
 class Readiness(Health):
-    """It can work. warnings: what its owner should see to anyway."""
+    """The process can work.
+
+    warnings
+        What the server's owner should see to all the same.
+    """
 
     warnings: list[str] = Field(default_factory=list)
 

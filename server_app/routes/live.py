@@ -51,7 +51,15 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {EVENT_STREA
 
 @dataclass(slots=True)
 class Watch:
-    """One stream: who follows it, and how long it may go on. until: on the loop's clock."""
+    """One stream: who follows it, and how long it may go on.
+
+    session
+        Of the person who follows it; None for the operator's token.
+    address
+        Of the peer.
+    until
+        Its end, on the loop's clock.
+    """
 
     services: Services
     leadership: Leadership

@@ -49,7 +49,15 @@ FileName = Annotated[str, Path(max_length=100)]
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file as it is sent. etag: of this content."""
+    """One file as it is sent.
+
+    content
+        Its bytes.
+    media_type
+        Its type.
+    etag
+        Of this content.
+    """
 
     content: bytes = field(repr=False)
     media_type: str

@@ -29,7 +29,15 @@ _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A request's body that is still to be read: its bytes as they come, how many, and their SHA-256."""
+    """A request's body that is still to be read.
+
+    chunks
+        Its bytes as they come.
+    size
+        How many there are.
+    sha256
+        Of all of them.
+    """
 
     chunks: AsyncIterator[bytes | memoryview]
     size: int
@@ -38,9 +46,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spool:
-    """A folder for files that are not complete; on the same file system as where they go.
+    """A folder for files that are not complete, on the same file system as their targets.
 
-    reserve_bytes: space on the disk that no body may use up.
+    folder
+        The folder.
+    reserve_bytes
+        Disk space that no body may use.
     """
 
     folder: Path

@@ -40,14 +40,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class PendingWrite:
-    """One caller's writes, and where it waits for what became of them."""
+    """One caller's writes, and the future of their result."""
 
     work: Work[Any]
     fenced: bool
     outcome: asyncio.Future[Any]
 
     def resolve(self, value: Any = None, error: Exception | None = None) -> None:
-        """Tell the caller, unless it went away."""
+        """Give the caller the result or error, unless it was cancelled."""
         if self.outcome.done():
             return
         if error is not None:
@@ -57,13 +57,13 @@ class PendingWrite:
 
 
 Change = Callable[[AsyncConnection], Awaitable[None]]
-"""What a transaction is to do in addition to its purpose."""
+"""An additional write for a transaction."""
 
 
 class Database:
     """Runs transactions. Raises StorageFull, StorageUnavailable, StorageDamaged; LeaseLost once it is fenced.
 
-    A write that raised StorageUnavailable may have been done anyway, where the connection broke in the commit.
+    A write that raised StorageUnavailable may have been done all the same, if the connection broke in the commit.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -101,7 +101,7 @@ class Database:
         self._fence = select(LeaseRow.generation).where(*mine).with_for_update(read=True)
 
     async def rows(self, statement: Executable) -> Sequence[RowMapping]:
-        """All rows of one statement, as `read`."""
+        """All rows of one statement. Raises what `read` raises."""
 
         async def work(connection: AsyncConnection) -> Sequence[RowMapping]:
             return (await connection.execute(statement)).mappings().all()
@@ -109,7 +109,7 @@ class Database:
         return await self.read(work)
 
     async def value(self, statement: Executable) -> Any:
-        """The first column of the only row of one statement, None if there is no row; as `read`."""
+        """The first column of the only row of one statement, None if there is no row. Raises what `read` raises."""
 
         async def work(connection: AsyncConnection) -> Any:
             return (await connection.execute(statement)).scalar_one_or_none()
@@ -138,12 +138,12 @@ class Database:
             raise StorageUnavailable("the server is stopping; nothing was taken over, ask again", check="stopping")
 
     async def execute(self, statement: Executable, *, fenced: bool = True) -> CursorResult[Any]:
-        """One statement, as `write`."""
+        """Run one statement in a transaction. Raises what `write` raises."""
         result: CursorResult[Any] = await self.write(lambda connection: connection.execute(statement), fenced=fenced)
         return result
 
     async def write(self, work: Work[T], *, fenced: bool = True) -> T:
-        """Run `work` in a transaction that others may share; durable on return, undone where it raises."""
+        """Run `work` in a transaction that others may share; durable on return, undone if it raises."""
         self._check_open()
         entry = PendingWrite(work, fenced, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
@@ -160,7 +160,7 @@ class Database:
                     await self.commit_together([entry])
 
     async def commit_together(self, batch: list[PendingWrite]) -> bool:
-        """One transaction, and its outcomes told; False where one of several writes failed, and nothing is told."""
+        """Run all in one transaction and resolve them; False, with none resolved, if one of several writes failed."""
         waiting = [entry for entry in batch if not entry.outcome.done()]
         try:
             async with self.engine.begin() as connection:

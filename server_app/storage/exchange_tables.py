@@ -1,6 +1,6 @@
 """Exchanges: their stages and how these were closed, what clients sent, and how they ended.
 
-Every write may be repeated after StorageUnavailable: where it was done already, it changes nothing and does not raise.
+Every write may be repeated after StorageUnavailable: if it was done already, it changes nothing and does not raise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ExchangeTables:
         extra: Mapping[str, Any] | None = None,
         opened_at: float | None = None,
     ) -> None:
-        """Open an exchange at its first stage; ConflictingMessage where it was opened with another task before."""
+        """Open an exchange at its first stage; ConflictingMessage if it was opened with another task before."""
         row = {"run": run, "exchange": exchange, "stage": stage, "server_round": server_round, "attempt": attempt}
         row |= {"cohort": cohort, "step": step, "task": task, "extra": extra, "opened_at": opened_at}
         statement = self.database.upsert(ExchangeRow).values(**row)
@@ -73,10 +73,19 @@ class ExchangeTables:
         *,
         also: Sequence[Change] = (),
     ) -> None:
-        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.outcome.StageClosure`, as JSON.
+        """Close one stage of an exchange and begin the next.
 
-        also: what is to be written in the same transaction, and only where this is done for the first time.
-        IllegalTransition where the exchange is in another stage.
+        before
+            The stage that ends.
+        after
+            The stage that begins.
+        gone
+            A `server_app.exchanges.outcome.StageClosure`, as JSON.
+        also
+            Changes for the same transaction, made only if this is done for the first time.
+
+        Raises:
+            IllegalTransition: the exchange is in another stage.
         """
         mine = (ClosingRow.run == run, ClosingRow.exchange == exchange)
         number = select(func.coalesce(func.max(ClosingRow.number), 0) + 1).where(*mine).scalar_subquery()
@@ -158,7 +167,7 @@ class ExchangeTables:
     async def add_receipt(
         self, run: str, exchange: int, step: str, client: int, digest: bytes, body: bytes = b""
     ) -> None:
-        """Keep what a client sent; ConflictingMessage where it sent something else before."""
+        """Keep what a client sent; ConflictingMessage if it sent something else before."""
         row = {"run": run, "exchange": exchange, "step": step, "client": client, "digest": digest, "body": body}
         row |= {"body_sha256": hashlib.sha256(body).digest()}
 

@@ -31,11 +31,11 @@ class LeaseTables:
         return None if generation is None else Lease(name=name, holder=holder, generation=generation)
 
     async def renew_lease(self, lease: Lease, seconds: float) -> None:
-        """Hold it for `seconds` from now on; LeaseLost where another took it."""
+        """Hold it for `seconds` from now on; LeaseLost if another took it."""
         await self._extend(lease, seconds)
 
     async def give_lease(self, lease: Lease) -> None:
-        """Let anybody take it at once; LeaseLost where another has done so."""
+        """Let anybody take it at once; LeaseLost if another has done so."""
         await self._extend(lease, -1.0)
 
     async def _extend(self, lease: Lease, seconds: float) -> None:

@@ -22,7 +22,7 @@ _FAILS: Final = "the server's object store cannot be read or written for now"
 class Objects(Protocol):
     """Files by keys like `runs/RUN/model`. A key's object is there whole or not at all.
 
-    Raises StorageFull, and StorageUnavailable where the store is away, read-only or refuses.
+    Raises StorageFull, and StorageUnavailable if the store is away, read-only or refuses.
     """
 
     async def put(self, path: Path, key: str) -> None:
@@ -42,7 +42,7 @@ class DirectoryObjects:
         self._root = root
 
     async def put(self, path: Path, key: str) -> None:
-        """Rename where the file system is the same; otherwise copy, and then remove the file."""
+        """Rename if the file system is the same; otherwise copy, and then remove the file."""
         await _in_thread(lambda: move(path, self._path(key)))
 
     async def fetch(self, key: str) -> Path:
@@ -84,7 +84,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 def move(path: Path, target: Path) -> None:
-    """Make `path` the file `target`, durably; a copy where that is on another file system. Raises OSError."""
+    """Make `path` the file `target`, durably; a copy if that is on another file system. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() and target.exists():  # a try before this one moved it, and could not make the name durable
         pass

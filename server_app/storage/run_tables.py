@@ -56,7 +56,7 @@ class RunTables:
         return {row.app_sha256: row.run for row in await self._runs(RunRow.status.in_(_OPEN))}
 
     async def list_runs(self, limit: int, before: str = "", status: RunStatus | None = None) -> list[RunRow]:
-        """At most `limit` runs, newest first: those submitted before the run `before`, of one status where it is given.
+        """At most `limit` runs, newest first: those submitted before the run `before`, of one status if it is given.
 
         None if there is no run `before`.
         """
@@ -77,7 +77,13 @@ class RunTables:
         await self.database.execute(update(RunRow).where(RunRow.run == run).values(**columns))
 
     async def start_run(self, run: str, *, started_at: float | None = None) -> bool:
-        """From waiting to running; False when the run no longer waits. started_at: seconds since 1970."""
+        """From waiting to running; False if the run no longer waits.
+
+        run
+            Its id.
+        started_at
+            Seconds since 1970.
+        """
         waits = update(RunRow).where(RunRow.run == run, RunRow.status == RunStatus.WAITING.value)
         statement = waits.values(status=RunStatus.RUNNING.value, started_at=started_at)
         return (await self.database.execute(statement)).rowcount == 1
@@ -182,7 +188,7 @@ class JournalTables:
     database: Database
 
     async def open_step(self, run: str, number: int, digest: bytes, request: Mapping[str, Any]) -> None:
-        """Keep the request that is the run's `number`th; ConflictingMessage where another one is kept."""
+        """Keep the request that is the run's `number`th; ConflictingMessage if another one is kept."""
         row = {"run": run, "number": number, "digest": digest, "request": dict(request)}
         statement = self.database.upsert(StepRow).values(**row)
         returning = statement.on_conflict_do_update(

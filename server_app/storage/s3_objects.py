@@ -31,9 +31,14 @@ RETRY: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
 
 
 class S3Objects:
-    """A copy is named by the bucket's ETag, so one that another server has replaced is fetched again.
+    """Objects in a bucket, with local copies.
 
-    cache: a folder of this process alone; what an earlier process left there is removed.
+    A copy is named by the bucket's ETag, so one that another server has replaced is fetched again.
+
+    store
+        The bucket.
+    cache
+        A folder of this process alone; it removes what an earlier process left there.
     """
 
     def __init__(self, store: S3Store, cache: Path) -> None:
@@ -61,7 +66,7 @@ class S3Objects:
         return cls(store, cache)
 
     async def put(self, path: Path, key: str) -> None:
-        """Upload a file, in parts where it is large; it stays here as the copy."""
+        """Upload a file, in parts if it is large; it stays here as the copy."""
         import obstore
 
         result = await _request(obstore.put_async(self._store, checked(key), path))

@@ -46,7 +46,16 @@ def version_of(connection: Connection) -> int | None:
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Fill an empty database; ConfigurationError for one of another version. name: of the database, for people."""
+    """Fill an empty database.
+
+    connection
+        In a transaction.
+    name
+        Of the database, for people.
+
+    Raises:
+        ConfigurationError: the database has another version.
+    """
     if connection.dialect.name == "postgresql":  # two servers may begin at the same time
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7203951)")
     version = version_of(connection)

@@ -15,7 +15,13 @@ class SessionTables:
     database: Database
 
     async def add_session(self, row: SessionRow, *, most: int) -> None:
-        """Keep a session. Those that have run out go, and the oldest of the same holder beyond `most`."""
+        """Store a session, and delete those that have expired.
+
+        row
+            The session.
+        most
+            Sessions that one holder may have; the oldest beyond that are deleted.
+        """
         old = (
             select(SessionRow.digest)
             .where(SessionRow.holder == row.holder)

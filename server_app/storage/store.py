@@ -28,8 +28,8 @@ __all__ = ["SCHEMA_VERSION", "ExchangeJournal", "Lease", "Store"]
 class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTables, SessionTables):
     """The database; every method is one transaction.
 
-    Raises StorageFull on a full disk, StorageUnavailable where the database is locked, gone or read-only,
-    StorageDamaged where it cannot be read, and LeaseLost where another server leads (`fence`).
+    Raises StorageFull on a full disk, StorageUnavailable if the database is locked, gone or read-only,
+    StorageDamaged if it cannot be read, and LeaseLost if another server leads (`fence`).
     """
 
     def __init__(self, database: Database) -> None:

@@ -26,8 +26,9 @@ class TranscriptTables:
     async def last_record(self, *, led: Collection[tuple[str, int]] = ()) -> str:
         """The head of the chain, at which the next exchange is opened; "" if there is none.
 
-        led: run and number of the exchanges that are led now. What else is still open will never be complete, since no
-        client was shown its signatures: it becomes unfinished.
+        led
+            Run and number of the exchanges that are led now. Every other open record becomes unfinished: it will never
+            be complete, since no client has received its signatures.
         """
         left = select(RecordRow.number, RecordRow.run, RecordRow.exchange, RecordRow.unfinished_hash)
         left = left.where(RecordRow.place.is_(None)).order_by(RecordRow.number)

@@ -59,13 +59,13 @@ _DISK: Final[dict[int, FedcoreError]] = {
 
 
 def disk_trouble(error: OSError) -> FedcoreError | None:
-    """What to say in place of an error of the file system, where it is the disk's trouble; otherwise None."""
+    """The error to raise instead of one of the file system, if the disk is at fault; otherwise None."""
     meaning = _DISK.get(error.errno or 0)
     return None if meaning is None else _with_cause(meaning, error)
 
 
 def explained(error: Exception) -> Exception:
-    """`error`, or what to raise in its place where it is the database's trouble and not ours."""
+    """`error`, or the error to raise instead if the database is at fault."""
     meaning = _meaning(error)
     if meaning is None:
         return error

@@ -14,10 +14,17 @@ ONLINE_SECONDS: Final = 15.0
 
 
 def client_statuses(services: Services, run: str, app_sha256: str, exchanges: Sequence[Exchange]) -> RunClientsOut:
-    """All members, and what they do for a run that waits or is led. exchanges: those of the run that are open or ended
-    last, the newest last.
+    """All members, and what they do for a run that waits or is led.
 
-    Of several that are open, as groups are, the one that began last stands for all, and each client in its own.
+    services
+        Of this process.
+    run
+        Its id.
+    app_sha256
+        SHA-256 of its app.
+    exchanges
+        Exchanges of the run that are open or ended last, the newest last. If several are open, as those of groups, the
+        newest stands for all, and each client is shown in its own.
     """
     newest = next((one for one in reversed(exchanges) if not one.stages.over), None)
     own = {client: one for one in exchanges for client in one.task.cohort}

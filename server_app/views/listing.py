@@ -27,7 +27,13 @@ async def waiting_runs(store: Store) -> list[str]:
 
 
 def run_info(row: RunRow, waiting: Sequence[str]) -> RunInfo:
-    """One run. waiting: as `waiting_runs` has it."""
+    """One run, for the list.
+
+    row
+        Of the database.
+    waiting
+        Result of `waiting_runs`.
+    """
     return RunInfo(**columns(row, waiting))
 
 

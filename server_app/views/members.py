@@ -41,7 +41,7 @@ def members_out(services: Services) -> ServerOut:
 
 
 def members_streamed(services: Services) -> ServerOut | CrowdOut:
-    """The same where they are few; of many how many there are."""
+    """The members if they are few; of many only how many there are."""
     members = services.roster.members
     if len(members) <= MOST_NAMED:
         return members_out(services)

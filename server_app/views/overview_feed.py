@@ -32,7 +32,7 @@ class OverviewFeed:
         self._compared = ""
 
     async def poll(self, role: Role) -> dict[str, str]:
-        """By the name of its event, the JSON of each of the two for `role`; the same text where nothing has changed."""
+        """By the name of its event, the JSON of each of the two for `role`; the same text if nothing has changed."""
         async with self._polling:
             now = asyncio.get_running_loop().time()
             if now - self._polled_at >= PAUSE_SECONDS / 2:

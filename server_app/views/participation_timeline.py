@@ -54,7 +54,17 @@ class ParticipationTimeline:
             column.marks[client] = mark
 
     def describe(self, last: int, members: Iterable[str], now: Mapping[str, Mark], open_exchange: int) -> MarksOut:
-        """The last exchanges. now: how the clients of `open_exchange` stand; 0 where none is open."""
+        """The last exchanges.
+
+        last
+            How many.
+        members
+            Names of the members.
+        now
+            Current marks of the clients of the open exchange.
+        open_exchange
+            Number of the open exchange; 0 if none is open.
+        """
         chosen = dict(list(self._exchanges.items())[-last:])
         lines = {name: [_NO_PART] * len(chosen) for name in members}
         for index, (number, exchange) in enumerate(chosen.items()):
@@ -69,7 +79,7 @@ class ParticipationTimeline:
 
 
 def current_marks(exchanges: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
-    """How the clients of what is open stand, and its number: that of the draw where the open ones are groups of one.
+    """How the clients of what is open stand, and its number: that of the draw if the open ones are groups of one.
 
     Of a client that is in several, the newest counts.
     """

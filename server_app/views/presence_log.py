@@ -15,13 +15,18 @@ log = logging.getLogger("fedcore.server")
 PAUSE_SECONDS: Final = 5.0
 """Between two polls; a client that is back by the next one counts as never gone."""
 ABSENT_SECONDS: Final = 15.0
-"""How long a member is silent that is said to have gone, where its connection does not say so sooner."""
+"""How long a member is silent that is said to have gone, if its connection does not say so sooner."""
 
 
 class PresenceLog:
     """Compares the clients that are online with those at the last poll.
 
-    names: client id -> name. tell: gets the lines.
+    presence
+        Which clients are online.
+    names
+        Client id -> name.
+    tell
+        Gets the lines.
     """
 
     def __init__(

@@ -72,7 +72,11 @@ class RoundCharts:
             entry.cohort = cohort if exchange == done.exchange else entry.survivors
 
     def describe(self, seq: int) -> RoundsOut:
-        """All rounds, in order. seq: number of the last event that was taken."""
+        """All rounds, in order.
+
+        seq
+            Number of the last event that was taken.
+        """
         return RoundsOut(
             rounds=[
                 RoundOut(
@@ -97,7 +101,7 @@ class RoundCharts:
 
 
 def _drawable(metrics: dict[str, MetricValue]) -> dict[str, MetricValue | None]:
-    """A metric that is no number is None; lists stay as they are where all of them are numbers."""
+    """A metric that is no number is None; lists stay as they are if all of them are numbers."""
     return {name: value if _is_number(value) else None for name, value in metrics.items()}
 
 

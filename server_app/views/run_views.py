@@ -32,8 +32,14 @@ EVENTS_A_PAGE: Final = 32
 class Frame:
     """One event as it is sent.
 
-    for_viewers: the same for those who may only look on; empty if it is not for them. replaces: frames of the same
-    key before it need not be sent; None for no such.
+    seq
+        Number of the event.
+    data
+        For operators.
+    for_viewers
+        For viewers; empty if viewers do not get the event.
+    replaces
+        Frames of the same key before it need not be sent; None if it replaces none.
     """
 
     seq: int
@@ -113,7 +119,7 @@ class RunView:
             self._tail_bytes -= len(self._tail.popleft().data)
 
     async def after(self, seq: int) -> list[Frame]:
-        """Some of the events after number `seq`, in order; none if there are none yet."""
+        """Some of the events after number `seq`, in order."""
         if seq >= self.seq:
             return []
         if self._tail and self._tail[0].seq <= seq + 1:
