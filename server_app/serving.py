@@ -52,7 +52,7 @@ async def serve(
     port: int,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until a signal comes. `ready` is told the URL once requests are answered.
+    """Serve until a signal comes. `ready` gets the URL once requests are answered.
 
     Raises PortInUse, ConfigurationError (another server uses the data folder) and
     EnvironmentFailure.
@@ -184,7 +184,7 @@ def _configuration(kit: ServerKit, settings: ServerSettings, application: Applic
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # uvicorn's own default trusts whoever is on this machine
+        proxy_headers=False,  # uvicorn's own default trusts every process of this machine
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )

@@ -109,7 +109,7 @@ class ServerSettings:
         return self.data_dir / DATABASE_FILE
 
     def not_approved(self, sha256: str) -> str:
-        """Why an app may not run, empty if it may; reads a file."""
+        """Why an app may not run; empty if it may. Reads a file."""
         if self.approved_apps is None or sha256 in self.approved_apps.load():
             return ""
         return (

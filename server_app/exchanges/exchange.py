@@ -112,7 +112,7 @@ class Exchange(RecoverableExchange):
         await self._delete_files()
 
     async def _open(self) -> None:
-        if self._stored_stage:  # restored; whoever asked before it was may not have heard of it yet
+        if self._stored_stage:  # restored; a client that polled before that may not know of it yet
             self.services.client_bell.ring()
             return
         task, first = self.task, self.stages.current

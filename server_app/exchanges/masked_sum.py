@@ -89,7 +89,7 @@ class MaskedSum:
         file = SumFile(self._services.spool.create())
         try:
             await in_thread(file.allocate, self._length)
-        except BaseException:  # cancelled, too: nobody would know of the file
+        except BaseException:  # also if cancelled: no other code knows the file
             file.discard()
             raise
         return file

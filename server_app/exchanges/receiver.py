@@ -106,7 +106,7 @@ class MessageReceiver(ABC):
     def require(self, client: int) -> None:
         """Raise Rejection unless the client takes part and the exchange goes on."""
         self.require_member(client)
-        if self.clients.reasons.get(client) == NOT_NEEDED:  # after the end too: it is no failure, of nobody
+        if self.clients.reasons.get(client) == NOT_NEEDED:  # after the end too: nothing has failed
             number = self.task.exchange
             raise Rejection(ProblemKind.NOT_NEEDED, f"exchange {number} has enough updates without this client's")
         if self.stages.over or self._has_failed:
@@ -118,7 +118,7 @@ class MessageReceiver(ABC):
             )
 
     def require_member(self, client: int) -> None:
-        """Raise Rejection unless the client was asked, and somebody leads the exchange."""
+        """Raise Rejection unless the client is in the cohort, and the exchange is led."""
         if client not in self.clients:
             raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
         if not self.is_led and not self.stages.over:

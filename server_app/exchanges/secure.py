@@ -200,7 +200,7 @@ class SecureExchange(Exchange):
         self._receive(client, _MESSAGES[step].model_validate_json(body))
 
     def make_outcome(self, **fields: Any) -> ExchangeOutcome:
-        """Once the last stage has begun, shares were asked for; also if what was kept does not lead there again."""
+        """Clients may have sent shares once the last stage has begun, here or by the database's word."""
         unmasked = self.stages.is_past(CONSISTENCY) or self._stored_stage == UNMASK
         return super().make_outcome(**{"unmasked": unmasked, **fields})
 
@@ -313,7 +313,7 @@ class SecureExchange(Exchange):
         return secagg_codec.dealing_to_wire(dealing)
 
     def judge_complaint(self, client: int, complaint: ComplaintIn) -> None:
-        """Judge a complaint. Of a client that is blamed already nothing more is heard, so few are ever judged."""
+        """Judge a complaint. Complaints about a client that is blamed already are skipped, so few are judged."""
         if not self.stages.is_past(SHARE):
             raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
         if complaint.accused not in self.blamed:

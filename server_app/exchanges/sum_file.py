@@ -167,7 +167,7 @@ class MappedWords:
 
 
 def first_words(path: Path) -> NDArray[np.uint64]:
-    """The first words of a file, as many as are shown at most."""
+    """The first words of a file, as many as people are shown."""
     with path.open("rb") as file:
         return np.frombuffer(file.read(MOST_NUMBERS * WORD_BYTES), "<u8").astype(np.uint64)
 

@@ -301,7 +301,7 @@ class Uploads:
             _forget_file(incoming)
 
     def close(self) -> None:
-        """The exchange has ended: remove what nobody took over."""
+        """The exchange has ended: remove the updates that have not become objects."""
         self._closed = True
         for incoming in self._incoming.values():
             if not incoming.publishing:

@@ -1,1 +1,1 @@
-"""HTTP: the ASGI application, authentication and limits in front of its routes, and the server process."""
+"""HTTP in front of the routes: authentication, limits on connections and requests, and problem documents."""

@@ -56,8 +56,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether the time is running in which the head of a request has to come."""
         return self._head_timer is not None
 
-    # --- what is known of the peer: server_app.http.connection_limiter.Standing
-    # -----------------------------------------------
+    # --- who the peer is (`ConnectionState`) --------------------------------------------------------------------
 
     def mark_authenticated(self, who: str) -> None:
         """A request on this connection has shown who sends it."""

@@ -40,7 +40,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 
 def rejection_for(error: BaseException) -> Rejection:
-    """What a client is told about `error`."""
+    """The rejection that tells the sender of a request about `error`."""
     if isinstance(error, Rejection):
         return error
     if isinstance(error, RequestValidationError):

@@ -1,1 +1,1 @@
-"""Members: rosters, approved apps, sessions of people, who is online."""
+"""Members and people: rosters, approved apps, presence and work of clients, login sessions."""

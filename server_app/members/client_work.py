@@ -83,7 +83,7 @@ class ClientWork:
         return enter
 
     def is_over(self, run: str) -> bool:
-        """Whether a run has ended lately, so that nobody waits for work that was given for it."""
+        """Whether a run has ended lately, so that its work is no longer needed."""
         return run in self._ended
 
     @property
@@ -112,7 +112,7 @@ class ClientWork:
         return [(client, work) for client, work in sorted(self.reports.items()) if work.run == self._run]
 
     def give(self, client: int, task: Task, model: Path) -> None:
-        """A client is to train from a version; `model` is its file."""
+        """Give a client a version to train from; `model` is its file."""
         assert task.version is not None  # noqa: S101 - the task of a piece of work
         self._given[client], self._models[task.version.number] = task, model
         self._bytes[client] = (0, 0)
@@ -127,5 +127,5 @@ class ClientWork:
         return [self._models.pop(number) for number in list(self._models) if number not in needed]
 
     def bytes_of(self, client: int) -> tuple[int, int]:
-        """Sent and received by a client for the update that it gave last, before its sum."""
+        """Bytes that a client sent and received for its last update, before its sum."""
         return self._bytes.pop(client, (0, 0))

@@ -1,1 +1,1 @@
-"""How a server is watched while it runs: metrics, traces, and its certificate."""
+"""How people watch a server: metrics, traces, its certificate, the health of its storage, and what it can see."""

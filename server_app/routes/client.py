@@ -138,7 +138,7 @@ async def task(
     work: Annotated[str, Query(max_length=64, description="run of the last work taken")] = "",
     version: Annotated[int, Query(ge=0, description="version of the last work taken")] = 0,
 ) -> Response:
-    """The exchange that the client is asked to take part in, or work for a later one, if there is any.
+    """The exchange that includes the client, or work for a later one, if there is any.
 
     An idle client sends nothing else: while it waits here it is there, and when its connection ends it is not.
     """

@@ -83,7 +83,7 @@ class Spool:
         `progress` is called after each written block. Raises Rejection (too-large, malformed,
         digest-mismatch) and StorageFull; whatever is raised, the file's bytes there are worth nothing.
         """
-        # Opened at once, not in a thread: whoever called has just seen that the file is still wanted.
+        # Opened at once, not in a thread: the caller has just checked that the file is still needed.
         descriptor = os.open(path, os.O_WRONLY)
         try:
             with full_disk_named(_FULL_TEXT):
@@ -97,7 +97,7 @@ class Spool:
             await asyncio.to_thread(_publish, path, target, size)
 
     async def cut(self, path: Path, size: int) -> None:
-        """Leave a file the first `size` of its bytes; one that somebody has taken over stays as it is."""
+        """Cut a file to its first `size` bytes; one that is gone, since it was moved, stays as it is."""
         with full_disk_named(_FULL_TEXT), contextlib.suppress(FileNotFoundError):
             await asyncio.to_thread(os.truncate, path, size)
 
@@ -164,5 +164,5 @@ def _publish(path: Path, target: Path, size: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file that nobody needs any more; quick enough for the event loop."""
+    """Remove a file that is no longer needed; quick enough for the event loop."""
     path.unlink(missing_ok=True)

@@ -48,7 +48,9 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
             await store.database.write(lambda connection: connection.run_sync(make_tables, name))
         except BaseException as error:
             await store.close()
-            if isinstance(error, StorageUnavailable):  # whoever starts a server may know where its database is
+            if isinstance(
+                error, StorageUnavailable
+            ):  # the person who starts a server may know the name of its database
                 why = str(error.__cause__ or error).partition("\n")[0]
                 raise StorageUnavailable(f"the server's database {name} cannot be used: {why}") from error
             raise

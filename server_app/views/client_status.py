@@ -60,7 +60,7 @@ def _status(services: Services, client: int, app_sha256: str, exchange: Exchange
 
 
 def _idle(services: Services, client: int, app_sha256: str, *, is_candidate: bool) -> tuple[ClientRunState, str]:
-    """A client that works on nothing of this run. is_candidate: whether it may be asked next, as far as that goes."""
+    """A client that works on nothing of this run. is_candidate: whether the next exchange may include it."""
     presence = services.presence
     if presence.silent_for(client) > ONLINE_SECONDS:
         return ClientRunState.AWAY, "is not connected"

@@ -62,7 +62,7 @@ def _encode(item: Recorded) -> bytes:
 
 
 def newest(frames: Sequence[Frame], role: Role) -> bytes:
-    """Frames in one piece, as `role` is told them: of the progress of a stage the last alone."""
+    """Frames in one piece, as they go to `role`: of the progress of a stage the last alone."""
     last = {frame.replaces: frame.seq for frame in frames if frame.replaces is not None}
     return b"".join(
         frame.for_viewers if role is Role.VIEWER else frame.data
