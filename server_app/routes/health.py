@@ -24,7 +24,7 @@ class Readiness(Health):
     """The process can work.
 
     warnings
-        What the server's owner should see to all the same.
+        What the server's owner should see to anyway.
     """
 
     warnings: list[str] = Field(default_factory=list)

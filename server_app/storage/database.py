@@ -63,7 +63,7 @@ Change = Callable[[AsyncConnection], Awaitable[None]]
 class Database:
     """Runs transactions. Raises StorageFull, StorageUnavailable, StorageDamaged; LeaseLost once it is fenced.
 
-    A write that raised StorageUnavailable may have been done all the same, if the connection broke in the commit.
+    A write that raised StorageUnavailable may still have been done, if the connection broke in the commit.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
