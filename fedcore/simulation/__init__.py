@@ -5,10 +5,10 @@ is simulated is a result of the protocol, and what a deployment would refuse is 
 
 `run` is the whole: it answers a ServerApp's requests by exchanges. A secure exchange is one sum of a cohort (`cohort`)
 or one for each of its groups (`grouped`), with as many attempts as it takes; an attempt (`secure`) is a
-`rounds.MemoryRound` between one ServerRound and as many ClientSessions as there are clients (`sessions`), whose owners
-(`owners`) check what real ones check. A plain exchange is in `plain`. Who trains, and where, is the business of an
-`executor`: it is given a task and clients, and hands back what their apps made, in any order. Who drops out of an
-exchange, and before which step, is decided by `fates`. `command` is `fedcore simulate`.
+`memory_round.MemoryRound` between one ServerRound and as many ClientSessions as there are clients (`sessions`), whose
+owners (`owners`) check what real ones check. A plain exchange is in `plain`. An executor (`workers`) trains: it takes a
+task and clients, and returns what their apps made, in any order. A dropout model (`dropouts`) decides who leaves an
+exchange, and before which step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcore.simulation.models import BestModel, best_facts, model_facts, model_ref
+    from fedcore.simulation.facts import best_facts, model_facts
+    from fedcore.simulation.models import BestModel, model_ref
     from fedcore.simulation.run import Simulation
 
 __all__ = ["BestModel", "Simulation", "best_facts", "model_facts", "model_ref"]
@@ -27,5 +28,5 @@ def __getattr__(name: str) -> Any:
     """The names above, imported when they are used: the command's help needs none of them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "run" if name == "Simulation" else "models"
+    home = {"Simulation": "run", "best_facts": "facts", "model_facts": "facts"}.get(name, "models")
     return getattr(importlib.import_module(f"fedcore.simulation.{home}"), name)

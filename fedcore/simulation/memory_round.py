@@ -26,14 +26,18 @@ Work: TypeAlias = Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
 class MemoryRound:
     """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
 
-    doomed: client id -> the step before which it disappears. admitted: what the owners agreed to, and go on checking.
-    late: who of those that trained on so many examples each is too late with its update, and why; None for nobody.
+    admitted
+        What the owners agreed to, and go on checking.
+    dropouts
+        Client id -> the step before which it disappears.
+    late
+        Who of those that trained on so many examples each is too late with its update, and why; None for nobody.
     """
 
     admitted: AdmittedExchange
     server: ServerRound
     sessions: SecureSessions
-    doomed: Mapping[int, str]
+    dropouts: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
     late: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
 
@@ -120,9 +124,9 @@ class MemoryRound:
         return willing
 
     def _present(self, step: str) -> list[int]:
-        """Those who answer this step; the doomed are reported once and leave."""
+        """Those who answer this step; dropouts are reported once and leave."""
         for client in sorted(self.server.expected):
-            if self.doomed.get(client) == step:
+            if self.dropouts.get(client) == step:
                 self.server.drop(client)
                 self.on_dropout(client, step, SIMULATED)
         return sorted(self.server.expected)

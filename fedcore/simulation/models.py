@@ -1,33 +1,39 @@
-"""What a simulation says of the models that it leaves."""
+"""The best model of a simulation, and the hash that names a model in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
-from fedcore.flower.app import AppBundle
-from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.engine.state import RunState
-from fedcore.state import ModelFacts, ModelState
+from fedcore.state import ModelState
 from fedcore.wire.events import EventSink, FiguresFound, Warned
 from fedcore.wire.tasks import ModelRef
 
-if TYPE_CHECKING:
-    from fedcore.simulation.run import Simulation
+BEST_FILE: Final = "best.safetensors"
+EVALUATED_FILE: Final = "evaluated.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestModel:
-    """The model of a round that was evaluated best. value: of its metric; said: in words. epsilon: spent by then."""
+    """The model of a round that was evaluated best.
+
+    value
+        Of its metric.
+    description
+        The same in words.
+    epsilon
+        Spent by then.
+    """
 
     state: ModelState
     value: float
-    said: str
+    description: str
     rounds: int
     epsilon: float | None
 
@@ -45,6 +51,7 @@ class BestModelKeeper:
     best: BestModel | None = field(default=None, init=False)
     evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
     warned: bool = field(default=False, init=False)
+    _saved: BestModel | None = field(default=None, init=False)
 
     def evaluate(self, server_round: int, model: ModelState, metrics: Mapping[str, Any], *, best: bool) -> None:
         """A model was evaluated; best: better than all before."""
@@ -67,11 +74,39 @@ class BestModelKeeper:
             self.warned = True
             self.emit(Warned(line=self.state.selection.missing))
 
+    def save(self, folder: Path) -> dict[str, Any]:
+        """What has changed since the last time, as JSON; models go into the folder."""
+        selection, best = self.state.selection, None
+        if self.best is not None and self.best is not self._saved:
+            self._saved = self.best
+            self.best.state.save(folder / BEST_FILE)
+            best = {name: getattr(self.best, name) for name in ("value", "description", "rounds", "epsilon")}
+        evaluated = None
+        if selection.rule is not None and self.evaluated is not None:
+            evaluated, model = self.evaluated
+            model.save(folder / EVALUATED_FILE)
+        return {"best": best, "evaluated": evaluated, "missing": selection.missing, "warned": self.warned}
+
+    def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
+        """Take in what was saved once; to be called in the order in which it was saved."""
+        selection = self.state.selection
+        selection.missing, self.warned = saved["missing"], saved["warned"]
+        if saved["best"] is not None and (folder / BEST_FILE).exists():  # a better one may have replaced it
+            self.best = self._saved = BestModel(state=ModelState.open(folder / BEST_FILE), **saved["best"])
+            selection.best = self.best.value
+        if saved["evaluated"] is not None:
+            self.evaluated = saved["evaluated"], ModelState.open(folder / EVALUATED_FILE)
+
     def _keep(self, server_round: int, model: ModelState) -> None:
         selection, spent = self.state.selection, self.state.budget.epsilon_spent
         assert selection.best is not None  # noqa: S101 - a model was the best
-        said = selection.describe()
-        self.best = BestModel(state=model, value=selection.best, said=said, rounds=server_round, epsilon=spent)
+        self.best = BestModel(
+            state=model,
+            value=selection.best,
+            description=selection.describe(),
+            rounds=server_round,
+            epsilon=spent,
+        )
 
 
 def model_ref(model: ModelState | None) -> ModelRef | None:
@@ -82,23 +117,3 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
     for array in model.values():
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
-
-
-def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
-    """What the file of a simulation's model says of it."""
-    return ModelFacts(
-        app=simulation.app.name,
-        app_sha256=AppBundle.from_folder(simulation.app.folder).sha256,
-        rounds=record.rounds(),
-        epsilon=record.epsilon_spent(),
-        delta=record.privacy.delta if record.privacy is not None else None,
-        run_config=simulation.run_config,
-        told=simulation.told,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def best_facts(simulation: Simulation, record: RunRecord, best: BestModel) -> ModelFacts:
-    """What the file of a simulation's best model says of it."""
-    facts = model_facts(simulation, record)
-    return replace(facts, kind="best", rounds=best.rounds, epsilon=best.epsilon, best=best.said)

@@ -28,7 +28,7 @@ from fedcore.run.plain import (
 )
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
-from fedcore.simulation.dropouts import Fates, RandomDrops
+from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
 from fedcore.wire.base import Scalar
@@ -42,9 +42,20 @@ from fedcore.wire.uploads import ReplyError
 class PlainSimulation:
     """The plain exchanges of one simulated run.
 
-    executor: runs the apps of `clients`. admit: raises what ends a run whose messages (record files) the owners do not
-    allow. fates: who gives no reply. virtual: the virtual clock, None without one. emit: takes the events. name: of a
-    client. count: exchanges so far, repeated ones too.
+    executor
+        Runs the apps of `clients`.
+    admit
+        Raises what ends a run whose messages (record files) the owners do not allow.
+    dropouts
+        Which clients give no reply.
+    virtual
+        The virtual clock, None without one.
+    emit
+        Takes the events.
+    name
+        Of a client.
+    count
+        Exchanges so far, repeated ones too.
     """
 
     run: str
@@ -54,7 +65,7 @@ class PlainSimulation:
     run_config: Mapping[str, Scalar]
     app_sha256: str
     admit: Callable[[Task, Sequence[Path]], None] = lambda task, contents: None
-    fates: Fates = field(default_factory=lambda: RandomDrops(0.0, 0))
+    dropouts: DropoutModel = field(default_factory=lambda: RandomDropout(0.0, 0))
     virtual: VirtualTime | None = None
     emit: EventSink = ignore
     name: Callable[[int], str] = str
@@ -101,7 +112,7 @@ class PlainSimulation:
         )
         first = next(iter(questions.values()))
         self.admit(first.to(task), list({question.content for question in questions.values()}))
-        lost = {*self.fates.lost(cohort), *self._away(cohort)}
+        lost = {*self.dropouts.drops(cohort), *self._away(cohort)}
         asked = {
             client: PlainTask(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
             for client, question in sorted(questions.items())

@@ -22,7 +22,7 @@ from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.federation.admission.tasks import refused_choices
-from fedcore.flower.app import FlowerApp
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
@@ -35,20 +35,20 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
-from fedcore.simulation.checkpoint.resume import Heard, Resumable, StateFolder, identity_of
-from fedcore.simulation.checkpoint.snapshot import RecordingExecutor
+from fedcore.simulation.checkpoint.resume import EventRecorder, Resumable, StateFolder, identity_of
+from fedcore.simulation.checkpoint.snapshot import RunCheckpoint
 from fedcore.simulation.cohort import CohortAggregator
 from fedcore.simulation.devices.devices import Devices
 from fedcore.simulation.devices.virtual_scheduler import VirtualTime
 from fedcore.simulation.downloads import Downloads
-from fedcore.simulation.dropouts import Fates, RandomDrops
+from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.grouped import sums_of_groups
 from fedcore.simulation.models import BestModel, BestModelKeeper
 from fedcore.simulation.owners import RUN, client_name, key_of, owners_of
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.secure import SecureAggregator, refused_run
 from fedcore.simulation.sessions.processes import SessionProcesses
-from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
+from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor, RecordingExecutor
 from fedcore.state import ModelState
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore
@@ -82,7 +82,7 @@ class Simulation:
     settings: JobSettings
     drop: float = 0.0
     seed: int = 0
-    fates: Fates | None = None
+    dropouts: DropoutModel | None = None
     devices: Devices | None = None
     executor: ClientExecutor | None = None
     clients_at_once: int = 0
@@ -96,11 +96,11 @@ class Simulation:
     on_loaded: Callable[[], None] | None = None
     results: Results = field(default_factory=dict, init=False)
     _executor: ClientExecutor = field(init=False)
-    _fates: Fates = field(init=False)
+    _dropouts: DropoutModel = field(init=False)
     _owners: SimulatedOwners = field(init=False)
     _state: RunState = field(init=False)
     _home: Path = field(init=False)
-    _kept_in: StateFolder | None = field(default=None, init=False)
+    _state_folder: StateFolder | None = field(default=None, init=False)
     _virtual: VirtualTime | None = field(default=None, init=False)
     _aggregator: SecureAggregator = field(init=False)
     _cohorts: CohortAggregator = field(init=False)
@@ -117,11 +117,11 @@ class Simulation:
                 "secure aggregation needs at least 2 clients: the sum of one is its own update", check="too-few-clients"
             )
         self._home = Path.cwd()
-        self._fates = self.fates or RandomDrops(self.drop, self.seed)
+        self._dropouts = self.dropouts or RandomDropout(self.drop, self.seed)
         with contextlib.ExitStack() as stack:
             self._take_executor()
-            if self._kept_in is not None:
-                stack.enter_context(self._kept_in)
+            if self._state_folder is not None:
+                stack.enter_context(self._state_folder)
             self._make_parts()
             stack.pop_all()  # the folder stays this run's
 
@@ -144,12 +144,56 @@ class Simulation:
         )
         self._executor.on_warning(lambda line: self.emit(Warned(line=line)))
         if self.state is not None:
-            self._kept_in = StateFolder.open(self.state, identity_of(self))
-            self._executor, self.emit = RecordingExecutor(self._executor), Heard(self.emit)
+            self._state_folder = StateFolder.open(self.state, self._identity())
+            self._executor, self.emit = RecordingExecutor(self._executor), EventRecorder(self.emit)
+
+    def _identity(self) -> dict[str, str]:
+        """What tells this run from others, by the names of the options that decide it."""
+        devices = self.devices
+        return identity_of(
+            self.settings,
+            {
+                "app": f"{self.app.name} {AppBundle.from_folder(self.app.folder).sha256}",
+                "clients": self.clients,
+                "clients-at-once": self.clients_at_once,
+                "run-config": sorted(self.run_config.items()),
+                "seed": self.seed,
+                "drop": self.drop,
+                "devices": None if devices is None else (devices.profiles, devices.network, devices.seed),
+                "policy": self.policy,
+                "initial-model": "" if self.initial is None else self.initial.sha256(),
+            },
+        )
+
+    def _resumable(self, folder: StateFolder) -> Resumable:
+        """This simulation with its checkpoints."""
+        events, executor, dropouts = self.emit, self._executor, self._dropouts
+        assert isinstance(events, EventRecorder)  # noqa: S101 - made with the folder
+        assert isinstance(executor, RecordingExecutor)  # noqa: S101 - likewise
+        if not isinstance(dropouts, RandomDropout):
+            raise ConfigurationError("a simulation with a custom dropout model cannot be checkpointed")
+        checkpoint = RunCheckpoint(
+            state=self._state,
+            executor=executor,
+            owners=self._owners,
+            models=self._models,
+            plain=self._plain_exchanges,
+            dropouts=dropouts,
+            virtual=self._virtual,
+        )
+        self._aggregator.on_end = checkpoint.note_end
+        return Resumable(
+            backend=self,
+            downloads=self._downloads,
+            folder=folder,
+            checkpoint=checkpoint,
+            events=events,
+            name=f"fedcore simulation {self.seed}",
+        )
 
     def _meet_owners(self) -> dict[int, Ed25519PrivateKey]:
         """Make the clients' owners; the clients' keys."""
-        secret = self._kept_in.secret if self._kept_in is not None else None
+        secret = self._state_folder.secret if self._state_folder is not None else None
         identities = {i: key_of(i, secret) for i in range(1, self.clients + 1)}
         self._owners = owners_of(
             self.app,
@@ -178,7 +222,7 @@ class Simulation:
             run_config=self.run_config,
             settings=self.settings,
             executor=self._executor,
-            fates=self._fates,
+            dropouts=self._dropouts,
             identities=identities,
             owners=self._owners,
             state=self._state,
@@ -197,7 +241,7 @@ class Simulation:
             run_config=self.run_config,
             app_sha256=self._owners.app_sha256,
             admit=self._admit_messages,
-            fates=self._fates,
+            dropouts=self._dropouts,
             virtual=self._virtual,
             emit=self.emit,
             name=client_name,
@@ -222,9 +266,9 @@ class Simulation:
             self._warn_of_choices()
         backend: Simulation | Resumable = self
         with contextlib.ExitStack() as stack:
-            if self._kept_in is not None:
-                stack.enter_context(self._kept_in)
-                backend = Resumable(simulation=self, folder=self._kept_in)
+            if self._state_folder is not None:
+                stack.enter_context(self._state_folder)
+                backend = self._resumable(self._state_folder)
                 backend.begin()
             if self._cohorts.pool is not None:
                 stack.callback(self._cohorts.pool.close)
@@ -291,7 +335,7 @@ class Simulation:
         for message_type, nodes in request.ahead.items():
             if not self._state.budget.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
-        kind, request = request.message_type, self.sent(request)
+        kind, request = request.message_type, self._downloads.of(request)
         with AppResults() as kept, contextlib.chdir(self._home):
             if self.settings.groups > 1 and is_training(kind):
                 return [ExchangeReply.of_cohort(one) for one in sums_of_groups(self._aggregator, request, kept)]
@@ -299,10 +343,6 @@ class Simulation:
         if not is_training(kind) and not is_query(kind) and request.model is not None:
             self._models.evaluate(request.server_round, request.model, decoded.metrics, best=best)
         return [ExchangeReply.of_cohort(decoded)]
-
-    def sent(self, request: ExchangeRequest) -> ExchangeRequest:
-        """The request with the model that clients get; a run that goes on calls this for what was answered before."""
-        return self._downloads.of(request)
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
         check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None)
@@ -334,7 +374,7 @@ class Simulation:
         return self._owners
 
     @property
-    def told(self) -> Mapping[str, Mapping[str, Any]]:
+    def configs(self) -> Mapping[str, Mapping[str, Any]]:
         """The configurations that went with the last secure training."""
         return self._state.configs
 

@@ -28,7 +28,7 @@ from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import AsyncClientPool
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.simulation.downloads import Downloads
-from fedcore.simulation.dropouts import Fates
+from fedcore.simulation.dropouts import DropoutModel
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
@@ -92,7 +92,7 @@ class SecureAggregator:
     run_config: Mapping[str, Scalar]
     settings: JobSettings
     executor: ClientExecutor
-    fates: Fates
+    dropouts: DropoutModel
     identities: Mapping[int, Ed25519PrivateKey]
     owners: SimulatedOwners
     state: RunState
@@ -145,7 +145,7 @@ class SecureAggregator:
         round_ = MemoryRound(
             server=ServerRound(parameters=parameters, roster=self.owners.roster.keys, verify=verify),
             sessions=self._sessions(parameters, task, verify),
-            doomed=self.fates.doomed(task.cohort),
+            dropouts=self.dropouts.drops_at_step(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
             late=None if stage is None else partial(stage.late, up=encoding.words * 8),

@@ -6,13 +6,16 @@ What each of them did before is its own.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ConfigDict, TypeAdapter
 
 from fedcore.codec import ScaleMemory, release_of
 from fedcore.codec.privacy import Accountant
@@ -33,17 +36,22 @@ from fedcore.wire.tasks import DrawTicket, Task, Version
 
 @dataclass(slots=True)
 class MemoryHistory:
-    """A `ClientHistory` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
+    """A `ClientHistory` of `owner` that lasts as long as its simulation: one run, which is taken to be under a day.
 
-    kept: what the update began from that the client has made and that is in no sum yet.
+    scale_memories
+        What is remembered of the scales, by the layout of a model.
+    pending
+        The version from which the client made an update that is in no sum yet.
+    draws_answered
+        The draws that the client answered.
     """
 
     entered: int = 0
     sums: list[AgreedSum] = field(default_factory=list)
-    memories: dict[tuple[str, str], ScaleMemory] = field(default_factory=dict)
+    scale_memories: dict[str, ScaleMemory] = field(default_factory=dict)
     noised: list[NoisedSum] = field(default_factory=list)
-    kept: Version | None = None
-    places: list[GroupAssignmentRecord] = field(default_factory=list)
+    pending: Version | None = None
+    draws_answered: list[GroupAssignmentRecord] = field(default_factory=list)
 
     def entered_in(self, run: str) -> int:
         """How many exchanges were entered; there is one run."""
@@ -90,23 +98,29 @@ class MemoryHistory:
     def drawn(self, run: str) -> GroupAssignmentRecord | None:
         """The last draw that this client answered."""
         del run
-        return self.places[-1] if self.places else None
+        return self.draws_answered[-1] if self.draws_answered else None
 
     def draws(self, purpose: str, model: str) -> int:
         """How many draws for one purpose and model this client answered."""
-        return sum((drawn.purpose, drawn.model) == (purpose, model) for drawn in self.places)
+        return sum((drawn.purpose, drawn.model) == (purpose, model) for drawn in self.draws_answered)
 
     def draw(self, drawn: GroupAssignmentRecord) -> None:
         """Note that this client answers a draw."""
-        self.places.append(drawn)
+        self.draws_answered.append(drawn)
 
     def scales(self, run: str, layout: str) -> ScaleMemory | None:
         """What is remembered of the scales of a model's layout."""
-        return self.memories.get((run, layout))
+        del run
+        return self.scale_memories.get(layout)
 
     def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
         """Note the scales of an exchange."""
-        self.memories[run, layout] = memory
+        del run
+        self.scale_memories[layout] = memory
+
+
+_HISTORIES: Final = TypeAdapter(dict[int, MemoryHistory])
+_LINKS: Final = TypeAdapter(list[ChainLink], config=ConfigDict(ser_json_bytes="hex", val_json_bytes="hex"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +153,9 @@ class SimulatedOwners:
     _histories: dict[int, MemoryHistory] = field(init=False)
     _admitted: AdmittedExchange | None = field(default=None, init=False)
     _verify: Verify = field(init=False)
+    _saved_links: int = field(default=0, init=False)
+    _saved_entries: dict[int, int] = field(default_factory=dict, init=False)
+    """For each client, how many exchanges it had entered when its history was saved last."""
 
     def __post_init__(self) -> None:
         self._histories = {client: MemoryHistory() for client in self.roster.keys}
@@ -148,16 +165,38 @@ class SimulatedOwners:
         """What a client remembers."""
         return self._histories[client]
 
+    def save(self) -> dict[str, Any]:
+        """What has changed since the last time, as JSON: the newest records, and the histories of who took part."""
+        before = self._saved_entries
+        changed = {client: one for client, one in self._histories.items() if one.entered != before.get(client, 0)}
+        links = self.chain.links[self._saved_links :]
+        self._note_saved()
+        return {
+            "links": _LINKS.dump_python(links, mode="json"),
+            "histories": _HISTORIES.dump_python(changed, mode="json"),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take in what was saved once; to be called in the order in which it was saved."""
+        for link in _LINKS.validate_json(json.dumps(saved["links"])):
+            self.chain.add(link)
+        self._histories.update(_HISTORIES.validate_json(json.dumps(saved["histories"])))
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        self._saved_links = len(self.chain.links)
+        self._saved_entries = {client: history.entered for client, history in self._histories.items()}
+
     def take_work(self, task: Task, version: Version, clients: Collection[int]) -> None:
         """What every agent checks before it trains from a version, for a sum that is made later."""
         for client in clients:
             check_work(task, self._member(client), self.app_sha256, self.agreed)
-            self._histories[client].kept = version
+            self._histories[client].pending = version
 
     def drop_work(self, clients: Collection[int]) -> None:
         """Updates of these clients are in a signed sum, or too old: forget them."""
         for client in clients:
-            self._histories[client].kept = None
+            self._histories[client].pending = None
 
     def admit(self, task: Task, model: ModelState | None) -> AdmittedExchange:
         """What every agent of the cohort checks before it answers anything."""
@@ -187,7 +226,7 @@ class SimulatedOwners:
             history=history,
             app_sha256=self.app_sha256,
             agreed=self.agreed,
-            start=history.kept,
+            start=history.pending,
         )
 
     @property

@@ -2,8 +2,8 @@
 
 As on a server (`server_app/runs/journal.py`, ADR 28) the ServerApp itself cannot be written down. It is started again,
 and hears the same answers while it asks for the same; the first request without an answer is carried out. What else a
-run consists of (`kept`) is kept with each answer. An answer and all that goes with it is one file, put in its place in
-one rename: a process that is killed at any instant leaves it there or not.
+run consists of (`snapshot`) is kept with each answer. An answer and all that goes with it is one file, put in its place
+in one rename: a process that is killed at any instant leaves it there or not.
 
 The folder: `run.json` says which run it is; `steps/N.json` are the answers, in `steps/N` lie their models and records,
 and the Contexts of the clients that worked for them.
@@ -14,26 +14,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import random
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.app import AppBundle
+from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.serverside import seed_generators
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.simulation.checkpoint.serialization import from_json, to_json
-from fedcore.simulation.checkpoint.snapshot import KeptRun
+from fedcore.run.settings import JobSettings
+from fedcore.simulation.checkpoint.generators import restore_generators, save_generators
+from fedcore.simulation.checkpoint.snapshot import RunCheckpoint
+from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.models import model_ref
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.files import Lock, make_private_folder, write_file
@@ -41,12 +40,9 @@ from fedcore.system.version import fedcore_version
 from fedcore.wire.events import EventSink, FiguresFound, RunEvent, RunResumed
 from fedcore.wire.uploads import ReplyError
 
-if TYPE_CHECKING:
-    from fedcore.simulation.run import Simulation
-
 RUN_FILE: Final = "run.json"
-FORMAT: Final = 2
-"""Of the folder: the state of a run follows from the ends of its exchanges."""
+FORMAT: Final = 3
+"""Of the folder: each part of a run writes its own state."""
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 _DIFFERS: Final = (
     "the ServerApp was started again and did not do the same again: its request {number} differs in {fields}. What it "
@@ -145,14 +141,14 @@ def _did_nothing(steps: Path) -> bool:
 
 
 @dataclass(slots=True)
-class Heard:
-    """Takes the events of a run, and keeps those that are not written down yet. to: who takes them as well."""
+class EventRecorder:
+    """Passes the events of a run on, and records those that are not saved yet."""
 
     to: EventSink
     _events: list[RunEvent] | None = None
 
     def begin(self) -> None:
-        """From here on events are kept."""
+        """Record from here on."""
         self._events = []
 
     def __call__(self, event: RunEvent) -> None:
@@ -160,60 +156,67 @@ class Heard:
             self._events.append(event)
         self.to(event)
 
-    def told(self) -> list[Any]:
-        """What was heard since the last time, as JSON."""
-        told, self._events = self._events or [], []
-        return [event.model_dump(mode="json") for event in told]
+    def take(self) -> list[Any]:
+        """The events since the last time, as JSON."""
+        events, self._events = self._events or [], []
+        return [event.model_dump(mode="json") for event in events]
 
 
 @dataclass(slots=True, kw_only=True)
 class Resumable:
-    """The backend of a ServerApp that keeps each answer of the simulation, and gives those again that are kept."""
+    """The backend of a ServerApp that keeps each answer of the simulation, and gives those again that are kept.
 
-    simulation: Simulation
+    backend
+        Answers what no earlier process has answered.
+    downloads
+        How models get to the clients: the next difference is taken to what was sent last, live or before.
+    name
+        Of the run; the generators of the process are seeded by it.
+    """
+
+    backend: ExchangeBackend
+    downloads: Downloads
     folder: StateFolder
-    _kept: KeptRun = field(init=False)
+    checkpoint: RunCheckpoint
+    events: EventRecorder
+    name: str
     _steps: list[dict[str, Any]] = field(default_factory=list, init=False)
     _number: int = field(default=0, init=False)
-    _heard: Heard = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._kept = KeptRun(simulation=self.simulation)
-        assert isinstance(self.simulation.emit, Heard)  # noqa: S101 - put there with the state folder
-        self._heard = self.simulation.emit
+    def begin(self) -> None:
+        """Seed what apps draw from, emit the events of before, and put the simulation where it was."""
+        self._read_steps()
+        seed_generators(self.name)
+        if self._steps:
+            self._restore()
+        self.checkpoint.restore_clients()  # also if there are none: an executor that cannot says so before the run
+        self.events.begin()
+
+    def _read_steps(self) -> None:
         while (file := self.folder.steps / f"{len(self._steps) + 1}.json").exists():
             self._steps.append(json.loads(file.read_text()))
         for leftover in self.folder.steps.iterdir():  # of an answer that was not kept to its end
             if leftover.is_dir() and int(leftover.name) > len(self._steps):
                 shutil.rmtree(leftover)
 
-    def begin(self) -> None:
-        """Seed what apps draw from, tell what was told before, and put the simulation where it was."""
-        seed_generators(f"fedcore simulation {self.simulation.seed}")
-        if self._steps:
-            self._take_up()
-        self._kept.take_up()  # also where there is nothing: an executor that cannot says so before the run
-        self._heard.begin()
-
-    def _take_up(self) -> None:
+    def _restore(self) -> None:
         why = f"{len(self._steps)} requests of the ServerApp have their answer in {self.folder.path}"
-        self.simulation.emit(RunResumed(steps=len(self._steps), why=why))
+        self.events(RunResumed(steps=len(self._steps), why=why))
         for number, step in enumerate(self._steps, start=1):
             for event in step["events"]:
-                self._heard.to(_EVENT.validate_python(event))
-            self._kept.recall(step["kept"], self.folder.steps / str(number))
-            step.pop("kept")
+                self.events(_EVENT.validate_python(event))
+            self.checkpoint.restore(step.pop("checkpoint"), self.folder.steps / str(number))
 
     def nodes(self) -> list[int]:
         """As `ExchangeBackend`."""
         found: list[int] = self._answer(
-            {"op": "nodes"}, self.simulation.nodes, lambda nodes, _: nodes, lambda kept, _: kept
+            {"op": "nodes"}, self.backend.nodes, lambda nodes, _: nodes, lambda kept, _: kept
         )
         return found
 
     def waits(self, nodes: int, setting: str, present: int) -> None:
         """As `ExchangeBackend`."""
-        self.simulation.waits(nodes, setting, present)
+        self.backend.waits(nodes, setting, present)
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """As `ExchangeBackend`."""
@@ -227,10 +230,8 @@ class Resumable:
             "configs": {key: dict(value) for key, value in request.configs.items()},
             "timeout": request.timeout,
         }
-        self.simulation.sent(request)  # also of what was answered before: the next difference is taken to it
-        found: list[ExchangeReply] = self._answer(
-            asked, lambda: self.simulation.exchange(request), _keep_sums, _kept_sums
-        )
+        self.downloads.of(request)  # also of what was answered before: the next difference is taken to it
+        found: list[ExchangeReply] = self._answer(asked, lambda: self.backend.exchange(request), _keep_sums, _kept_sums)
         return found
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
@@ -242,15 +243,13 @@ class Resumable:
             "questions": [[one.node, one.message_type, contents[one.content]] for one in request.messages],
             "timeout": request.timeout,
         }
-        found: list[PlainReply] = self._answer(
-            asked, lambda: self.simulation.ask(request), _keep_replies, _kept_replies
-        )
+        found: list[PlainReply] = self._answer(asked, lambda: self.backend.ask(request), _keep_replies, _kept_replies)
         return found
 
     def report_figures(self, figures: FiguresFound) -> None:
         """As `ExchangeBackend`; those before the last kept answer are among the events that were kept."""
         if self._number >= len(self._steps):
-            self.simulation.report_figures(figures)
+            self.backend.report_figures(figures)
 
     def _answer(
         self,
@@ -261,49 +260,35 @@ class Resumable:
     ) -> Any:
         self._number += 1
         request = json.loads(json.dumps(asked))
-        place = self.folder.steps / str(self._number)
+        folder = self.folder.steps / str(self._number)
         if self._number <= len(self._steps):
             step = self._steps[self._number - 1]
             if fields := [key for key in request if request[key] != step["request"].get(key)]:
                 raise ConfigurationError(_DIFFERS.format(number=self._number, fields=", ".join(fields)))
-            _set_chance(step["chance"])
-            return kept(step["answer"], place)
+            restore_generators(step["generators"])
+            return kept(step["answer"], folder)
         answer = live()
-        place.mkdir()
-        step = {"request": request, "answer": keep(answer, place), "chance": _chance()}
-        step["events"] = self._heard.told()
-        step["kept"] = self._kept.remember(place)
+        folder.mkdir()
+        step = {"request": request, "answer": keep(answer, folder), "generators": save_generators()}
+        step["events"] = self.events.take()
+        step["checkpoint"] = self.checkpoint.save(folder)
         write_file(self.folder.steps / f"{self._number}.json", json.dumps(step), durable=True)
         self._steps.append({})  # the number of steps is all that is needed of it
-        self._kept.forget_superseded(place)
+        self.checkpoint.remove_superseded(folder)
         return answer
 
 
-def identity_of(simulation: Simulation) -> dict[str, str]:
-    """What tells one run from another, by the names of the options that decide it.
+def identity_of(settings: JobSettings, options: Mapping[str, object]) -> dict[str, str]:
+    """What tells one run from another: a hash of each option that decides it, by its name.
 
     Raises ConfigurationError for a run that cannot be kept.
     """
-    if simulation.settings.buffered:
+    if settings.buffered:
         raise ConfigurationError(
             "--state: a run without rounds cannot be kept, since clients are always at work in it",
             check="without-rounds",
         )
-    devices = simulation.devices
-    initial = simulation.initial.sha256() if simulation.initial is not None else ""
-    parts = {
-        "fedcore": fedcore_version(),
-        "app": f"{simulation.app.name} {AppBundle.from_folder(simulation.app.folder).sha256}",
-        "clients": simulation.clients,
-        "clients-at-once": simulation.clients_at_once,
-        "run-config": sorted(simulation.run_config.items()),
-        "settings": sorted(simulation.settings.to_mapping().items()),
-        "seed": simulation.seed,
-        "drop": simulation.drop,
-        "devices": None if devices is None else (devices.profiles, devices.network, devices.seed),
-        "policy": simulation.policy,
-        "initial-model": initial,
-    }
+    parts = {"fedcore": fedcore_version(), **options, "settings": sorted(settings.to_mapping().items())}
     return {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
 
 
@@ -364,22 +349,3 @@ def _hashes(request: PlainRequest) -> list[str]:
         return hashes
     finally:
         shutil.rmtree(folder)
-
-
-def _chance() -> dict[str, Any]:
-    """Where the generators stand: the clients' apps draw from them as well, and are not run again."""
-    torch = sys.modules.get("torch")
-    return {
-        "random": to_json(random.getstate()),
-        "numpy": to_json(np.random.get_state()),
-        "torch": torch.get_rng_state().numpy().tobytes().hex() if torch is not None else None,
-    }
-
-
-def _set_chance(chance: Mapping[str, Any]) -> None:
-    random.setstate(from_json(chance["random"]))
-    np.random.set_state(from_json(chance["numpy"]))
-    if chance["torch"] is not None:
-        import torch
-
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(chance["torch"]), dtype=torch.uint8))

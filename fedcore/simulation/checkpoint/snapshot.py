@@ -1,201 +1,117 @@
 """Checkpoint of a simulated run, written after each exchange.
 
-What grows with the run (the transcript's chain, the owners' histories, the clients' Contexts) is written as far as it
-has changed since the last time.
+The run's state is folded again from the ends of its exchanges. What grows with the run (the transcript's chain, the
+owners' histories, the clients' Contexts) is written as far as it has changed since the last time.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-from fedcore.errors import ConfigurationError
-from fedcore.flower.apps.tensor_app import LocalResult
+from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.simulation.checkpoint.serialization import from_json, to_json
-from fedcore.simulation.dropouts import RandomDrops
-from fedcore.simulation.models import BestModel
-from fedcore.state import ModelState
+from fedcore.run.engine.state import RunState
+from fedcore.simulation.checkpoint.generators import reading_state
+from fedcore.simulation.devices.virtual_scheduler import VirtualTime
+from fedcore.simulation.dropouts import RandomDropout
+from fedcore.simulation.models import BEST_FILE, BestModelKeeper
+from fedcore.simulation.plain import PlainSimulation
+from fedcore.simulation.workers.executor import RecordingExecutor
 from fedcore.wire.tasks import KeptTask, Task
-
-if TYPE_CHECKING:
-    from fedcore.flower.clientside import Answer
-    from fedcore.simulation.run import Simulation
-    from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
-
-
-@dataclass(slots=True)
-class RecordingExecutor:
-    """A `ClientExecutor` that notes who has worked. counted: client -> the last round whose sum has its update."""
-
-    executor: ClientExecutor
-    worked: set[int] = field(default_factory=set)
-    counted: dict[int, int] = field(default_factory=dict)
-
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """As `ClientExecutor`."""
-        self.worked.update(clients)
-        return self.executor.run(task, model, clients)
-
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        """As `ClientExecutor`."""
-        self.worked.update(asked)
-        return self.executor.answer(asked)
-
-    def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """As `ClientExecutor`."""
-        self.counted.update(dict.fromkeys(clients, server_round))
-        self.executor.count(server_round, clients)
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        """As `ClientExecutor`."""
-        self.executor.on_warning(warn)
-
-    @property
-    def processes(self) -> int:
-        """As `ClientExecutor`."""
-        return self.executor.processes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `ClientExecutor`."""
-        return self.executor.leave(folder, clients)
-
-    def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `ClientExecutor`."""
-        self.executor.take_up(states)
-
-    def close(self) -> None:
-        """As `ClientExecutor`."""
-        self.executor.close()
 
 
 @dataclass(slots=True, kw_only=True)
-class KeptRun:
-    """Writes down a simulation step by step. Its private parts are meant: nobody else reads or writes them."""
+class RunCheckpoint:
+    """Writes and restores the state of a simulation, exchange by exchange.
 
-    simulation: Simulation
+    state
+        What the secure exchanges so far have taught and cost.
+    plain
+        The plain exchanges, which are counted.
+    virtual
+        The virtual clock; None without one.
+    """
+
+    state: RunState
+    executor: RecordingExecutor
+    owners: SimulatedOwners
+    models: BestModelKeeper
+    plain: PlainSimulation
+    dropouts: RandomDropout
+    virtual: VirtualTime | None
     _ends: list[tuple[Task, ExchangeOutcome]] = field(default_factory=list, init=False)
-    _links: int = field(default=0, init=False)
-    _entered: dict[int, int] = field(default_factory=dict, init=False)
+    """The exchanges that have ended since the last time."""
     _contexts: dict[int, Path] = field(default_factory=dict, init=False)
+    _best: Path | None = field(default=None, init=False)
     _superseded: list[Path] = field(default_factory=list, init=False)
-    _best: BestModel | None = field(default=None, init=False)
-    _best_file: Path | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.simulation._aggregator.on_end = lambda task, end: self._ends.append((task, end))
+    def note_end(self, task: Task, end: ExchangeOutcome) -> None:
+        """An exchange has ended."""
+        self._ends.append((task, end))
 
-    def remember(self, place: Path) -> dict[str, Any]:
-        """All that has changed since the last time, as JSON; what is large goes into the folder `place`."""
-        run = self.simulation
-        chance = self._fates()._chance
-        owners, virtual = run._owners, run._virtual
-        changed = {i: one for i, one in owners._histories.items() if one.entered != self._entered.get(i, 0)}
-        self._entered.update({i: one.entered for i, one in changed.items()})
-        links, self._links = owners.chain.links[self._links :], len(owners.chain.links)
+    def save(self, folder: Path) -> dict[str, Any]:
+        """All that has changed since the last time, as JSON; files of models and Contexts go into the folder."""
+        ends, self._ends = self._ends, []
+        models = self.models.save(folder)
+        if models["best"] is not None:
+            self._superseded += [self._best] if self._best else []
+            self._best = folder / BEST_FILE
         return {
-            "ends": self._take_ends(),
-            "plain": run._plain_exchanges.count,
-            "fates": to_json(chance.getstate()),
-            "virtual": [virtual.clock.now, virtual._lap, virtual._polls] if virtual is not None else None,
-            "links": to_json(links),
-            "histories": to_json(changed),
-            "judged": [run._state.selection.missing, run._models.warned],
-            **self._models(place),
-            **self._states(place),
+            "ends": [[task.model_dump(mode="json", exclude={"places"}), end.to_json()] for task, end in ends],
+            "plain": self.plain.count,
+            "dropouts": self.dropouts.save(),
+            "virtual": None if self.virtual is None else self.virtual.save(),
+            "owners": self.owners.save(),
+            "models": models,
+            "contexts": self._save_contexts(folder),
+            "counted": {str(client): number for client, number in self.executor.counted.items()},
         }
 
-    def recall(self, kept: Mapping[str, Any], place: Path) -> None:
-        """Put back what one step has kept; to be called for each of them in order."""
-        run = self.simulation
-        for task, end in kept["ends"]:
-            run._state.take(KeptTask.model_validate(task), ExchangeOutcome.from_json(end))
-        run._state.take_groups()
-        run._plain_exchanges.count = kept["plain"]
-        self._fates()._chance.setstate(from_json(kept["fates"]))
-        if run._virtual is not None:
-            run._virtual.clock.now, run._virtual._lap, run._virtual._polls = kept["virtual"]
-        run._owners.chain.links += from_json(kept["links"])
-        histories = from_json(kept["histories"])
-        run._owners._histories.update(histories)
-        run._state.selection.missing, run._models.warned = kept["judged"]
-        self._links = len(run._owners.chain.links)
-        self._entered.update({i: one.entered for i, one in histories.items()})
-        self._recall_models(kept, place)
-        self._executor().counted.update({int(client): number for client, number in kept["counted"].items()})
-        self._contexts.update({client: place / f"{client}.state" for client in kept["contexts"]})
+    def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
+        """Take in what was saved once; to be called in the order in which it was saved.
 
-    def take_up(self) -> None:
-        """Give the executor what its clients had kept, after the last step."""
-        executor = self._executor()
-        for client, number in executor.counted.items():
-            executor.executor.count(number, [client])
-        executor.take_up(self._contexts)
+        Raises ConfigurationError for what `save` did not write.
+        """
+        with reading_state():
+            for task, end in saved["ends"]:
+                self.state.take(KeptTask.model_validate(task), ExchangeOutcome.from_json(end))
+            self.state.take_groups()
+            self.plain.count = saved["plain"]
+            self.dropouts.restore(saved["dropouts"])
+            if self.virtual is not None:
+                self.virtual.restore(saved["virtual"])
+            self.owners.restore(saved["owners"])
+            self.models.restore(saved["models"], folder)
+            if saved["models"]["best"] is not None:
+                self._best = folder / BEST_FILE
+            self.executor.counted.update({int(client): number for client, number in saved["counted"].items()})
+            self._contexts.update({client: folder / f"{client}.state" for client in saved["contexts"]})
 
-    def forget_superseded(self, place: Path) -> None:
-        """Remove Contexts that newer ones have replaced, once these are kept."""
+    def restore_clients(self) -> None:
+        """Give the executor the Contexts of its clients, after the last step."""
+        for client, number in dict(self.executor.counted).items():
+            self.executor.count(number, [client])
+        self.executor.restore(self._contexts)
+
+    def remove_superseded(self, folder: Path) -> None:
+        """Remove files that newer ones have replaced, once those are durable.
+
+        Args:
+            folder: the one written last; it is removed if it is empty.
+        """
         for file in self._superseded:
             file.unlink(missing_ok=True)
         self._superseded.clear()
-        if not any(place.iterdir()):
-            shutil.rmtree(place)
+        if not any(folder.iterdir()):
+            shutil.rmtree(folder)
 
-    def _take_ends(self) -> list[Any]:
-        """The exchanges that have ended since the last time, from which the run's state is folded again."""
-        ends, self._ends = self._ends, []
-        return [[task.model_dump(mode="json", exclude={"places"}), end.to_json()] for task, end in ends]
-
-    def _states(self, place: Path) -> dict[str, Any]:
-        executor = self._executor()
-        left = executor.leave(place, sorted(executor.worked))
-        executor.worked.clear()
-        self._superseded += [self._contexts[client] for client in left if client in self._contexts]
-        self._contexts.update({client: place / f"{client}.state" for client in left})
-        return {"contexts": left, "counted": {str(client): number for client, number in executor.counted.items()}}
-
-    def _models(self, place: Path) -> dict[str, Any]:
-        """The best model where it is another than the last time, and the one that may still be judged."""
-        run = self.simulation
-        kept: dict[str, Any] = {"best": None, "evaluated": None}
-        if run.best is not None and run.best is not self._best:
-            self._best = run.best
-            run.best.state.save(place / "best.safetensors")
-            best = run.best
-            kept["best"] = [best.value, best.said, best.rounds, best.epsilon]
-            self._superseded += [self._best_file] if self._best_file else []
-            self._best_file = place / "best.safetensors"
-        if run.settings.best_model and run._models.evaluated is not None:
-            number, model = run._models.evaluated
-            model.save(place / "evaluated.safetensors")
-            kept["evaluated"] = number
-        return kept
-
-    def _recall_models(self, kept: Mapping[str, Any], place: Path) -> None:
-        run = self.simulation
-        if kept["best"] is not None and (place / "best.safetensors").exists():
-            value, said, rounds, epsilon = kept["best"]
-            state = ModelState.open(place / "best.safetensors")
-            run._state.selection.best = value
-            run._models.best = BestModel(state=state, value=value, said=said, rounds=rounds, epsilon=epsilon)
-            self._best, self._best_file = run._models.best, place / "best.safetensors"
-        if kept["evaluated"] is not None:
-            run._models.evaluated = kept["evaluated"], ModelState.open(place / "evaluated.safetensors")
-
-    def _fates(self) -> RandomDrops:
-        if not isinstance(self.simulation._fates, RandomDrops):
-            raise ConfigurationError("a simulation with a custom dropout model cannot be checkpointed")
-        return self.simulation._fates
-
-    def _executor(self) -> RecordingExecutor:
-        executor = self.simulation._executor
-        assert isinstance(executor, RecordingExecutor)  # noqa: S101 - put there with the state folder
-        return executor
+    def _save_contexts(self, folder: Path) -> list[int]:
+        saved = self.executor.save(folder, sorted(self.executor.worked))
+        self.executor.worked.clear()
+        self._superseded += [self._contexts[client] for client in saved if client in self._contexts]
+        self._contexts.update({client: folder / f"{client}.state" for client in saved})
+        return saved

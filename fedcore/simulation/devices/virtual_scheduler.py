@@ -1,9 +1,8 @@
 """What a server does while simulated devices work: whom it asks, for whom it waits, and who is too late for it.
 
 All of it is what the real server does (`server_app/runs/exchanges/cohort.py`, `server_app/exchanges/exchange.py`),
-with the times
-of `devices` in place of the wall clock's: a stage ends when everybody has answered who is left, or its time is up, or,
-with over-selection, as many updates are there as were wanted; who is silent is given up after `liveness-seconds`. As on
+with the times of `devices` in place of the wall clock's: a stage ends when all that are left have answered, or its time
+is up, or, with over-selection, enough updates are there; a silent client is given up after `liveness-seconds`. As on
 the clock of a comparison, only training takes time: evaluations, masking and sums cost nothing.
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from fedcore.errors import RoundFailed
 from fedcore.run.settings import JobSettings
@@ -96,6 +95,14 @@ class VirtualTime:
         now, before = self.clock.now, self._lap
         self._lap = now
         return now - before
+
+    def save(self) -> dict[str, Any]:
+        """Where it stands, as JSON."""
+        return {"now": self.clock.now, "lap": self._lap, "polls": self._polls}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Put it where it stood."""
+        self.clock.now, self._lap, self._polls = saved["now"], saved["lap"], saved["polls"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -70,15 +70,15 @@ class ClientExecutor(Protocol):
         """Call `warn` with each warning, a line for the user."""
         ...
 
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """Write what these clients keep into a folder, `CLIENT.state` each, for another executor; who keeps anything.
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Write the Contexts of these clients into a folder, `CLIENT.state` each; returns who has one.
 
-        Raises ConfigurationError if nobody can.
+        Raises ConfigurationError if this executor cannot.
         """
         ...
 
-    def take_up(self, states: Mapping[int, Path]) -> None:
-        """Let clients find what another executor has left, before they do anything."""
+    def restore(self, states: Mapping[int, Path]) -> None:
+        """Give clients the Contexts that another executor has saved, before they do anything."""
         ...
 
     def close(self) -> None:
@@ -86,11 +86,78 @@ class ClientExecutor(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class ExecutorWrapper:
+    """Base of executors that add something to another one: passes everything on to it."""
+
+    executor: ClientExecutor
+
+    @property
+    def processes(self) -> int:
+        return self.executor.processes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        return self.executor.run(task, model, clients)
+
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        return self.executor.answer(asked)
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        self.executor.count(server_round, clients)
+
+    def on_warning(self, warn: Callable[[str], None]) -> None:
+        self.executor.on_warning(warn)
+
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        return self.executor.save(folder, clients)
+
+    def restore(self, states: Mapping[int, Path]) -> None:
+        self.executor.restore(states)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+@dataclass(slots=True)
+class RecordingExecutor(ExecutorWrapper):
+    """Records what a checkpoint has to have of an executor.
+
+    worked
+        The clients that have worked since it was cleared.
+    counted
+        Client -> the last round whose sum has its update.
+    """
+
+    worked: set[int] = field(default_factory=set, init=False)
+    counted: dict[int, int] = field(default_factory=dict, init=False)
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        self.worked.update(clients)
+        return self.executor.run(task, model, clients)
+
+    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        self.worked.update(asked)
+        return self.executor.answer(asked)
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        self.counted.update(dict.fromkeys(clients, server_round))
+        self.executor.count(server_round, clients)
+
+
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class InlineExecutor:
-    """All clients in this process, in the order of their ids. clients: how many there are.
+    """All clients in this process, in the order of their ids.
 
-    at_once: how many train at once where the app allows it (`BatchedClients`).
+    clients
+        How many there are.
+    at_once
+        How many train at once if the app allows it (`BatchedClients`).
     """
 
     app: FlowerApp
@@ -131,20 +198,18 @@ class InlineExecutor:
                 yield client, replace(answer, held=here[client].out)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """Told to their runners."""
+        """Their runners know it from then on."""
         self._runners.counted.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """Why clients do not train at once."""
         self._at_once.warn = warn
 
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `ClientExecutor`."""
-        return self._runners.leave(folder, clients)
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        return self._runners.save(folder, clients)
 
-    def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `ClientExecutor`."""
-        self._runners.take_up(states)
+    def restore(self, states: Mapping[int, Path]) -> None:
+        self._runners.restore(states)
 
     def close(self) -> None:
         """Remove the states of clients that are not in memory."""

@@ -126,22 +126,23 @@ class ProcessExecutor:
                 yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """WarningLine to the workers with each client's next task."""
+        """Workers get it with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """Lines of the workers go there."""
         self._processes.warn = warn
 
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `ClientExecutor`: workers have written them with each task."""
-        left = [client for client in clients if (self._folder / "states" / f"{client}.state").exists()]
-        for client in left:
-            shutil.copyfile(self._folder / "states" / f"{client}.state", folder / f"{client}.state")
-        return left
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Copies: workers have written them with each task."""
+        states = self._folder / "states"
+        saved = [client for client in clients if (states / f"{client}.state").exists()]
+        for client in saved:
+            shutil.copyfile(states / f"{client}.state", folder / f"{client}.state")
+        return saved
 
-    def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `ClientExecutor`: workers look for them with each task."""
+    def restore(self, states: Mapping[int, Path]) -> None:
+        """Copies: workers look for them with each task."""
         for client, file in states.items():
             shutil.copyfile(file, self._folder / "states" / f"{client}.state")
 

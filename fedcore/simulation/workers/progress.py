@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
-from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
+from fedcore.simulation.workers.executor import ExecutorWrapper, PlainTask
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
 
@@ -20,20 +19,17 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
-class ProgressExecutor:
-    """A `ClientExecutor` that tells of each result. It is no event: nothing of it is kept, and no tracker hears it."""
+class ProgressExecutor(ExecutorWrapper):
+    """Reports each result. It is no event: nothing of it is saved, and no tracker gets it."""
 
-    executor: ClientExecutor
     tell: OnProgress
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """As `ClientExecutor`."""
         return self._counted(
             f"round {task.server_round} {task.message_type}", len(clients), self.executor.run(task, model, clients)
         )
 
     def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        """As `ClientExecutor`."""
         one = next((one.task for one in asked.values()), None)
         work = f"round {one.server_round} {one.message_type}" if one is not None else ""
         return self._counted(work, len(asked), self.executor.answer(asked))
@@ -43,34 +39,3 @@ class ProgressExecutor:
         for done, result in enumerate(results, start=1):
             self.tell(work, done, expected)
             yield result
-
-    def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """As `ClientExecutor`."""
-        self.executor.count(server_round, clients)
-
-    def on_warning(self, warn: Callable[[str], None]) -> None:
-        """As `ClientExecutor`."""
-        self.executor.on_warning(warn)
-
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """As `ClientExecutor`."""
-        return self.executor.leave(folder, clients)
-
-    def take_up(self, states: Mapping[int, Path]) -> None:
-        """As `ClientExecutor`."""
-        self.executor.take_up(states)
-
-    @property
-    def processes(self) -> int:
-        """As `ClientExecutor`."""
-        return self.executor.processes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """As `ClientExecutor`."""
-        self.executor.close()

@@ -136,19 +136,19 @@ class RayExecutor:
             yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        """WarningLine with each client's next task."""
+        """Sent with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """There is nothing to tell."""
 
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
         """Refused: the states are Ray's."""
         raise ConfigurationError("--state does not go with Ray, which has the clients' states; use --engine process")
 
-    def take_up(self, states: Mapping[int, Path]) -> None:
+    def restore(self, states: Mapping[int, Path]) -> None:
         """Refused likewise."""
-        self.leave(Path(), [])
+        self.save(Path(), [])
 
     def close(self) -> None:
         """Forget the clients' states, and end Ray where it was started here."""

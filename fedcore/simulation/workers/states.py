@@ -65,19 +65,19 @@ class Runners:
             runner.leave(file)
             self._warm[client] = runner, _version(file)
 
-    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
-        """Write the states of these clients into a folder, `CLIENT.state` each; of whom there is one."""
-        left = []
+    def save(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Write the states of these clients into a folder, `CLIENT.state` each; returns who has one."""
+        saved = []
         for client in clients:
             target, (runner, _) = folder / f"{client}.state", self._warm.get(client, (None, None))
             if runner is not None and not self.shared:
                 runner.leave(target)
             elif self._file(client).exists():
                 shutil.copyfile(self._file(client), target)
-            left += [client] if target.exists() else []
-        return left
+            saved += [client] if target.exists() else []
+        return saved
 
-    def take_up(self, states: Mapping[int, Path]) -> None:
+    def restore(self, states: Mapping[int, Path]) -> None:
         """Let clients begin with these states; before any of them has run."""
         self._warm.clear()
         for client, file in states.items():

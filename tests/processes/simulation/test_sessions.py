@@ -42,10 +42,10 @@ class Spread(InlineExecutor):
 class SameDrops:
     """In a sum of all clients three are gone, before a step each."""
 
-    def doomed(self, cohort: Sequence[int]) -> dict[int, str]:
+    def drops_at_step(self, cohort: Sequence[int]) -> dict[int, str]:
         return {5: "share", 7: "input", 9: "unmask"} if len(cohort) == CLIENTS else {}
 
-    def lost(self, cohort: Sequence[int]) -> Collection[int]:
+    def drops(self, cohort: Sequence[int]) -> Collection[int]:
         return ()
 
 
@@ -59,7 +59,7 @@ def run(executor: type[InlineExecutor], events: list[RunEvent], **settings: Any)
             run_config=override(app.run_config, {"num-server-rounds": 2}, "test"),
             settings=JobSettings.from_mapping({**app.settings.to_mapping(), **settings}),
             executor=at_work,
-            fates=SameDrops(),
+            dropouts=SameDrops(),
             emit=events.append,
         )
         state = simulation.run().state

@@ -184,7 +184,7 @@ def test_the_federations_means_are_in_the_file_and_reach_the_predictor(tmp_path:
     outcome = simulation.run()
     path, patients = tmp_path / "model.safetensors", tmp_path / "patients.csv"
     assert outcome.state is not None
-    write_model(outcome.state, path, facts_of(folder, run_config=config, told=simulation.told))
+    write_model(outcome.state, path, facts_of(folder, run_config=config, told=simulation.configs))
     from cox_app.task import COLUMNS
     from cox_app.task import patients as drawn
 

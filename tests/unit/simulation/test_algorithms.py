@@ -160,19 +160,19 @@ def app(**options: Any) -> LocalApp:
 
 @dataclass(slots=True, kw_only=True)
 class Doomed:
-    """Fates of a simulation in which this client leaves before the sum of this exchange."""
+    """Dropouts of a simulation in which this client leaves before the sum of this exchange."""
 
     exchange: int
     client: int
     step: str = "input"
     _seen: int = field(default=0, init=False)
 
-    def doomed(self, cohort: Any) -> dict[int, str]:
+    def drops_at_step(self, cohort: Any) -> dict[int, str]:
         self._seen += 1
         return {self.client: self.step} if self._seen == self.exchange else {}
 
-    def lost(self, cohort: Any) -> set[int]:
-        return set(self.doomed(cohort))
+    def drops(self, cohort: Any) -> set[int]:
+        return set(self.drops_at_step(cohort))
 
 
 def simulated(strategy: str, aggregation: str, *, client: LocalApp | None = None, **config: Any) -> list[ModelState]:
@@ -186,7 +186,7 @@ def simulated(strategy: str, aggregation: str, *, client: LocalApp | None = None
             clients=len(CLIENTS),
             run_config=found.app.run_config,
             settings=JobSettings.from_mapping({"aggregation": aggregation, "w-max": 32}),
-            fates=Doomed(exchange=5, client=2),
+            dropouts=Doomed(exchange=5, client=2),
             emit=events.append,
             done=events,
             away={2: (3,)},

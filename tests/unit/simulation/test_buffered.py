@@ -55,13 +55,13 @@ class Doomed:
     """Of the trainings, counted from 1, retries included."""
     _count: int = field(default=0, init=False)
 
-    def doomed(self, cohort: Sequence[int]) -> dict[int, str]:
+    def drops_at_step(self, cohort: Sequence[int]) -> dict[int, str]:
         if len(cohort) == CLIENTS:  # an evaluation asks all
             return {}
         self._count += 1
         return {client: step for client, step in self.steps.get(self._count, {}).items() if client in cohort}
 
-    def lost(self, cohort: Sequence[int]) -> Collection[int]:
+    def drops(self, cohort: Sequence[int]) -> Collection[int]:
         return ()
 
 
@@ -88,7 +88,7 @@ def buffered(
     *,
     rounds: int = 6,
     strategy: str = "FedAvg",
-    fates: Doomed | None = None,
+    dropouts: Doomed | None = None,
     events: list[RunEvent] | None = None,
     **settings: Any,
 ) -> Done:
@@ -100,7 +100,7 @@ def buffered(
         run_config=override(app.run_config, {"num-server-rounds": rounds, "lr": LR, "strategy": strategy}, "test"),
         settings=JobSettings.from_mapping({**app.settings.to_mapping(), **chosen}),
         devices=devices,
-        fates=fates,
+        dropouts=dropouts,
         emit=events.append,
     )
     state = simulation.run().state
@@ -208,7 +208,7 @@ def test_a_buffer_that_is_never_full_is_an_error() -> None:
 
 @pytest.mark.parametrize("step", ["advertise", "share", "input"])
 def test_who_drops_out_before_its_update_is_sent_keeps_it_for_the_next_sum(step: str) -> None:
-    done = buffered(SPREAD, fates=Doomed({1: {2: step}}), buffer_size=4)
+    done = buffered(SPREAD, dropouts=Doomed({1: {2: step}}), buffer_size=4)
     first, second = done.sums[:2]
     assert "client-2" not in first.staleness
     assert second.staleness["client-2"] == 1
@@ -218,7 +218,7 @@ def test_who_drops_out_before_its_update_is_sent_keeps_it_for_the_next_sum(step:
 
 @pytest.mark.parametrize("step", ["consistency", "unmask"])
 def test_who_drops_out_after_that_has_its_update_in_the_sum(step: str) -> None:
-    done = buffered(SPREAD, fates=Doomed({1: {2: step}}), buffer_size=4)
+    done = buffered(SPREAD, dropouts=Doomed({1: {2: step}}), buffer_size=4)
     assert done.sums[0].staleness["client-2"] == 0
     np.testing.assert_allclose(done.weight, fedbuff(done.sums)[-1], atol=STEP)
     assert len(set(starts(done))) == len(starts(done))
@@ -229,7 +229,7 @@ GONE = dict.fromkeys((1, 2), "consistency")
 
 
 def test_a_sum_that_broke_off_after_its_survivors_were_named_is_asked_for_again() -> None:
-    done = buffered(SPREAD, fates=Doomed({1: GONE}))
+    done = buffered(SPREAD, dropouts=Doomed({1: GONE}))
     assert [event.retry for event in done.events if isinstance(event, ExchangeFailed)] == [True]
     assert done.sums[0].staleness == {"client-1": 0, "client-2": 0, "client-3": 0}
     np.testing.assert_allclose(done.weight, fedbuff(done.sums)[-1], atol=STEP)
@@ -237,7 +237,7 @@ def test_a_sum_that_broke_off_after_its_survivors_were_named_is_asked_for_again(
 
 @pytest.mark.parametrize("again", [{1: "advertise"}, GONE])
 def test_where_it_breaks_off_again_its_updates_are_in_no_other(again: Mapping[int, str]) -> None:
-    done = buffered(SPREAD, fates=Doomed({1: GONE, 2: again}))
+    done = buffered(SPREAD, dropouts=Doomed({1: GONE, 2: again}))
     assert [event.retry for event in done.events if isinstance(event, ExchangeFailed)] == [True, True]
     lost = [event.client for event in done.events if isinstance(event, ClientDropped) and event.stage == "train"]
     assert lost == ["client-1", "client-2", "client-3"]
@@ -248,7 +248,7 @@ def test_where_it_breaks_off_again_its_updates_are_in_no_other(again: Mapping[in
 
 
 def test_updates_of_an_attempt_that_named_nobody_are_offered_again() -> None:
-    done = buffered(SPREAD, fates=Doomed({1: dict.fromkeys((1, 2), "share")}))
+    done = buffered(SPREAD, dropouts=Doomed({1: dict.fromkeys((1, 2), "share")}))
     assert [event.retry for event in done.events if isinstance(event, ExchangeFailed)] == [True]
     assert sorted(done.sums[0].staleness) == ["client-1", "client-2", "client-3"]
 

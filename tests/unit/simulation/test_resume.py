@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,12 @@ from support.raising import raises
 from support.tiny import TINY
 
 from fedcore.errors import ConfigurationError
+from fedcore.federation.transcript import Chain
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.checkpoint.serialization import from_json, to_json
+from fedcore.simulation.checkpoint.generators import restore_generators, save_generators
+from fedcore.simulation.checkpoint.resume import FORMAT, RUN_FILE
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent
 
@@ -89,6 +93,11 @@ class TestSecure:
         ours, theirs = late.simulation.owners, calm.simulation.owners
         assert len(ours.chain.links) == len(theirs.chain.links) == len(done)
         assert all(ours.history(client).entered == theirs.history(client).entered for client in range(1, 13))
+        again_linked = Chain()
+        for link in ours.chain.links:
+            assert link.previous == again_linked.head
+            again_linked.add(link)
+        assert ours.chain.head == again_linked.head
 
     def test_the_budget_that_was_spent_stays_spent(self, tmp_path: Path) -> None:
         calm, late = (run_to_its_end(tmp_path / str(breaks), breaks, PRIVATE) for breaks in (0, 3))
@@ -132,17 +141,50 @@ class TestSecure:
         del first
 
 
-class TestMemento:
-    def test_there_and_back(self) -> None:
-        value = {("a", 1): [b"\x00\xff", {2, 3}, frozenset({4}), np.arange(6).reshape(2, 3)], 5: (None, True, 1.5)}
-        found = from_json(to_json(value))
-        assert np.array_equal(found["a", 1][3], value["a", 1][3])  # type: ignore[index]
-        assert found["a", 1][:3] == value["a", 1][:3]
-        assert found[5] == value[5]
+class TestStateFolder:
+    def test_the_format_of_another_version_is_refused(self, tmp_path: Path) -> None:
+        run_to_its_end(tmp_path, 0)
+        file = tmp_path / RUN_FILE
+        document = json.loads(file.read_text())
+        for other in (FORMAT - 1, FORMAT + 1):
+            file.write_text(json.dumps({**document, "format": other}))
+            with raises(ConfigurationError, check="other-format"):
+                run_to_its_end(tmp_path, 0)
+        del document["format"]  # the first one did not say it
+        file.write_text(json.dumps(document))
+        with raises(ConfigurationError, check="other-format"):
+            run_to_its_end(tmp_path, 0)
 
     @pytest.mark.parametrize(
-        "name", ["os:system", "fedcore.system.files:write_file", "subprocess:Popen", "fedcore.errors:FedcoreError"]
+        "altered",
+        [
+            {"dropouts": {"type": "os:system", "fields": {}}},
+            {"owners": {"links": [{"type": "subprocess:Popen"}], "histories": {}}},
+            {"owners": {"links": [], "histories": {"1": {"entered": "many"}}}},
+            {"ends": [[{}, {}]]},
+            {"models": None},
+        ],
+        ids=["generator", "chain", "history", "exchange", "models"],
     )
-    def test_a_file_names_no_code_to_run(self, name: str) -> None:
+    def test_what_fedcore_did_not_write_is_refused(self, tmp_path: Path, altered: dict[str, Any]) -> None:
+        run_to_its_end(tmp_path, 0)
+        file = tmp_path / "steps" / "2.json"
+        step = json.loads(file.read_text())
+        step["checkpoint"] |= altered
+        file.write_text(json.dumps(step))
         with raises(ConfigurationError, check="unsound-state"):
-            from_json({"type": name, "fields": {}})
+            run_to_its_end(tmp_path, 0)
+
+
+class TestGenerators:
+    def test_they_go_on_as_they_would_have(self) -> None:
+        random.gauss()  # one of a pair of values is left
+        saved = json.loads(json.dumps(save_generators()))
+        before = random.random(), random.gauss(), np.random.random(), np.random.normal()
+        restore_generators(saved)
+        assert (random.random(), random.gauss(), np.random.random(), np.random.normal()) == before
+
+    @pytest.mark.parametrize("altered", [{"random": [3]}, {"numpy": "PCG64"}, {"torch": 5}])
+    def test_others_are_refused(self, altered: dict[str, Any]) -> None:
+        with raises(ConfigurationError, check="unsound-state"):
+            restore_generators({**save_generators(), **altered})
