@@ -92,7 +92,8 @@ def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
             settings=settings,
             emit=view.show,
         )
-        return run_statistics(request.question, backend=simulation, run="simulation", aggregation=settings.aggregation)
+        with simulation.open() as backend:
+            return run_statistics(request.question, backend=backend, run="simulation", aggregation=settings.aggregation)
 
 
 def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:

@@ -6,7 +6,9 @@ the ClientApp, the codec. Only the protocol's messages are left out, and the coh
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTo
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.privacy import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
+from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.run.engine.attempts import Attempt
 from fedcore.run.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.run.settings import planned_rounds
@@ -53,9 +56,11 @@ class DryRound(Simulation):
     costs: list[tuple[Task, AnyEncoding]] = field(default_factory=list, init=False)
     _requests: Counter[str] = field(default_factory=Counter, init=False)
 
-    def __post_init__(self) -> None:
-        super(DryRound, self).__post_init__()
-        self._owners.agreed = AppAgreement(run_config=self.run_config, settings=self.settings)
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ExchangeBackend]:
+        with super(DryRound, self).open() as backend:
+            self._owners.agreed = AppAgreement(run_config=self.run_config, settings=self.settings)
+            yield backend
 
     def refuse(self, error: AppError) -> None:
         """Note that code of the app wants more than the mean, and let it have that alone."""

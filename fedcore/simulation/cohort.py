@@ -145,11 +145,11 @@ class _SimulatedCohort:
 
     def _present(self, clients: Sequence[int]) -> Sequence[int]:
         """Those who are there on the virtual clock, and others in their place; raises RoundFailed for too few."""
-        aggregator, wanted = self.aggregator, len(clients)
-        assert aggregator.virtual is not None  # noqa: S101 - asked with the clock alone
-        least = min_clients_for(wanted, aggregator.settings, aggregator.clients, aggregator.least)
-        extra = aggregator.virtual.beyond(wanted) if is_training(self.request.message_type) else 0
-        self.work.enough = wanted if extra else 0
+        aggregator, size = self.aggregator, len(clients)
+        assert aggregator.virtual is not None  # noqa: S101 - called with the clock alone
+        least = min_clients_for(size, aggregator.settings, aggregator.clients, aggregator.least)
+        extra = aggregator.virtual.beyond(size) if is_training(self.request.message_type) else 0
+        self.work.enough = size if extra else 0
         return aggregator.virtual.cohort(clients, range(1, aggregator.clients + 1), least=least, extra=extra)
 
     def _keep_or_spend(self, pool: AsyncClientPool, task: Task) -> None:

@@ -113,16 +113,16 @@ class PlainSimulation:
         first = next(iter(questions.values()))
         self.admit(first.to(task), list({question.content for question in questions.values()}))
         lost = {*self.dropouts.drops(cohort), *self._away(cohort)}
-        asked = {
+        tasks = {
             client: PlainTask(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
             for client, question in sorted(questions.items())
             if client in self.clients and client not in lost
         }
-        found = {
-            client: self._reply(client, answer, asked[client].out) for client, answer in self.executor.answer(asked)
+        by_client = {
+            client: self._reply(client, answer, tasks[client].out) for client, answer in self.executor.answer(tasks)
         }
-        self._let_time_pass(task, found, questions, lost)
-        replies = [found.get(client) or self._absent(client) for client in sorted(questions)]
+        self._let_time_pass(task, by_client, questions, lost)
+        replies = [by_client.get(client) or self._absent(client) for client in sorted(questions)]
         check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
         if task.trains:
             self.executor.count(request.server_round, [reply.node for reply in replies if reply.error is None])
@@ -142,12 +142,12 @@ class PlainSimulation:
         return set(cohort) - set(self.virtual.there(cohort))
 
     def _let_time_pass(
-        self, task: Task, found: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
+        self, task: Task, by_client: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
     ) -> None:
         """Replace by errors the replies that come too late on the virtual clock."""
         if self.virtual is None or not task.trains:
             return
-        answered = {client: reply for client, reply in found.items() if reply.error is None and reply.content}
+        answered = {client: reply for client, reply in by_client.items() if reply.error is None and reply.content}
         down = max(question.reference.size for question in questions.values())
         with UpdateStage(time=self.virtual, task=task, down=down) as stage:
             if any(client in self.virtual.there(lost) for client in lost):
@@ -155,7 +155,7 @@ class PlainSimulation:
             examples = {client: reply.examples for client, reply in answered.items()}
             sizes = {client: float(one.size) for client, one in answered.items()}
             for client, reason in stage.late(examples, sizes).items():
-                found[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
+                by_client[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
     def _reply(self, client: int, answer: Answer | Exception, out: Place) -> PlainReply:
         if isinstance(answer, Exception):
@@ -191,7 +191,7 @@ class PlainSimulation:
 
 
 def _questions(request: PlainRequest, folder: Path) -> dict[int, Question]:
-    paths = [folder / f"message-{place}" for place in range(len(request.contents))]
+    paths = [folder / f"message-{index}" for index in range(len(request.contents))]
     references = []
     for path, content in zip(paths, request.contents, strict=True):
         content.save(path, durable=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.apps.result_cache import AppResults
+from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.sampling import waited_for
@@ -49,6 +50,7 @@ from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.secure import SecureAggregator, refused_run
 from fedcore.simulation.sessions.processes import SessionProcesses
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor, RecordingExecutor
+from fedcore.simulation.working_folders import WorkingFolders
 from fedcore.state import ModelState
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import EventSink, FiguresFound, PrivacyTerms, RunEnded, RunStarted, Warned, ignore
@@ -58,22 +60,37 @@ from fedcore.wire.tasks import Task, is_query, is_training
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
-    """The exchanges of one simulated run; an `ExchangeBackend` for the app's ServerApp.
+    """A simulated run: `run` runs the app's ServerApp; `open` gives what answers requests in its place.
 
-    drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
-    drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
-    for no such clock, or `usual_devices` if no round waits for its clients (asynchrony = "buffered"). executor: who
-    runs the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1:
-    one by one) if the app allows it. emit: takes the events.
-    policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
-    settings and read single updates; what the owners of a federation would refuse of that is said in a warning.
-    folder: where the ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the
-    latter.
-    initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
-    `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
-    model that it has then. state: a folder in which the run keeps all that it takes to go on, and
-    goes on where it holds the run already (`resume`); None for a run that lives as long as its process. on_loaded:
-    called when the ServerApp is imported.
+    drop
+        Probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it.
+    dropouts
+        Decides who drops out in place of that.
+    devices
+        How fast the clients are and when they are available, on the virtual clock; None for no such clock, or for
+        `usual_devices` if no round waits for its clients (asynchrony = "buffered").
+    executor
+        Runs the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay,
+        1: one by one) if the app allows it.
+    policy
+        What every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
+        settings and read single updates; a warning says what the owners of a federation would refuse of that.
+    folder
+        Where the ServerApp works, as on a server in one of its own; None for the current one. Clients train in the
+        latter.
+    state
+        A folder in which the run keeps all that it takes to go on, and goes on if it has the run already (`resume`);
+        None for a run that lives as long as its process.
+    initial
+        What the ServerApp's strategy starts from in place of its own model.
+    emit
+        Takes the events.
+    enough
+        Whether what the ServerApp found ends the run, with the model that it has then.
+    on_loaded
+        Called when the ServerApp is imported.
+    results
+        What the ServerApp found, as `results_of` has it, also of a run that failed.
     """
 
     app: FlowerApp
@@ -95,12 +112,12 @@ class Simulation:
     clock: Callable[[], float] = time.monotonic
     on_loaded: Callable[[], None] | None = None
     results: Results = field(default_factory=dict, init=False)
+    _emit: EventSink = field(init=False)
     _executor: ClientExecutor = field(init=False)
     _dropouts: DropoutModel = field(init=False)
     _owners: SimulatedOwners = field(init=False)
     _state: RunState = field(init=False)
-    _home: Path = field(init=False)
-    _state_folder: StateFolder | None = field(default=None, init=False)
+    _folders: WorkingFolders = field(init=False)
     _virtual: VirtualTime | None = field(default=None, init=False)
     _aggregator: SecureAggregator = field(init=False)
     _cohorts: CohortAggregator = field(init=False)
@@ -116,36 +133,54 @@ class Simulation:
             raise ConfigurationError(
                 "secure aggregation needs at least 2 clients: the sum of one is its own update", check="too-few-clients"
             )
-        self._home = Path.cwd()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ExchangeBackend]:
+        """Make the parts of the run; the block has what answers requests, and the state folder to itself.
+
+        Raises ConfigurationError for what cannot work, before anybody trains.
+        """
+        self._folders = WorkingFolders(server=self.folder or Path.cwd(), clients=Path.cwd())
         self._dropouts = self.dropouts or RandomDropout(self.drop, self.seed)
         with contextlib.ExitStack() as stack:
-            self._take_executor()
-            if self._state_folder is not None:
-                stack.enter_context(self._state_folder)
-            self._make_parts()
-            stack.pop_all()  # the folder stays this run's
+            executor = self.executor or stack.enter_context(self._inline_executor())
+            executor.on_warning(lambda line: self._emit(Warned(line=line)))
+            if self.state is None:
+                self._emit, self._executor = self.emit, executor
+                self._make_parts(None)
+                backend: ExchangeBackend = self
+            else:
+                folder = stack.enter_context(StateFolder.open(self.state, self._identity()))
+                backend = self._resumable(folder, executor)
+            if self._cohorts.pool is not None:
+                stack.callback(self._cohorts.pool.close)
+            if self.settings.aggregation == "secure" and executor.processes > 1:
+                self._aggregator.processes = stack.enter_context(SessionProcesses(executor.processes))
+            yield backend
 
-    def _make_parts(self) -> None:
-        identities = self._meet_owners()
+    def _inline_executor(self) -> InlineExecutor:
+        return InlineExecutor(app=self.app, clients=self.clients, at_once=self.clients_at_once)
+
+    def _make_parts(self, secret: bytes | None) -> None:
+        """secret: of the state folder, from which the clients' keys follow."""
+        identities = {i: key_of(i, secret) for i in range(1, self.clients + 1)}
+        self._owners = owners_of(
+            self.app,
+            identities,
+            key_of(0, secret),
+            self.policy,
+            run_config=self.run_config,
+            settings=self.settings,
+        )
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)
         self._state = RunState(self.settings, self._least)
         self._virtual = self._virtual_time()
-        self._models = BestModelKeeper(state=self._state, emit=self.emit)
+        self._models = BestModelKeeper(state=self._state, emit=self._emit)
         self._downloads = Downloads(bits=self.settings.download_bits)
         self._aggregator = self._secure_aggregator(identities)
         self._cohorts = CohortAggregator(aggregator=self._aggregator, seed=self.seed)
         self._plain_exchanges = self._plain()
-
-    def _take_executor(self) -> None:
-        """Who trains; in a run that can be resumed what it does is noted, as are the events."""
-        self._executor = self.executor or InlineExecutor(
-            app=self.app, clients=self.clients, at_once=self.clients_at_once
-        )
-        self._executor.on_warning(lambda line: self.emit(Warned(line=line)))
-        if self.state is not None:
-            self._state_folder = StateFolder.open(self.state, self._identity())
-            self._executor, self.emit = RecordingExecutor(self._executor), EventRecorder(self.emit)
 
     def _identity(self) -> dict[str, str]:
         """What tells this run from others, by the names of the options that decide it."""
@@ -165,16 +200,18 @@ class Simulation:
             },
         )
 
-    def _resumable(self, folder: StateFolder) -> Resumable:
-        """This simulation with its checkpoints."""
-        events, executor, dropouts = self.emit, self._executor, self._dropouts
-        assert isinstance(events, EventRecorder)  # noqa: S101 - made with the folder
-        assert isinstance(executor, RecordingExecutor)  # noqa: S101 - likewise
+    def _resumable(self, folder: StateFolder, executor: ClientExecutor) -> Resumable:
+        """Make the parts, and this simulation with its checkpoints."""
+        recording, dropouts = RecordingExecutor(executor), self._dropouts
         if not isinstance(dropouts, RandomDropout):
-            raise ConfigurationError("a simulation with a custom dropout model cannot be checkpointed")
+            raise ConfigurationError(
+                "a simulation with a custom dropout model cannot be checkpointed", check="custom-dropouts"
+            )
+        self._executor, self._emit = recording, (events := EventRecorder(self.emit))
+        self._make_parts(folder.secret)
         checkpoint = RunCheckpoint(
             state=self._state,
-            executor=executor,
+            executor=recording,
             owners=self._owners,
             models=self._models,
             plain=self._plain_exchanges,
@@ -190,20 +227,6 @@ class Simulation:
             events=events,
             name=f"fedcore simulation {self.seed}",
         )
-
-    def _meet_owners(self) -> dict[int, Ed25519PrivateKey]:
-        """Make the clients' owners; the clients' keys."""
-        secret = self._state_folder.secret if self._state_folder is not None else None
-        identities = {i: key_of(i, secret) for i in range(1, self.clients + 1)}
-        self._owners = owners_of(
-            self.app,
-            identities,
-            key_of(0, secret),
-            self.policy,
-            run_config=self.run_config,
-            settings=self.settings,
-        )
-        return identities
 
     def _virtual_time(self) -> VirtualTime | None:
         devices = self.devices or (usual_devices(self.seed) if self.settings.buffered else None)
@@ -228,7 +251,7 @@ class Simulation:
             state=self._state,
             virtual=self._virtual,
             downloads=self._downloads,
-            emit=self.emit,
+            emit=self._emit,
             clock=self.clock,
         )
 
@@ -243,14 +266,40 @@ class Simulation:
             admit=self._admit_messages,
             dropouts=self._dropouts,
             virtual=self._virtual,
-            emit=self.emit,
+            emit=self._emit,
             name=client_name,
             clock=self.clock,
         )
 
     def run(self) -> ServerAppOutcome:
         """Run the app's ServerApp over simulated exchanges to its end."""
-        self.emit(
+        with self.open() as backend:
+            self._emit_start()
+            if isinstance(backend, Resumable):
+                backend.begin()
+            with self._folders.of_server():
+                outcome = run_server_app(
+                    self.app,
+                    backend=backend,
+                    run=RUN,
+                    run_config=dict(self.run_config),
+                    aggregation=self.settings.aggregation,
+                    most_nodes=lambda: self.clients,
+                    on_results=self.results.update,
+                    initial=self.initial,
+                    on_refusal=self.refuse,
+                    noised=self.settings.private,
+                    compressed=self.settings.compresses,
+                    buffered=self.settings.buffered,
+                    groups=Groups.of(self.settings),
+                    on_loaded=self.on_loaded,
+                )
+            self._models.warn_unjudged()
+            self._emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
+        return outcome
+
+    def _emit_start(self) -> None:
+        self._emit(
             RunStarted(
                 app=self.app.name,
                 aggregation=self.settings.aggregation,
@@ -259,45 +308,11 @@ class Simulation:
             )
         )
         if self.settings.over_selection and self._virtual is None:
-            self.emit(
-                Warned(line="over-selection changes nothing without devices, since no client is slower than others")
+            self._emit(
+                Warned(line="over-selection changes nothing without devices, where no client is slower than others")
             )
         if self.policy is None:
             self._warn_of_choices()
-        backend: Simulation | Resumable = self
-        with contextlib.ExitStack() as stack:
-            if self._state_folder is not None:
-                stack.enter_context(self._state_folder)
-                backend = self._resumable(self._state_folder)
-                backend.begin()
-            if self._cohorts.pool is not None:
-                stack.callback(self._cohorts.pool.close)
-            self._spread_sessions(stack)
-            stack.enter_context(contextlib.chdir(self.folder or self._home))
-            outcome = run_server_app(
-                self.app,
-                backend=backend,
-                run=RUN,
-                run_config=dict(self.run_config),
-                aggregation=self.settings.aggregation,
-                most_nodes=lambda: self.clients,
-                on_results=self.results.update,
-                initial=self.initial,
-                on_refusal=self.refuse,
-                noised=self.settings.private,
-                compressed=self.settings.compresses,
-                buffered=self.settings.buffered,
-                groups=Groups.of(self.settings),
-                on_loaded=self.on_loaded,
-            )
-        self._models.warn_unjudged()
-        self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
-        return outcome
-
-    def _spread_sessions(self, stack: contextlib.ExitStack) -> None:
-        """As many processes for the clients' secure sessions as there are for their apps, if there are several."""
-        if self.settings.aggregation == "secure" and self._executor.processes > 1:
-            self._aggregator.processes = stack.enter_context(SessionProcesses(self._executor.processes))
 
     def refuse(self, error: AppError) -> None:
         """Code of the app wants more than the mean of a secure sum: the run ends."""
@@ -308,15 +323,15 @@ class Simulation:
         if self._virtual is None or self._cohorts.pool is not None:  # who comes later is given work then
             return members
         least = least_clients(self.settings, self.clients, self._least)
-        return self._virtual.nodes(members, least=least, wanted=waited_for())
+        return self._virtual.nodes(members, least=least, enough=waited_for())
 
     def waits(self, nodes: int, setting: str, present: int) -> None:
         """Say that the ServerApp asks for nodes and goes on asking."""
-        self.emit(Warned(line=waiting_for(nodes, setting, present, self.clients, ())))
+        self._emit(Warned(line=waiting_for(nodes, setting, present, self.clients, ())))
 
     def report_figures(self, figures: FiguresFound) -> None:
         """Tell of what the strategy made of replies; a model may be judged by it."""
-        self.emit(figures)
+        self._emit(figures)
         if self.enough is not None and self.enough(figures):
             self._enough = f"what was found in round {figures.server_round} was enough"
         self._models.take_figures(figures)
@@ -336,10 +351,10 @@ class Simulation:
             if not self._state.budget.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
         kind, request = request.message_type, self._downloads.of(request)
-        with AppResults() as kept, contextlib.chdir(self._home):
+        with AppResults() as results, self._folders.of_clients():
             if self.settings.groups > 1 and is_training(kind):
-                return [ExchangeReply.of_cohort(one) for one in sums_of_groups(self._aggregator, request, kept)]
-            decoded, best = self._cohorts.exchange(request, kept)
+                return [ExchangeReply.of_cohort(one) for one in sums_of_groups(self._aggregator, request, results)]
+            decoded, best = self._cohorts.exchange(request, results)
         if not is_training(kind) and not is_query(kind) and request.model is not None:
             self._models.evaluate(request.server_round, request.model, decoded.metrics, best=best)
         return [ExchangeReply.of_cohort(decoded)]
@@ -351,11 +366,11 @@ class Simulation:
         """One plain exchange; raises EnoughFound to end the run."""
         self._check_enough()
         try:
-            with contextlib.chdir(self._home):
+            with self._folders.of_clients():
                 return self._plain_exchanges.ask(request)
         except ProtocolViolation as refusal:
             count, number = self._plain_exchanges.count, request.server_round
-            raise refused_run(refusal, self.emit, exchange=count, server_round=number) from refusal
+            raise refused_run(refusal, self._emit, exchange=count, server_round=number) from refusal
 
     def _admit_messages(self, task: Task, contents: Sequence[Path]) -> None:
         """What the owners check before their clients read a plain message; raises ProtocolViolation."""
@@ -389,4 +404,4 @@ class Simulation:
         for refusal in refused_choices(
             self.run_config, self.settings, AppAgreement.of(self.app), stock, members=self.clients
         ):
-            self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))
+            self._emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))

@@ -39,20 +39,21 @@ class VirtualTime:
     _lap: float = field(default=0.0, init=False)
     _polls: int = field(default=0, init=False)
 
-    def nodes(self, clients: Sequence[int], *, least: int, wanted: int) -> list[int]:
+    def nodes(self, clients: Sequence[int], *, least: int, enough: int) -> list[int]:
         """Who is there, once `least` are, as the run needs; raises RoundFailed if so many do not come.
 
-        wanted: how many the caller waits for, and goes on asking until they are there; 0 if that is not known.
+        Args:
+            enough: how many the caller waits for, and goes on asking until they are there; 0 if that is not known.
         """
         self._polls += 1
         present = self._wait(clients, least)
         if self._polls > _MOST_POLLS:  # a loop of the app's own, in which no time would pass
-            wanted = max(wanted, min(len(present) + 1, len(clients)))
-        if len(present) < wanted:
-            time, present = there_at(self.devices, clients, self.clock.now, least=wanted)
+            enough = max(enough, min(len(present) + 1, len(clients)))
+        if len(present) < enough:
+            time, present = there_at(self.devices, clients, self.clock.now, least=enough)
             if time == NEVER:
                 when = f"from {self.clock.now:g} s of the virtual clock on"
-                raise RoundFailed(f"waiting for {wanted} clients; {when} so many are never available together")
+                raise RoundFailed(f"waiting for {enough} clients; {when} so many are never available together")
             self.clock.advance_to(time)
         return present
 
@@ -64,21 +65,22 @@ class VirtualTime:
         """An exchange begins: the next request for nodes does not wait for more of them."""
         self._polls = 0
 
-    def cohort(self, asked: Sequence[int], members: Sequence[int], *, least: int, extra: int) -> tuple[int, ...]:
-        """Who takes part: those of `asked` that are there, and others instead of those that are not.
+    def cohort(self, clients: Sequence[int], members: Sequence[int], *, least: int, extra: int) -> tuple[int, ...]:
+        """Who takes part: those of `clients` that are there, and other members instead of those that are not.
 
-        least: how many it takes; raises RoundFailed if so many do not come within `join-seconds`. extra: how many
-        are asked beyond those.
+        Args:
+            least: how many it takes; raises RoundFailed if so many do not come within `join-seconds`.
+            extra: how many take part beyond as many as `clients` are.
         """
         self.begin()
         present = self._wait(members, least)
-        wanted = frozenset(asked)
-        order = sorted(present, key=lambda client: (client not in wanted, client))
-        return tuple(sorted(order[: len(wanted) + extra]))
+        first = frozenset(clients)
+        order = sorted(present, key=lambda client: (client not in first, client))
+        return tuple(sorted(order[: len(first) + extra]))
 
-    def beyond(self, wanted: int) -> int:
-        """How many are asked to train beyond those that are wanted."""
-        return math.ceil(wanted * self.settings.over_selection)
+    def beyond(self, size: int) -> int:
+        """How many more clients train than a cohort of this size needs."""
+        return math.ceil(size * self.settings.over_selection)
 
     def _wait(self, clients: Sequence[int], least: int) -> list[int]:
         """Who is there, once `least` are; raises RoundFailed if that takes longer than `join-seconds`."""
@@ -109,8 +111,14 @@ class VirtualTime:
 class UpdateStage:
     """One attempt at a training exchange on the virtual clock; a context manager around it.
 
-    down: bytes of what a client fetches. enough: how many updates are enough; 0 to wait for everybody. trained: who has
-    its update ready from an earlier attempt. vanished: the steps at which somebody disappeared for other reasons.
+    down
+        Bytes of what a client fetches.
+    enough
+        How many updates are enough; 0 to wait for everybody.
+    trained
+        Clients whose update is ready from an earlier attempt.
+    vanished
+        The steps at which clients disappeared for other reasons.
     """
 
     time: VirtualTime
@@ -129,22 +137,22 @@ class UpdateStage:
         start, devices = self.time.clock.now, self.time.devices
         liveness, limit = self.time.settings.liveness_seconds, self.task.seconds + self.time.settings.step_seconds
         arrivals: list[tuple[float, int]] = []
-        gone: dict[int, tuple[float, str]] = {}
+        absent: dict[int, tuple[float, str]] = {}
         for client, count in examples.items():
             sent = up[client] if isinstance(up, Mapping) else up
             work = self._work(client, count, sent, sharing=len(examples))
             finish = devices.finish_time(client, work, start, self.task.exchange)
             until = devices.until(client, start)
             if devices.work_seconds(client, work, self.task.exchange) > self.task.seconds:
-                gone[client] = start + self.task.seconds, f"no result within {self.task.seconds:g} s"
+                absent[client] = start + self.task.seconds, f"no result within {self.task.seconds:g} s"
             elif finish == NEVER:
-                gone[client] = (until or start) + liveness, f"silent for more than {liveness:g} s"
+                absent[client] = (until or start) + liveness, f"silent for more than {liveness:g} s"
             elif finish > start + limit:
-                gone[client] = start + limit, f"no answer in stage input within {limit:g} s"
+                absent[client] = start + limit, f"no answer in stage input within {limit:g} s"
             else:
                 arrivals.append((finish, client))
         self.trained.update(client for _, client in arrivals)
-        return self._close(start, sorted(arrivals), gone)
+        return self._close(start, sorted(arrivals), absent)
 
     def __enter__(self) -> Self:
         return self
@@ -158,18 +166,18 @@ class UpdateStage:
         clock.advance_to(max(self._end, clock.now) + around + silent)
 
     def _close(
-        self, start: float, arrivals: Sequence[tuple[float, int]], gone: Mapping[int, tuple[float, str]]
+        self, start: float, arrivals: Sequence[tuple[float, int]], absent: Mapping[int, tuple[float, str]]
     ) -> dict[int, str]:
         needed = max(self.enough, self.task.quorum)
         if self.enough and len(arrivals) >= needed:
             self._end = arrivals[needed - 1][0]
             late = {client: NOT_NEEDED for _, client in arrivals[needed:]}
-            return late | {client: why if at <= self._end else NOT_NEEDED for client, (at, why) in gone.items()}
-        times = [time for time, _ in arrivals] + [time for time, _ in gone.values()]
+            return late | {client: why if at <= self._end else NOT_NEEDED for client, (at, why) in absent.items()}
+        times = [time for time, _ in arrivals] + [time for time, _ in absent.values()]
         if "input" in self.vanished:
             times.append(start + self.time.settings.liveness_seconds)
         self._end = max(times, default=start)
-        return {client: why for client, (_, why) in gone.items()}
+        return {client: why for client, (_, why) in absent.items()}
 
     def _work(self, client: int, examples: int, up: float, *, sharing: int) -> Work:
         steps, samples = (0, 0) if client in self.trained else work_of(self.time.run_config, examples)

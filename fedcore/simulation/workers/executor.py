@@ -30,7 +30,7 @@ class PlainTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedHere:
+class _InlineTask:
     """The same in this process, whose replies are read here."""
 
     task: Task
@@ -58,7 +58,7 @@ class ClientExecutor(Protocol):
         """What the apps of `clients` make of one task; raises AppError, and what the user's code raises."""
         ...
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """What clients answer to a message of a plain exchange; an exception of the user's code is one's answer too."""
         ...
 
@@ -105,8 +105,8 @@ class ExecutorWrapper:
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         return self.executor.run(task, model, clients)
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        return self.executor.answer(asked)
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        return self.executor.answer(tasks)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         self.executor.count(server_round, clients)
@@ -141,9 +141,9 @@ class RecordingExecutor(ExecutorWrapper):
         self.worked.update(clients)
         return self.executor.run(task, model, clients)
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        self.worked.update(asked)
-        return self.executor.answer(asked)
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        self.worked.update(tasks)
+        return self.executor.answer(tasks)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         self.counted.update(dict.fromkeys(clients, server_round))
@@ -188,9 +188,9 @@ class InlineExecutor:
         """In the order of `clients`."""
         return self._at_once.run(task, model, clients)
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        """In the order of `asked`; the replies are read in this process, and stay in its memory."""
-        here = {client: _AskedHere(task=one.task, content=one.content) for client, one in asked.items()}
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        """In the order of `tasks`; the replies are read in this process, and stay in its memory."""
+        here = {client: _InlineTask(task=one.task, content=one.content) for client, one in tasks.items()}
         for client, answer in self._at_once.answer(here):
             if isinstance(answer, Exception) or answer.error is not None:
                 yield client, answer

@@ -3,8 +3,12 @@
     python -m fedcore.simulation.workers.fork_server BEGIN
 
 BEGIN is a `Begin` as JSON. Torch and an app take seconds to import, and hundreds of MB, which forked processes share.
-Where the app's modules have started threads or opened a device, a fork would leave workers with locks that nobody
+If the app's modules have started threads or opened a device, a fork would leave workers with locks that nobody
 releases; each is then a process that imports for itself.
+
+It is not the fork server of `multiprocessing`: that is one for the whole process, so the next app, or the same one
+after an edit, would get the modules of the first; and its children print where this process does, past a notebook's
+cell.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def main() -> None:
     except BaseException:  # noqa: S110 - each worker says it
         pass
     forks = _may_fork()
-    workers = {_start(begin, place, forks=forks): place for place in range(len(begin.connections))}
+    workers = {_start(begin, index, forks=forks): index for index in range(len(begin.connections))}
     for descriptor in begin.connections:
         os.close(descriptor)
     _tell_endings(workers, begin.control)
@@ -54,9 +58,9 @@ def _may_fork() -> bool:
     return one and not (torch is not None and torch.cuda.is_initialized())
 
 
-def _start(begin: Begin, place: int, *, forks: bool) -> int:
+def _start(begin: Begin, index: int, *, forks: bool) -> int:
     """Start one worker; its process id."""
-    descriptor = begin.connections[place]
+    descriptor = begin.connections[index]
     if not forks:
         alone = begin.model_copy(update={"connections": [descriptor]})
         command = [sys.executable, *sys.orig_argv[1:-1], alone.model_dump_json()]
@@ -85,9 +89,9 @@ def _tell_endings(workers: Mapping[int, int], control: int) -> None:
     with socket.socket(fileno=control) as connection:
         for _ in workers:
             child, status = os.wait()
-            told = WorkerEnded(worker=workers[child], status=os.waitstatus_to_exitcode(status))
+            ended = WorkerEnded(worker=workers[child], status=os.waitstatus_to_exitcode(status))
             with contextlib.suppress(OSError):
-                connection.sendall(told.model_dump_json().encode() + b"\n")
+                connection.sendall(ended.model_dump_json().encode() + b"\n")
     end()
 
 

@@ -99,31 +99,31 @@ class ProcessExecutor:
         Raises AppError for what the app's code raises, WorkerDied.
         """
         with self._exchange(task, model) as (folder, size):
-            for client, found in self._work(task, clients, size, self._training):
-                if isinstance(found, ClientRaised):
-                    raise found.exception()
-                assert isinstance(found, Made)  # noqa: S101 - the answer to Train
-                if found.file is None:
-                    yield client, LocalResult(examples=found.examples, metrics=found.metrics)
+            for client, result in self._work(task, clients, size, self._training):
+                if isinstance(result, ClientRaised):
+                    raise result.exception()
+                assert isinstance(result, Made)  # noqa: S101 - the answer to Train
+                if result.file is None:
+                    yield client, LocalResult(examples=result.examples, metrics=result.metrics)
                 else:
-                    yield client, LocalResult.in_file(found.examples, found.metrics, folder / found.file.name)
-                    found.file.unlink(missing_ok=True)
+                    yield client, LocalResult.in_file(result.examples, result.metrics, folder / result.file.name)
+                    result.file.unlink(missing_ok=True)
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order in which they come; raises WorkerDied."""
-        if not asked:
+        if not tasks:
             return
-        task = next(iter(asked.values())).task
-        questions = {client: self._question(client, one) for client, one in asked.items()}
+        task = next(iter(tasks.values())).task
+        questions = {client: self._question(client, one) for client, one in tasks.items()}
         with self._exchange(task, None) as (_, size):
-            for client, found in self._work(
-                task, list(asked), size, lambda chunk: Ask(questions=[questions[client] for client in chunk])
+            for client, result in self._work(
+                task, list(tasks), size, lambda chunk: Ask(questions=[questions[client] for client in chunk])
             ):
-                if isinstance(found, ClientRaised):
-                    yield client, Answer(error=app_raised(found.line))
+                if isinstance(result, ClientRaised):
+                    yield client, Answer(error=app_raised(result.line))
                     continue
-                assert isinstance(found, Answered)  # noqa: S101 - the answer to Ask
-                yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
+                assert isinstance(result, Answered)  # noqa: S101 - the answer to Ask
+                yield client, Answer(examples=result.examples, metrics=result.metrics, error=result.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Workers get it with each client's next task."""
@@ -179,18 +179,18 @@ class ProcessExecutor:
         for _ in range(_AHEAD):
             for worker in range(self._homes.workers):
                 self._hand_out(queue, worker, order)
-        for worker, client, found in self._processes.results():
-            if isinstance(found, Made | Answered):
-                self._costs.learn(task.message_type, client, found.seconds, found.examples or 0)
+        for worker, client, result in self._processes.results():
+            if isinstance(result, Made | Answered):
+                self._costs.learn(task.message_type, client, result.seconds, result.examples or 0)
             if self._processes.chunks(worker) < _AHEAD:
                 self._hand_out(queue, worker, order)
-            yield client, found
+            yield client, result
 
     def _training(self, chunk: Sequence[int]) -> Train:
         return Train(clients=list(chunk), counted=[self._counted.get(client, 0) for client in chunk])
 
-    def _question(self, client: int, asked: PlainTask) -> ClientQuestion:
-        task = asked.task
+    def _question(self, client: int, one: PlainTask) -> ClientQuestion:
+        task = one.task
         assert task.message is not None  # noqa: S101 - of a plain exchange
         assert task.model is not None  # noqa: S101 - likewise
         return ClientQuestion(
@@ -198,8 +198,8 @@ class ProcessExecutor:
             message_type=task.message_type,
             head=task.message,
             reference=task.model,
-            content=asked.content,
-            out=asked.out,
+            content=one.content,
+            out=one.out,
             counted=self._counted.get(client, 0),
         )
 
@@ -210,5 +210,5 @@ class ProcessExecutor:
 
 def _threads(workers: int) -> int:
     """Of each worker: what the environment says, or its part of the cores."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdecimal() and int(said) else max(1, cores() // workers)
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isdecimal() and int(value) else max(1, cores() // workers)

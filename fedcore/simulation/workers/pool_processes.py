@@ -99,50 +99,50 @@ class Processes:
         self._pinned = False
         self._workers = [_PoolWorker(PolledConnection(connection, FROM_WORKER)) for connection in ours]
         self._selector = selectors.DefaultSelector()
-        for place, connection in enumerate(ours):
-            self._selector.register(connection, selectors.EVENT_READ, place)
+        for index, connection in enumerate(ours):
+            self._selector.register(connection, selectors.EVENT_READ, index)
         self._printing = threading.Thread(target=_print_on, args=(self._process,), name="pool-output", daemon=True)
         self._printing.start()
 
     def ready(self) -> bool:
         """Wait until all have loaded the app; whether it ties clients to processes. Raises what the loading raised."""
         while not all(worker.ready for worker in self._workers):
-            for place, message in self._arrived():
+            for index, message in self._arrived():
                 if isinstance(message, ClientRaised):
                     raise message.exception()
                 assert isinstance(message, AppLoaded)  # noqa: S101 - a worker's first message
-                self._workers[place].ready = True
+                self._workers[index].ready = True
                 self._pinned = message.pinned
         return self._pinned
 
     def begin(self, exchange: ExchangeStart) -> int:
         """Tell every worker of an exchange; how many clients they work for at a time. Raises WorkerDied."""
-        for place in range(len(self._workers)):
-            self._send(place, exchange)
+        for index in range(len(self._workers)):
+            self._send(index, exchange)
         sizes: dict[int, int] = {}
         while len(sizes) < len(self._workers):
-            for place, message in self._arrived():
+            for index, message in self._arrived():
                 assert isinstance(message, Sized)  # noqa: S101 - the answer to ExchangeStart
-                sizes[place] = message.at_once
+                sizes[index] = message.at_once
         return min(sizes.values())
 
-    def tell(self, place: int, message: Train | Ask, clients: Sequence[int]) -> None:
+    def tell(self, index: int, message: Train | Ask, clients: Sequence[int]) -> None:
         """Give a worker clients to work for; raises WorkerDied."""
-        self._workers[place].chunks.append(deque(clients))
-        self._send(place, message)
+        self._workers[index].chunks.append(deque(clients))
+        self._send(index, message)
 
-    def chunks(self, place: int) -> int:
+    def chunks(self, index: int) -> int:
         """How many chunks a worker has left."""
-        return len(self._workers[place].chunks)
+        return len(self._workers[index].chunks)
 
     def results(self) -> Iterator[tuple[int, int, FromWorker]]:
         """Worker, client and what came of it, until no worker has anything to do; raises WorkerDied."""
         while any(worker.chunks for worker in self._workers):
-            for place, message in self._arrived():
+            for index, message in self._arrived():
                 assert isinstance(message, Made | Answered | ClientRaised)  # noqa: S101 - all are ready
                 assert message.client is not None  # noqa: S101 - likewise
-                self._workers[place].took(message.client)
-                yield place, message.client, message
+                self._workers[index].took(message.client)
+                yield index, message.client, message
 
     def settle(self) -> None:
         """Wait until all workers are idle, and ignore their results."""
@@ -158,11 +158,11 @@ class Processes:
             worker.connection.close()
         self._printing.join(_STOP_SECONDS)
 
-    def _send(self, place: int, message: BaseModel) -> None:
+    def _send(self, index: int, message: BaseModel) -> None:
         try:
-            self._workers[place].connection.send(message)
+            self._workers[index].connection.send(message)
         except OSError:
-            raise self._died(place) from None
+            raise self._died(index) from None
 
     def _arrived(self) -> Iterator[tuple[int, FromWorker]]:
         for key, _ in self._selector.select():
@@ -181,13 +181,13 @@ class Processes:
             self._warned.add(line)
             self.warn(line)
 
-    def _died(self, place: int) -> WorkerDied:
+    def _died(self, index: int) -> WorkerDied:
         """The error that says how the process ended, and which client it worked for."""
-        status = self._status(place)
-        activity = self._workers[place].activity
+        status = self._status(index)
+        activity = self._workers[index].activity
         return WorkerDied(f"a worker of the simulation {ending(status)} {activity}{memory_hint(status)}")
 
-    def _status(self, place: int) -> int | None:
+    def _status(self, index: int) -> int | None:
         """The exit status of a worker that has ended, from the fork server; None if that has ended too."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if len(self._workers) == 1:
@@ -196,7 +196,7 @@ class Processes:
             with self._control.makefile("rb") as lines:
                 for line in lines:
                     ended = WorkerEnded.model_validate_json(line)
-                    if ended.worker == place:
+                    if ended.worker == index:
                         return ended.status
         return None
 
@@ -219,12 +219,12 @@ def _print_on(process: subprocess.Popen[bytes]) -> None:
             selector.register(stream, selectors.EVENT_READ, number)
         while selector.get_map():
             for key, _ in selector.select():
-                found = os.read(key.fd, _READ_BYTES)
-                whole, ended, rest[key.data] = (rest[key.data] + found).rpartition(b"\n")
-                if not found:
+                data = os.read(key.fd, _READ_BYTES)
+                whole, ended, rest[key.data] = (rest[key.data] + data).rpartition(b"\n")
+                if not data:
                     selector.unregister(key.fileobj)
                     whole += ended + rest[key.data]
                 target: Any = sys.stdout if key.data == 1 else sys.stderr
-                if text := (whole + ended if found else whole).decode(errors="replace"):
+                if text := (whole + ended if data else whole).decode(errors="replace"):
                     target.write(text)
                     target.flush()

@@ -51,52 +51,52 @@ class Worker:
     _out: Path | None = None
 
     @classmethod
-    def of(cls, told: Begin, warn: Callable[[str], None] = ignore_line) -> Worker:
+    def of(cls, begin: Begin, warn: Callable[[str], None] = ignore_line) -> Worker:
         """Load the app; raises AppError, and what its own code raises."""
         app = FlowerApp(
-            folder=told.app, name="", serverapp="", clientapp=told.clientapp, run_config={}, settings=JobSettings()
+            folder=begin.app, name="", serverapp="", clientapp=begin.clientapp, run_config={}, settings=JobSettings()
         )
-        runners = Runners(app=app, clients=told.clients, folder=told.states, shared=True)
+        runners = Runners(app=app, clients=begin.clients, folder=begin.states, shared=True)
         runners.of(1)
-        return cls(runners, BatchedClients(runner=runners.of, at_once=told.at_once, warn=warn))
+        return cls(runners, BatchedClients(runner=runners.of, at_once=begin.at_once, warn=warn))
 
     @property
     def pinned(self) -> bool:
         """Whether its clients cannot go on elsewhere."""
         return self.runners.of(1).stays_in_process
 
-    def begin(self, told: ExchangeStart) -> Sized:
+    def begin(self, start: ExchangeStart) -> Sized:
         """What the next messages are about; the model is mapped, so that all workers share its pages."""
-        self._task, self._out = told.task, told.out
-        self._model = None if told.model is None else ModelState.open(told.model)
-        return Sized(at_once=self.at_once.size(told.task, told.task.cohort))
+        self._task, self._out = start.task, start.out
+        self._model = None if start.model is None else ModelState.open(start.model)
+        return Sized(at_once=self.at_once.size(start.task, start.task.cohort))
 
-    def train(self, told: Train) -> Iterator[Made | ClientRaised]:
-        """What the clients make of the task, in their order; an exception is that of all who are left.
+    def train(self, order: Train) -> Iterator[Made | ClientRaised]:
+        """What the clients make of the task, in their order; an exception is that of all that are not done.
 
-        What a client keeps is in its place before anybody hears of its end: another worker may go on with it.
+        A client's Context is in its file before the message that it is done: another worker may go on with it.
         """
-        self.runners.counted.update(zip(told.clients, told.counted, strict=True))
-        left = deque(told.clients)
+        self.runners.counted.update(zip(order.clients, order.counted, strict=True))
+        waiting = deque(order.clients)
         started = time.monotonic()
         try:
-            for client, result in self.at_once.run(self._now, self._model, told.clients):
+            for client, result in self.at_once.run(self._now, self._model, order.clients):
                 made = self._made(client, result, started)
                 self.runners.done(client)
-                left.popleft()
+                waiting.popleft()
                 yield made
                 started = time.monotonic()
         except BaseException as error:  # an app may raise SystemExit too
-            self.runners.done(left[0])
-            found = raised(error, left[0])
-            yield from (found.model_copy(update={"client": client}) for client in left)
+            self.runners.done(waiting[0])
+            failure = raised(error, waiting[0])
+            yield from (failure.model_copy(update={"client": client}) for client in waiting)
 
     def ask(self, questions: Sequence[ClientQuestion]) -> Iterator[Answered | ClientRaised]:
         """What the clients answer; an exception is the answer of one."""
-        self.runners.counted.update({asked.client: asked.counted for asked in questions})
-        asked = {one.client: PlainTask(task=self._asked(one), content=one.content, out=one.out) for one in questions}
+        self.runners.counted.update({one.client: one.counted for one in questions})
+        tasks = {one.client: PlainTask(task=self._task_of(one), content=one.content, out=one.out) for one in questions}
         started = time.monotonic()
-        for client, answer in self.at_once.answer(asked):
+        for client, answer in self.at_once.answer(tasks):
             self.runners.done(client)
             if isinstance(answer, Exception):
                 yield raised(answer, client)
@@ -119,8 +119,8 @@ class Worker:
         seconds = time.monotonic() - started
         return Made(client=client, examples=result.examples, metrics=dict(result.metrics), file=file, seconds=seconds)
 
-    def _asked(self, asked: ClientQuestion) -> Task:
-        change = {"message_type": asked.message_type, "message": asked.head, "model": asked.reference}
+    def _task_of(self, question: ClientQuestion) -> Task:
+        change = {"message_type": question.message_type, "message": question.head, "model": question.reference}
         return self._now.model_copy(update=change)
 
     @property
@@ -149,11 +149,11 @@ def serve(begin: Begin, descriptor: int) -> NoReturn:
     except BaseException as error:
         _send(connection, raised(error, None))
     while True:
-        told = connection.receive()
-        if isinstance(told, ExchangeStart):
-            _send(connection, worker.begin(told))
+        message = connection.receive()
+        if isinstance(message, ExchangeStart):
+            _send(connection, worker.begin(message))
         else:
-            for made in worker.train(told) if isinstance(told, Train) else worker.ask(told.questions):
+            for made in worker.train(message) if isinstance(message, Train) else worker.ask(message.questions):
                 _send(connection, made)
 
 

@@ -29,10 +29,10 @@ class ProgressExecutor(ExecutorWrapper):
             f"round {task.server_round} {task.message_type}", len(clients), self.executor.run(task, model, clients)
         )
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        one = next((one.task for one in asked.values()), None)
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+        one = next((one.task for one in tasks.values()), None)
         work = f"round {one.server_round} {one.message_type}" if one is not None else ""
-        return self._counted(work, len(asked), self.executor.answer(asked))
+        return self._counted(work, len(tasks), self.executor.answer(tasks))
 
     def _counted(self, work: str, expected: int, results: Iterator[T]) -> Iterator[T]:
         self.tell(work, 0, expected)

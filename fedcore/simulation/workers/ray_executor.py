@@ -94,46 +94,46 @@ class RayExecutor:
         sent = self._ray.put(None if model is None else ray_task.Model.of(model))
         text = task.model_dump_json()
         function = self._remote(ray_task.train)
-        for client, found, made in self._done(
+        for client, result, made in self._done(
             task, clients, lambda one: function.remote(self._files, self.app.clientapp, text, sent, *self._client(one))
         ):
-            if isinstance(found, ClientRaised):
-                raise found.exception()
-            assert isinstance(found, Made)  # noqa: S101 - of a training
+            if isinstance(result, ClientRaised):
+                raise result.exception()
+            assert isinstance(result, Made)  # noqa: S101 - of a training
             trained: ModelState | None = None if made is None else made.state()
             yield (
                 client,
                 LocalResult(
-                    examples=found.examples,
-                    metrics=found.metrics,
+                    examples=result.examples,
+                    metrics=result.metrics,
                     layout=None if trained is None else trained.layout,
                     write=None if trained is None else write_state(trained),
                 ),
             )
 
-    def answer(self, asked: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order in which they come; raises WorkerDied."""
-        if not asked:
+        if not tasks:
             return
-        contents = {one.content: self._ray.put(np.fromfile(one.content, np.uint8)) for one in asked.values()}
+        contents = {one.content: self._ray.put(np.fromfile(one.content, np.uint8)) for one in tasks.values()}
         function = self._remote(ray_task.answer)
 
         def submitted(client: int) -> Any:
-            one = asked[client]
+            one = tasks[client]
             sent = contents[one.content]
             return function.remote(
                 self._files, self.app.clientapp, one.task.model_dump_json(), sent, *self._client(client)
             )
 
-        first = next(iter(asked.values())).task
-        for client, found, reply in self._done(first, list(asked), submitted):
-            if isinstance(found, ClientRaised):
-                yield client, Answer(error=app_raised(found.line))
+        first = next(iter(tasks.values())).task
+        for client, result, reply in self._done(first, list(tasks), submitted):
+            if isinstance(result, ClientRaised):
+                yield client, Answer(error=app_raised(result.line))
                 continue
-            assert isinstance(found, Answered)  # noqa: S101 - to a message
+            assert isinstance(result, Answered)  # noqa: S101 - to a message
             if reply is not None:
-                Path(asked[client].out).write_bytes(reply.tobytes())
-            yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
+                Path(tasks[client].out).write_bytes(reply.tobytes())
+            yield client, Answer(examples=result.examples, metrics=result.metrics, error=result.error)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Sent with each client's next task."""
@@ -177,10 +177,10 @@ class RayExecutor:
             while pending:
                 (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
                 client, made = pending.pop(ready)
-                found = FROM_WORKER.validate_json(self._get(ready, client))
-                if isinstance(found, Made | Answered):
-                    self._costs.learn(task.message_type, client, found.seconds, found.examples or 0)
-                yield client, found, self._get(made, client)
+                result = FROM_WORKER.validate_json(self._get(ready, client))
+                if isinstance(result, Made | Answered):
+                    self._costs.learn(task.message_type, client, result.seconds, result.examples or 0)
+                yield client, result, self._get(made, client)
         finally:
             for told in pending:
                 self._ray.cancel(told, force=True)

@@ -46,16 +46,16 @@ class Runners:
         """The runner of a client, with the Context as the client's last task left it."""
         file = self._file(client)
         version = _version(file)
-        found, seen = self._warm.pop(client, (None, None))
-        if found is None or (self.shared and seen != version):
-            found = self._made(client, file if version else None)
-        self._warm[client] = found, version
-        found.aggregated_round = self.counted.get(client, 0)
+        runner, known = self._warm.pop(client, (None, None))
+        if runner is None or (self.shared and known != version):
+            runner = self._made(client, file if version else None)
+        self._warm[client] = runner, version
+        runner.aggregated_round = self.counted.get(client, 0)
         if len(self._warm) > self.most:
-            oldest, (runner, _) = self._warm.popitem(last=False)
+            oldest, (oldest_runner, _) = self._warm.popitem(last=False)
             if not self.shared:
-                runner.leave(self._file(oldest))
-        return found
+                oldest_runner.leave(self._file(oldest))
+        return runner
 
     def done(self, client: int) -> None:
         """A task of the client has ended, however it did."""
@@ -94,7 +94,7 @@ class Runners:
 def _version(file: Path) -> _Version:
     """Tells one writing of a file from another: each is a new file that takes the place of the one before."""
     try:
-        found = file.stat()
+        stat = file.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return stat.st_ino, stat.st_mtime_ns

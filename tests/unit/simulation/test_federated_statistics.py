@@ -41,8 +41,9 @@ def ask(question: StatisticsQuery, mode: str = "secure", clients: int = 3, **run
     config = {**app.run_config, **run_config}
     settings = JobSettings.from_mapping({"aggregation": mode})
     events: list[RunEvent] = []
-    backend = Simulation(app=app, clients=clients, run_config=config, settings=settings, emit=events.append)
-    found = run_statistics(question, backend=backend, run="simulation", aggregation=settings.aggregation)
+    simulation = Simulation(app=app, clients=clients, run_config=config, settings=settings, emit=events.append)
+    with simulation.open() as backend:
+        found = run_statistics(question, backend=backend, run="simulation", aggregation=settings.aggregation)
     return found, sum(event.kind in ("exchange-done", "exchange-failed") for event in events)
 
 

@@ -113,32 +113,30 @@ class TestSecure:
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("ten years of work")
         with raises(ConfigurationError, check="other-content"):
-            simulation(tmp_path, [])
+            simulation(tmp_path, []).run()
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_a_run_without_rounds_cannot_be_kept(self, tmp_path: Path) -> None:
         with raises(ConfigurationError, check="without-rounds"):
-            simulation(tmp_path / "run", [], settings=BUFFERED)
+            simulation(tmp_path / "run", [], settings=BUFFERED).run()
 
     def test_a_run_that_never_began_leaves_its_folder_to_another(self, tmp_path: Path) -> None:
         place = tmp_path / "run"
         with raises(ConfigurationError, check="too-few-for-groups", match=r"groups = 5.*15"):
-            simulation(place, [], settings={"groups": 5})
+            simulation(place, [], settings={"groups": 5}).run()
         run_to_its_end(place, 0)  # nobody holds it any more
         with raises(ConfigurationError, check="other-run", match=r"app.*settings"):
-            simulation(place, [], settings={"w-max": 99})
+            simulation(place, [], settings={"w-max": 99}).run()
         run_to_its_end(place, 0)
 
     def test_a_place_that_cannot_be_a_folder_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigurationError, match=r"--state.*file.*File"):
-            simulation(tmp_path / "file", [])
+            simulation(tmp_path / "file", []).run()
 
     def test_two_at_once_are_refused(self, tmp_path: Path) -> None:
-        first = simulation(tmp_path / "run", [])
-        with raises(ConfigurationError, check="taken", match="--state"):
-            simulation(tmp_path / "run", [])
-        del first
+        with simulation(tmp_path / "run", []).open(), raises(ConfigurationError, check="taken", match="--state"):
+            simulation(tmp_path / "run", []).run()
 
 
 class TestStateFolder:
