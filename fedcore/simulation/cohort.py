@@ -29,7 +29,7 @@ class CohortAggregator:
     """The exchanges of a run in which a cohort is one sum.
 
     seed
-        Draws who gets work where not all can.
+        Draws which clients get work if not all can.
     pool
         The clients at work, of a run in which no round waits for them.
     """

@@ -74,7 +74,7 @@ class PlainSimulation:
     _folder: Path | None = field(default=None, init=False)
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
-        """One exchange, tried again with new dropouts where a quorum was set and not met; raises RoundFailed."""
+        """One exchange, tried again with new dropouts if a quorum was set and not met; raises RoundFailed."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fedcore-plain-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)

@@ -308,9 +308,7 @@ class Simulation:
             )
         )
         if self.settings.over_selection and self._virtual is None:
-            self._emit(
-                Warned(line="over-selection changes nothing without devices, where no client is slower than others")
-            )
+            self._emit(Warned(line="over-selection changes nothing without devices: no client is slower than others"))
         if self.policy is None:
             self._warn_of_choices()
 

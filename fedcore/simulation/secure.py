@@ -50,7 +50,7 @@ class ExchangeWork:
     trained
         Clients that have trained, on the virtual clock.
     pool
-        The clients at work in a buffered run, where updates were made before.
+        The clients at work in a buffered run, which have made their updates before.
     enough
         With how many updates an attempt waits for no more; 0 to wait for all.
     error

@@ -28,11 +28,9 @@ class Always:
     """It never leaves."""
 
     def until(self, at: float) -> float | None:
-        """As `Availability`."""
         return NEVER
 
     def next_there(self, at: float) -> float:
-        """As `Availability`."""
         return at
 
 
@@ -48,7 +46,6 @@ class Intervals:
     repeat: float = 0.0
 
     def until(self, at: float) -> float | None:
-        """As `Availability`."""
         turn, rest = divmod(at, self.repeat) if self.repeat else (0.0, at)
         found = next((end for start, end in self.spans if start <= rest < end), None)
         if found is None:
@@ -60,7 +57,6 @@ class Intervals:
         return turn * self.repeat + found
 
     def next_there(self, at: float) -> float:
-        """As `Availability`."""
         turn, rest = divmod(at, self.repeat) if self.repeat else (0.0, at)
         for start, end in self.spans:
             if rest < end:
@@ -88,12 +84,10 @@ class ComesAndGoes:
         self._there_first = self._chance.random() < self.share
 
     def until(self, at: float) -> float | None:
-        """As `Availability`."""
         place = self._place(at)
         return self._changes[place] if self._is_there(place) else None
 
     def next_there(self, at: float) -> float:
-        """As `Availability`."""
         place = self._place(at)
         return at if self._is_there(place) else self._changes[place]
 

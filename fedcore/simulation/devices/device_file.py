@@ -82,7 +82,6 @@ class TracedDevices:
             )
 
     def device(self, client: int, network: Network, seed: int) -> Device:
-        """As `Profiles`."""
         found = self.own.get(client)
         if found is None:
             found = random.Random(f"{seed}/{client}/kind").choice(self.kinds)  # noqa: S311 - no secret
@@ -90,7 +89,6 @@ class TracedDevices:
         return Device(time=found.time, up=found.up or rate, down=found.down or rate, there=found.there)
 
     def factor(self, client: int, number: int, seed: int) -> float:
-        """As `Profiles`."""
         return 1.0
 
 

@@ -80,7 +80,6 @@ class DrawnDevices:
         """Every client has a device."""
 
     def device(self, client: int, network: Network, seed: int) -> Device:
-        """As `Profiles`."""
         share, factor = self.slower
         time = self.time.draw(_chance(seed, client, "time"))
         time *= factor if _chance(seed, client, "slower").random() < share else 1.0
@@ -91,7 +90,6 @@ class DrawnDevices:
         return Device(time=time, up=rate, down=rate, there=there)
 
     def factor(self, client: int, number: int, seed: int) -> float:
-        """As `Profiles`."""
         return 1.0 if self.vary is None else self.vary.draw(_chance(seed, client, f"vary/{number}"))
 
 

@@ -16,10 +16,14 @@ EVALUATE: Final = "fraction-evaluate"
 
 
 def make_executor(engine: Engine, app: FlowerApp, clients: int, workers: int = 0, at_once: int = 0) -> ClientExecutor:
-    """The executor of a simulation; close it. workers: 0 for as many as there are cores.
+    """The executor of a simulation; close it.
 
-    process: a pool of processes on this machine. ray: tasks of Ray, on its cluster. inline: this process.
-    Raises ConfigurationError for Ray where it is not installed, and for workers where nobody would count them.
+    Raises ConfigurationError for Ray if it is not installed, and for workers of an engine that has none.
+
+    Args:
+        engine: "process", a pool of processes on this machine; "ray", tasks of Ray, on its cluster; "inline", this
+            process.
+        workers: 0 for as many as there are cores.
     """
     match engine:
         case "process":
@@ -53,8 +57,11 @@ def with_cohort(
 ) -> dict[str, Scalar]:
     """A run config by which a round asks `per_round` of the clients for training, and as many for evaluation.
 
-    given: what a person said of the run config. reads: whether the app reads the keys of `averaging_server`, whatever
-    its run config has. Raises ConfigurationError if the app has no key for it, or something else was given.
+    Raises ConfigurationError if the app has no key for it, or something else was given.
+
+    Args:
+        given: the user's own values of the run config.
+        reads: whether the app reads the keys of `averaging_server`, whatever its run config has.
     """
     if per_round is None:
         return dict(config)

@@ -50,12 +50,20 @@ def cores() -> int:
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class ProcessExecutor:
-    """Runs the clients of a simulation in `workers` processes; a context manager, at whose end they are gone.
+    """Runs the clients of a simulation in a pool of processes; a context manager, which ends them.
 
-    app: in a folder. clients: how many the simulation has. workers: 0 for one a core. The processes share the cores:
-    where OMP_NUM_THREADS is not set, each gets its part of them for its threads. They begin to load the app at once.
-    at_once: how many clients a worker trains at once (`BatchedClients`); which of them depends on their ids and the
-    number of workers alone.
+    The processes begin to load the app at once. They share the cores: if OMP_NUM_THREADS is not set, each gets its part
+    of them for its threads.
+
+    app
+        In a folder.
+    clients
+        How many the simulation has.
+    workers
+        How many processes; 0 for one a core.
+    at_once
+        How many clients a worker trains at once (`BatchedClients`); which of them depends on their ids and the number
+        of workers alone.
     """
 
     app: FlowerApp

@@ -36,7 +36,13 @@ class Begin(WorkerMessage):
 
 
 class ExchangeStart(WorkerMessage):
-    """What the messages after this one are about; answered by `Sized`. model: a safetensors file. out: for results."""
+    """What the messages after this one are about; answered by `Sized`.
+
+    model
+        A safetensors file.
+    out
+        The folder for results.
+    """
 
     kind: Literal["exchange"] = "exchange"
     task: Task
@@ -101,7 +107,13 @@ class WarningLine(WorkerMessage):
 
 
 class Made(WorkerMessage):
-    """What came of one client's task. file: the new model, where it trained. seconds: that it took."""
+    """The result of one client's task.
+
+    file
+        The new model, if it trained.
+    seconds
+        That it took.
+    """
 
     kind: Literal["made"] = "made"
     client: int

@@ -1,6 +1,6 @@
 """An executor of Ray tasks, on one machine or a cluster: what runs where is Ray's business alone.
 
-Ray maps what lies in its object store into the processes of a machine, and spills it to disk where memory is short: the
+Ray maps what lies in its object store into the processes of a machine, and spills it to disk if memory is short: the
 model of an exchange, and what each client keeps. fedcore has to be installed on every machine; the app goes along.
 """
 
@@ -36,11 +36,15 @@ _ENVIRONMENT = {
 
 @dataclass(slots=True, kw_only=True)
 class RayExecutor:
-    """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
+    """Runs the clients of a simulation as tasks of Ray; a context manager, which ends a Ray that it started.
 
-    It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
-    at once on a Ray that it starts, ConfigurationError for another; 0 for as many as there are cores. at_once: 0 or 1,
-    since each client is a task.
+    It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise.
+
+    workers
+        How many tasks run at once on a Ray that it starts, ConfigurationError for another; 0 for as many as there are
+        cores.
+    at_once
+        0 or 1, since each client is a task.
     """
 
     app: FlowerApp
@@ -151,7 +155,7 @@ class RayExecutor:
         self.save(Path(), [])
 
     def close(self) -> None:
-        """Forget the clients' states, and end Ray where it was started here."""
+        """Forget the clients' states, and end Ray if it was started here."""
         self._states.clear()
         if self._started:
             self._ray.shutdown()

@@ -1,7 +1,7 @@
 """One client's task as a function that Ray runs wherever it has a processor free.
 
 Arrays travel through Ray's object store, which maps them into the processes of a machine; all else are strings and
-bytes. A client's state is bytes too, so it is wherever Ray puts it, on disk where memory is short, and goes along with
+bytes. A client's state is bytes too, so it is wherever Ray puts it, on disk if memory is short, and goes along with
 the client's next task.
 """
 

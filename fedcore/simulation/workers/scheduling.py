@@ -2,7 +2,7 @@
 
 The longest work goes first (Graham 1969, SIAM J. Appl. Math. 17: no more than 4/3 of the best time), in chunks that get
 smaller towards the end, as guided self-scheduling cuts them (Polychronopoulos and Kuck 1987, IEEE Trans. Computers 36).
-A client goes back to the worker that had it last where that costs nothing: its data are warm there.
+A client goes back to the worker that had it last if that costs nothing: its data are warm there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class Costs:
 
 @dataclass(slots=True)
 class Homes:
-    """Where each client worked last. pinned: a client stays with one worker, whose process keeps what it needs."""
+    """Where each client worked last.
+
+    pinned
+        A client stays with one worker, whose process keeps what it needs.
+    """
 
     workers: int
     pinned: bool = False
@@ -74,7 +78,7 @@ def cut(clients: Sequence[int], size: int, workers: int) -> list[Sequence[int]]:
     """
     rounds = -(-len(clients) // (max(size, 1) * workers))
     count = len(clients) if size <= 1 else min(len(clients), rounds * workers)
-    borders = [len(clients) * place // max(count, 1) for place in range(count + 1)]
+    borders = [len(clients) * index // max(count, 1) for index in range(count + 1)]
     return [clients[start:stop] for start, stop in pairwise(borders)]
 
 
@@ -119,7 +123,7 @@ class Queue:
         least = _ALIKE * self._costs[self._waiting[0]] if self._waiting else 0.0
         head = [client for client in self._waiting[:_LOOKED_AT] if self._costs[client] >= least]
         homes = [self._homes.of(client) for client in head]
-        for wanted in (worker, None):
-            if wanted in homes:
-                return head[homes.index(wanted)]
+        for home in (worker, None):
+            if home in homes:
+                return head[homes.index(home)]
         return head[0] if head else None

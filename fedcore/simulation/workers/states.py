@@ -23,10 +23,17 @@ _Version: TypeAlias = tuple[int, int] | None
 class Runners:
     """The clients of a simulation as one process runs them: any of them, and the same one again where it left off.
 
-    clients: how many the simulation has. folder: where the states of Contexts lie, a record file for each client that
-    has one. shared: other processes run the same clients in turn, so each state is written after every task; else only
-    that of a client which makes room for another. most: how many stay in memory. counted: the rounds of the last
-    trainings that were in their sums.
+    clients
+        How many the simulation has.
+    folder
+        Of the states of Contexts, a record file for each client that has one.
+    shared
+        Other processes run the same clients in turn, so each state is written after every task; else only that of a
+        client which makes room for another.
+    most
+        How many stay in memory.
+    counted
+        The rounds of the last trainings that were in their sums.
     """
 
     app: FlowerApp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,16 @@ DRAWING = TINY.with_name("drawing")
 
 class Broken(Exception):
     """Stands for the end of the process."""
+
+
+class Nobody:
+    """A dropout model of a test's own, in which all stay."""
+
+    def drops_at_step(self, cohort: Sequence[int]) -> dict[int, str]:
+        return {}
+
+    def drops(self, cohort: Sequence[int]) -> Collection[int]:
+        return ()
 
 
 def simulation(
@@ -119,6 +129,16 @@ class TestSecure:
     def test_a_run_without_rounds_cannot_be_kept(self, tmp_path: Path) -> None:
         with raises(ConfigurationError, check="without-rounds"):
             simulation(tmp_path / "run", [], settings=BUFFERED).run()
+
+    def test_a_dropout_model_that_cannot_be_saved_is_refused(self, tmp_path: Path) -> None:
+        run = simulation(tmp_path / "run", [])
+        run.dropouts = Nobody()
+        with raises(ConfigurationError, check="custom-dropouts"):
+            run.run()
+
+    def test_nothing_happens_before_it_runs(self, tmp_path: Path) -> None:
+        simulation(tmp_path / "run", [])
+        assert not any(tmp_path.iterdir())
 
     def test_a_run_that_never_began_leaves_its_folder_to_another(self, tmp_path: Path) -> None:
         place = tmp_path / "run"
