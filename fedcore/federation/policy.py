@@ -217,11 +217,11 @@ def _config_rule(key: str, rule: object) -> ConfigRule:
     numbers = [item for item in items if type(item) in (int, float) and math.isfinite(item)]
     if len(items) == len(numbers) == 2 and numbers[0] <= numbers[1]:
         return numbers[0], numbers[1]
-    raise KitError(f"allow-config.{key} must be true, a range of numbers [low, high], or a list of texts")
+    raise KitError(f"allow-config.{key} must be true, a range of numbers [low, high], or a list of strings")
 
 
 def _eligibility(rules: Mapping[str, Any]) -> EligibilityRules:
     hours = rules.get("train_hours", [])
     if not all(isinstance(text, str) for text in hours):
-        raise KitError('train-hours must be a list of texts such as "22:00-06:00"')
+        raise KitError('train-hours must be a list of strings such as "22:00-06:00"')
     return EligibilityRules(**{**rules, "train_hours": tuple(map(Hours.parse, hours))})

@@ -70,7 +70,7 @@ def app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
     """What the sandbox allows the app."""
     env, read = values.get("app-env", []), values.get("app-read", [])
     if not all(isinstance(text, str) for text in (*env, *read)):
-        raise broken(path, "app-env and app-read must be lists of texts", "mend the line")
+        raise broken(path, "app-env and app-read must be lists of strings", "mend the line")
     return Rules(
         variables=tuple(env),
         read=tuple(path.parent / text for text in read),
@@ -127,7 +127,7 @@ def server_urls(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _server_url(path: Path, url: object) -> str:
     if not isinstance(url, str):
-        raise broken(path, "servers must be a list of texts", "mend the line")
+        raise broken(path, "servers must be a list of strings", "mend the line")
     try:
         parts = urlsplit(url)
         sound = parts.scheme == "https" and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
