@@ -119,7 +119,7 @@ async def heartbeat(
     services.presence.note_eligible(client.client_id, body.eligible)
     if body.stopping:
         services.presence.stop(client.client_id)
-    exchange = queue.shown.find(body.run, body.exchange)
+    exchange = queue.active_exchanges.find(body.run, body.exchange)
     if exchange is not None:
         guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
         exchange.transfers.note_progress(client.client_id, body.received)
@@ -144,7 +144,7 @@ async def task(
     """
 
     def probe() -> tuple[Exchange | None, Task] | None:
-        if (due := queue.shown.next_for(client.client_id, run, after)) is not None:
+        if (due := queue.active_exchanges.next_for(client.client_id, run, after)) is not None:
             return due
         task = services.work.given_to(client.client_id, work, version)
         return None if task is None else (None, task)

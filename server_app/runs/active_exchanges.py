@@ -13,9 +13,9 @@ class ActiveExchanges:
         self._exchanges: list[Exchange] = []
 
     def add(self, exchange: Exchange) -> None:
-        """One more is led. Of what has ended, only what the same request has led to is kept.
+        """One more is led. Of those that have ended, only those of the same request stay.
 
-        A restored exchange replaces the object that was put down when the ServerApp died, which nobody ends.
+        A restored exchange replaces the object that was suspended when the ServerApp died, which nobody ends.
         """
         run, number, step = exchange.task.run, exchange.task.exchange, exchange.context.step
         self._exchanges = [

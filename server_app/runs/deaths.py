@@ -1,9 +1,8 @@
 """Whether a server's process ended without a word while it led a run, and how often that may be.
 
-A mark in the data folder is there while a run is led. A server that suspends the run removes it, so one that is found
-belongs
-to a process that was killed: by the kernel, whose memory the ServerApp may have filled, or by a signal. Where the whole
-machine went down meanwhile, is unknown, and it does not count.
+A mark in the data folder is there while a run is led. A server that suspends the run removes it, so a mark that is
+there at a start belongs to a process that was killed: by the kernel, whose memory the ServerApp may have filled, or by
+a signal. If the machine was started again in between, the reason is unknown, and the death does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 class Deaths:
     """Of the server processes that had this data folder.
 
-    boot: says which start of the machine this is; "" where nothing does.
+    boot
+        Says which start of the machine this is; "" if nothing does.
     """
 
     def __init__(self, store: Store, data_dir: Path, boot: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Deaths:
             await asyncio.to_thread(write_file, self._mark, text, mode=0o600, durable=True)
 
     async def end(self) -> None:
-        """The run has ended, or is put down on purpose: nobody died."""
+        """The run has ended, or is suspended on purpose: nobody died."""
         with contextlib.suppress(OSError):  # a read-only disk: one death too many is counted at most
             await asyncio.to_thread(self._mark.unlink, missing_ok=True)
 

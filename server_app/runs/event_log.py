@@ -48,10 +48,19 @@ log = logging.getLogger("fedcore.server")
 class EventLog:
     """Takes the events of one run from anywhere on the event loop, without waiting for the disk.
 
-    clock: monotonic seconds; `seconds` of an event count from the making of the record. wall: seconds since 1970.
-    bell: rung after each batch is durable, for those who follow the run. observe: gets each event at once. past: what
-    the record of the run holds already; numbers and seconds go on from there, and what it says is not said again.
-    before: seconds that the run has lasted up to now.
+    clock
+        Monotonic seconds; `seconds` of an event count from the making of the record.
+    wall
+        Seconds since 1970.
+    bell
+        Rung after each batch is durable, for those who follow the run.
+    observe
+        Gets each event at once.
+    past
+        What the record of the run holds already: numbers and seconds continue from there, and events that happen once
+        are not added again.
+    before
+        Seconds that the run has lasted up to now.
     """
 
     def __init__(
@@ -75,7 +84,7 @@ class EventLog:
         self._start = clock() - max(before, past[-1].seconds if past else 0.0)
         self._last = past[-1].seq if past else 0
         self._trouble = ""
-        self._said = {said for item in past if (said := _said(item.event))}
+        self._once = {key for item in past if (key := _once(item.event))}
         self._warnings = {item.event.line for item in past if isinstance(item.event, Warned)}
         self._printed = sum(isinstance(item.event, AppPrinted) for item in past)
         self._known_lines = 0
@@ -83,14 +92,14 @@ class EventLog:
         self._writer = asyncio.create_task(self._write())
 
     @property
-    def said_anything(self) -> bool:
+    def has_events(self) -> bool:
         """Whether the run has been led before."""
         return self._last > 0
 
     @property
     def last_exchange(self) -> int:
         """The largest number of an exchange in the record; 0 without one."""
-        return max((exchange for kind, exchange, *_ in self._said if kind == ExchangeStarted.__name__), default=0)
+        return max((exchange for kind, exchange, *_ in self._once if kind == ExchangeStarted.__name__), default=0)
 
     @property
     def seconds(self) -> float:
@@ -104,13 +113,13 @@ class EventLog:
 
     def add(self, event: RunEvent) -> None:
         """Append an event, unless the record has it already."""
-        said = _said(event)
-        if said is not None and said in self._said:
+        key = _once(event)
+        if key is not None and key in self._once:
             return
         if self._queue.qsize() >= MOST_WAITING and isinstance(event, AppPrinted | StageProgress):
             return
-        if said is not None:
-            self._said.add(said)
+        if key is not None:
+            self._once.add(key)
         self._printed += isinstance(event, AppPrinted)
         self._last += 1
         self._queue.put_nowait(stamp(self._last, self.seconds, datetime.fromtimestamp(self._wall(), UTC), event))
@@ -120,10 +129,10 @@ class EventLog:
 
     def has(self, event: RunEvent) -> bool:
         """Whether the record has an event that happens once."""
-        return _said(event) in self._said
+        return _once(event) in self._once
 
     def warn_once(self, line: str) -> None:
-        """Append a warning, unless the record has it: each life of a ServerApp finds the same again."""
+        """Append a warning, unless the record has it: each start of a ServerApp gives the same again."""
         if line not in self._warnings:
             self._warnings.add(line)
             self.add(Warned(line=line))
@@ -152,7 +161,7 @@ class EventLog:
             while not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             what = f"events of run {self._run} are not written"
-            await persist(partial(self._store.add_events, self._run, batch), what=what, tell=self._note)
+            await persist(partial(self._store.add_events, self._run, batch), what=what, report=self._note)
             for _ in batch:
                 self._queue.task_done()
             self._bell.ring()
@@ -161,8 +170,8 @@ class EventLog:
         self._trouble = trouble
 
 
-def _said(event: RunEvent) -> tuple[Any, ...] | None:
-    """What tells an event that happens once from others of its kind; None if it may happen again."""
+def _once(event: RunEvent) -> tuple[Any, ...] | None:
+    """What tells an event that happens once from others of its kind; None where it may happen again."""
     kind = type(event).__name__
     match event:
         case RunStarted() | StatisticsFound():

@@ -33,7 +33,11 @@ Step = Callable[[], Awaitable[None]]
 
 
 class Leadership:
-    """Begins to lead when it may, and ceases when it may no longer. begin, cease: what that comes to."""
+    """Begins to lead when it may, and ceases when it may no longer.
+
+    begin, cease
+        What this server does then.
+    """
 
     def __init__(self, services: Services, *, begin: Step, cease: Step) -> None:
         self._services = services
@@ -52,14 +56,14 @@ class Leadership:
         return self._leading and self._now() < self._until
 
     async def start(self) -> None:
-        """Lead at once where nobody else can; otherwise as soon as the lease is to be had."""
+        """Lead at once if no other server can; otherwise as soon as the lease is free."""
         if self._services.settings.shared:
             self._task = asyncio.create_task(self._compete())
         else:
             await self._start_leading()
 
     async def stop(self) -> None:
-        """Put everything down, and let another server lead at once."""
+        """Suspend everything, and let another server lead at once."""
         if self._task is not None:
             await end(self._task)
         elif self._leading:
@@ -70,14 +74,14 @@ class Leadership:
 
     async def _compete(self) -> None:
         while True:
-            asked = self._now()
+            before = self._now()
             lease = await self._take()
             if lease is not None:
-                await self._lead(lease, asked + self._seconds)
+                await self._lead(lease, before + self._seconds)
             await asyncio.sleep(self._seconds / _TRIES)
 
     async def _take(self) -> Lease | None:
-        """The lease; None if another has it, or the database does not answer."""
+        """The lease; None if another server has it, or the database does not answer."""
         settings, store = self._services.settings, self._services.store
         try:
             lease = await store.take_lease(LEASE, holder=self._holder, url=settings.url, seconds=self._seconds)
@@ -93,18 +97,18 @@ class Leadership:
         self._services.store.fence(lease)
         log.info("this server leads the federation now")
         beginning = asyncio.create_task(self._start_leading())
-        held = True
+        owns = True
         try:
             await self._hold(lease, beginning)
         except Exception as error:
-            held = not isinstance(error, LeaseLost | TimeoutError)
+            owns = not isinstance(error, LeaseLost | TimeoutError)
             why = "its lease ran out" if isinstance(error, TimeoutError) else reason_of(error)
             log.warning("this server leads no more: %s", why)
         finally:
             self._leading = False
             await end(beginning)
             await self._cease()
-            if held:
+            if owns:
                 await self._give(lease)
 
     async def _start_leading(self) -> None:
@@ -114,13 +118,13 @@ class Leadership:
     async def _hold(self, lease: Lease, beginning: asyncio.Task[None]) -> None:
         """Renew the lease in time.
 
-        Raises LeaseLost, TimeoutError if no renewal came through, and what a failed beginning raised.
+        Raises LeaseLost, TimeoutError if no renewal succeeded in time, and what a failed beginning raised.
         """
         while True:
             await asyncio.sleep(self._seconds / _RENEWALS / 2 if self.trouble else self._seconds / _RENEWALS)
             if beginning.done():
                 beginning.result()
-            asked = self._now()
+            before = self._now()
             try:
                 async with asyncio.timeout(self._until - self._now()):
                     await self._services.store.renew_lease(lease, self._seconds)
@@ -132,7 +136,7 @@ class Leadership:
                     raise TimeoutError from error
             else:
                 self._note("")
-                self._until = asked + self._seconds
+                self._until = before + self._seconds
 
     async def _give(self, lease: Lease) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Leads one run: answers the requests of its ServerApp, out of the journal while that can, then by exchanges."""
+"""Leads one run: replies to its ServerApp from the journal as far as that goes, then by exchanges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
+from fedcore.run.engine.journal import Journal, RequestDiffers
 from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.run.exchange import ExchangeReply, ExchangeRequest
+from fedcore.run.exchange import ExchangeReply
 from fedcore.run.plain import NODE_UNAVAILABLE, PlainReply, Question, reply_error
 from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
@@ -21,20 +22,22 @@ from fedcore.wire.tasks import ModelRef, is_query, is_training
 from server_app.exchanges.context import ExchangeResult
 from server_app.exchanges.outcome import check_files, result_of
 from server_app.runs.app.messages import (
-    Broken,
+    AppCall,
+    AppEnd,
+    AppFailure,
+    AppReply,
     BudgetReached,
-    ExchangeAsked,
+    ExchangeCall,
     ExchangeRefused,
-    Finished,
-    Found,
+    FiguresReport,
     FromApp,
     Nodes,
-    NodesAsked,
-    PlainAsked,
+    NodesCall,
+    PlainExchangeCall,
     PlainReplies,
     Replies,
     Start,
-    Waits,
+    WaitReport,
 )
 from server_app.runs.app.process import AppConnection
 from server_app.runs.exchanges.buffered import BufferedExchanges
@@ -43,37 +46,43 @@ from server_app.runs.exchanges.plain import PlainExchanges, PlainStep
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
 from server_app.runs.files.downloads import ModelDownloads, Sent
 from server_app.runs.files.run_files import reference
-from server_app.runs.journal import Journal, KeptAnswer, as_kept
+from server_app.runs.journal import JournaledReply, RunInterrupted, record_of
 from server_app.runs.plan import QUESTION
 from server_app.runs.run_context import RunContext
 
 T = TypeVar("T")
-Request = NodesAsked | ExchangeAsked | PlainAsked
-Answer = Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached
 
 _TICK_SECONDS: Final = 0.5
-_WARNED_AFTER: Final = 6
-"""A part of app-seconds: how long an app may be silent without a word about it."""
+_WARNING_PART: Final = 6
+"""The part of app-seconds for which an app may be silent without a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended that has not failed. stopped: why before the end of its ServerApp; empty if it was not."""
+    """How a run ended that has not failed.
+
+    stopped
+        Why before the end of its ServerApp; empty if it was not.
+    """
 
     model: ModelRef | None
     stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _TakenOver:
-    """A file that the app handed over: its path, and its reference for clients."""
+class _AppFile:
+    """A file that the app wrote.
+
+    reference
+        How clients are to know it.
+    """
 
     path: Path
     reference: ModelRef
 
 
 class RunOrchestrator:
-    """Leads a run to its model, in one life of its ServerApp."""
+    """Leads a run to its model, over one start of its ServerApp."""
 
     def __init__(self, run: RunContext, journal: Journal) -> None:
         self._run = run
@@ -94,18 +103,18 @@ class RunOrchestrator:
         while True:
             message = await self._listen(app)
             match message:
-                case Found(figures=figures):
+                case FiguresReport(figures=figures):
                     await run.take_figures(figures, self._evaluated)
-                case Waits(nodes=nodes, setting=setting):
+                case WaitReport(nodes=nodes, setting=setting):
                     run.event_log.add(Warned(line=run.clients.waiting(nodes, setting)))
-                case Finished(model=model, statistics=found):
+                case AppEnd(model=model, statistics=statistics):
                     run.warn_unjudged()
-                    if found is not None and run.plan.question is not None:
-                        run.event_log.add(StatisticsFound(statistics=found))
+                    if statistics is not None and run.plan.question is not None:
+                        run.event_log.add(StatisticsFound(statistics=statistics))
                     return RunEnd(model=await run.files.keep_model(model, run.facts("final")), stopped=self._stopped)
-                case Broken(reason=reason):
+                case AppFailure(reason=reason):
                     raise RunFailed(reason)
-                case NodesAsked() | ExchangeAsked() | PlainAsked():
+                case NodesCall() | ExchangeCall() | PlainExchangeCall():
                     await app.send(await _unless_ended(app, self._answer(message)))
 
     async def _start(self) -> Start:
@@ -132,104 +141,102 @@ class RunOrchestrator:
         return len(self._run.clients.members)
 
     async def _listen(self, app: AppConnection) -> FromApp:
-        """What the app says next; RunFailed where it says nothing for longer than app-seconds."""
+        """The next message of the app; RunFailed if there is none for longer than app-seconds."""
         clock, most = self._run.services.clock, self._run.plan.settings.app_seconds
-        heard, since, warned = asyncio.ensure_future(app.receive()), clock(), False
+        message, since, warned = asyncio.ensure_future(app.receive()), clock(), False
         try:
-            while not heard.done():
-                await asyncio.wait({heard}, timeout=_TICK_SECONDS)
+            while not message.done():
+                await asyncio.wait({message}, timeout=_TICK_SECONDS)
                 silent = clock() - since
-                if heard.done():
+                if message.done():
                     break
                 if silent >= most:
                     raise RunFailed(
                         f"the ServerApp asked for nothing for {most:g} s (app-seconds): it hangs, or computes for "
                         "longer; raise app-seconds where that is meant"
                     )
-                if silent >= most / _WARNED_AFTER and not warned:
+                if silent >= most / _WARNING_PART and not warned:
                     warned = True
                     line = f"the ServerApp has asked for nothing for {silent:.0f} s; after {most:g} s the run fails"
                     self._run.event_log.add(Warned(line=line))
-            return heard.result()
+            return message.result()
         finally:
-            await end(heard)
+            await end(message)
 
-    # --- answers --------------------------------------------------------------------------------
+    # --- replies --------------------------------------------------------------------------------
 
-    async def _answer(self, message: Request) -> Answer:
-        if not isinstance(message, NodesAsked):
+    async def _answer(self, call: AppCall) -> AppReply:
+        if not isinstance(call, NodesCall):
             self._run.warn_unjudged()
-        files = await self._take_over(message)
-        sent = await self._sent(message, files)
-        if isinstance(message, ExchangeAsked) and sent is not None and not is_training(message.message_type):
-            self._evaluated = message.server_round, sent.path
-        kept = await self._journal.begin(as_kept(message, {name: file.reference for name, file in files.items()}))
-        if kept is None:
-            kept = await self._find(message, files, sent)
-            await self._journal.answer(kept)
-        return await self._delivered(kept)
+        files = await self._take_files(call)
+        sent = await self._send_model(call, files)
+        if isinstance(call, ExchangeCall) and sent is not None and not is_training(call.message_type):
+            self._evaluated = call.server_round, sent.path
+        try:
+            journaled = await self._journal.begin(record_of(call, {path: one.reference for path, one in files.items()}))
+        except RequestDiffers as error:
+            raise RunInterrupted(f"{error}. The run's last model is kept: begin another run with it") from error
+        if journaled is not None:
+            return await self._message(JournaledReply.model_validate(journaled))
+        reply = await self._carry_out(call, files, sent)
+        await self._journal.answer(reply.model_dump(mode="json", exclude_defaults=True))
+        return await self._message(reply)
 
-    async def _take_over(self, message: Request) -> dict[str, _TakenOver]:
-        """The files that a request names, by the names that it has for them; those of the last one are removed."""
-        if isinstance(message, NodesAsked):
+    async def _take_files(self, call: AppCall) -> dict[str, _AppFile]:
+        """The files that a call names, by the paths that it has for them; those of the last call are removed."""
+        if isinstance(call, NodesCall):
             return {}
         files = self._run.files
         await files.clean()
-        names = [message.model] if isinstance(message, ExchangeAsked) else [one.content for one in message.questions]
+        names = [call.model] if isinstance(call, ExchangeCall) else [one.content for one in call.questions]
         taken = {}
         for name in filter(None, dict.fromkeys(names)):
             path = files.from_app(name)
             files.leave(path)
-            taken[name] = _TakenOver(path, await reference(path))
+            taken[name] = _AppFile(path, await reference(path))
         return taken
 
-    async def _sent(self, message: Request, files: Mapping[str, _TakenOver]) -> Sent | None:
-        """What clients get of the model of a secure exchange, also of one that was answered before."""
-        if not isinstance(message, ExchangeAsked) or message.model is None:
+    async def _send_model(self, call: AppCall, files: Mapping[str, _AppFile]) -> Sent | None:
+        """What clients get of the model of a secure exchange, also if the journal has the reply."""
+        if not isinstance(call, ExchangeCall) or call.model is None:
             return None
-        return await self._downloads.send(files[message.model].path, files[message.model].reference)
+        return await self._downloads.send(files[call.model].path, files[call.model].reference)
 
-    async def _find(self, message: Request, files: Mapping[str, _TakenOver], sent: Sent | None) -> KeptAnswer:
+    async def _carry_out(self, call: AppCall, files: Mapping[str, _AppFile], sent: Sent | None) -> JournaledReply:
         """Do what the app asks for."""
         try:
-            if isinstance(message, ExchangeAsked):
-                return await self._secure_exchange(message, files.get(message.model or ""), sent)
-            if isinstance(message, PlainAsked):
-                return await self._plain_exchange(message, files)
-            return KeptAnswer(nodes=await self._run.clients.nodes())
+            match call:
+                case ExchangeCall():
+                    return await self._secure_exchange(call, files.get(call.model or ""), sent)
+                case PlainExchangeCall():
+                    return await self._plain_exchange(call, files)
+                case NodesCall():
+                    return JournaledReply(nodes=await self._run.clients.nodes())
         except RoundFailed as error:
-            return KeptAnswer(refused=str(error))
+            return JournaledReply(refused=str(error))
         except BudgetSpent as error:
-            return KeptAnswer(spent=str(error))
+            return JournaledReply(spent=str(error))
 
-    async def _secure_exchange(self, asked: ExchangeAsked, model: _TakenOver | None, sent: Sent | None) -> KeptAnswer:
+    async def _secure_exchange(self, call: ExchangeCall, model: _AppFile | None, sent: Sent | None) -> JournaledReply:
         """All attempts at one exchange."""
-        budget = self._run.state.budget
-        if budget.withholds(is_training(asked.message_type) or is_query(asked.message_type)):
-            return KeptAnswer(withheld=True)
-        for message_type, nodes in asked.ahead.items():
+        budget, settings = self._run.state.budget, self._run.plan.settings
+        trains = is_training(call.message_type)
+        if budget.withholds(trains or is_query(call.message_type)):
+            return JournaledReply(withheld=True)
+        for message_type, nodes in call.ahead.items():
             if not budget.withholds(is_training(message_type)):
                 self._run.clients.check(nodes, message_type)
         if model is not None:
             await self._run.checkpoint(model.path, model.reference.sha256)
-        request = ExchangeRequest(
-            message_type=asked.message_type,
-            nodes=tuple(asked.nodes),
-            server_round=asked.server_round,
-            model=await asyncio.to_thread(ModelState.open, model.path) if model else None,
-            arrays_key=asked.arrays_key,
-            configs=asked.configs,
-            weight_key=asked.weight_key,
-            timeout=asked.timeout,
-        )
-        secure = SecureRequest(step=self._journal.number, request=request, sent=sent)
-        if self._run.plan.settings.buffered and is_training(asked.message_type):
-            return KeptAnswer(exchange=await self._buffered.exchange(secure, self._journal.trained))
-        if self._run.plan.settings.groups > 1 and is_training(asked.message_type):
-            return KeptAnswer(groups=await self._grouped.exchange(secure))
-        return KeptAnswer(exchange=await self._secure.exchange(secure))
+        state = await asyncio.to_thread(ModelState.open, model.path) if model else None
+        secure = SecureRequest(step=self._journal.number, request=call.request(state), sent=sent)
+        if settings.buffered and trains:
+            return JournaledReply(exchange=await self._buffered.exchange(secure, self._journal.trained))
+        if settings.groups > 1 and trains:
+            return JournaledReply(groups=await self._grouped.exchange(secure))
+        return JournaledReply(exchange=await self._secure.exchange(secure))
 
-    async def _plain_exchange(self, asked: PlainAsked, files: Mapping[str, _TakenOver]) -> KeptAnswer:
+    async def _plain_exchange(self, call: PlainExchangeCall, files: Mapping[str, _AppFile]) -> JournaledReply:
         questions = {
             one.node: Question(
                 message_type=one.message_type,
@@ -237,31 +244,28 @@ class RunOrchestrator:
                 content=files[one.content].path,
                 reference=files[one.content].reference,
             )
-            for one in asked.questions
+            for one in call.questions
         }
-        request = PlainStep(step=self._journal.number, asked=asked, questions=questions)
+        request = PlainStep(step=self._journal.number, asked=call, questions=questions)
         number, absent = await self._plain.exchange(request)
-        return KeptAnswer(exchange=number, absent=absent)
+        return JournaledReply(exchange=number, absent=absent)
 
-    async def _delivered(self, kept: KeptAnswer) -> Answer:
-        """An answer as the app gets it, with files that it can read."""
-        if kept.nodes is not None:
-            return Nodes(nodes=kept.nodes, members=self._members)
-        if kept.refused is not None:
-            return ExchangeRefused(reason=kept.refused)
-        if kept.spent is not None:
-            self._stopped = kept.spent
-            return BudgetReached(reason=kept.spent)
-        if kept.groups is not None:
-            results = [await self._result(number) for number in kept.groups]
-            return Replies(replies=[await self._reply(reply) for result in results for reply in result.replies])
-        if kept.exchange is None:
-            return Replies(replies=[])
-        run, result = self._run, await self._result(kept.exchange)
-        if run.plan.settings.aggregation == "secure":
-            return Replies(replies=[await self._reply(reply) for reply in result.replies])
-        absent = map(self._not_there, kept.absent)
-        return PlainReplies(replies=[*[await self._plain_reply(reply) for reply in result.plain], *absent])
+    async def _message(self, reply: JournaledReply) -> AppReply:
+        """A reply as the app gets it, with files that it can read."""
+        if reply.nodes is not None:
+            return Nodes(nodes=reply.nodes, members=self._members)
+        if reply.refused is not None:
+            return ExchangeRefused(reason=reply.refused)
+        if reply.spent is not None:
+            self._stopped = reply.spent
+            return BudgetReached(reason=reply.spent)
+        if reply.exchange is not None and self._run.plan.settings.aggregation == "plain":
+            replies = (await self._result(reply.exchange)).plain
+            absent = map(self._absent, reply.absent)
+            return PlainReplies(replies=[*[await self._plain_reply(one) for one in replies], *absent])
+        exchanges = reply.groups or ([reply.exchange] if reply.exchange is not None else [])
+        results = [await self._result(number) for number in exchanges]
+        return Replies(replies=[await self._reply(one) for result in results for one in result.replies])
 
     async def _result(self, exchange: int) -> ExchangeResult:
         services = self._run.services
@@ -286,7 +290,7 @@ class RunOrchestrator:
             return reply
         return replace(reply, content=await self._run.files.hand_over(reply.content))
 
-    def _not_there(self, client: int) -> PlainReply:
+    def _absent(self, client: int) -> PlainReply:
         name = self._run.services.names.get(client, f"node {client}")
         return PlainReply.failed(client, reply_error(NODE_UNAVAILABLE, f"{name} is not connected"))
 
@@ -303,9 +307,9 @@ class RunOrchestrator:
 
 
 async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; WorkerDied as soon as the app is gone, since nobody waits for it then."""
+    """The result of `work`; WorkerDied as soon as the app has ended, since nobody waits for it then."""
 
-    async def gone() -> NoReturn:
+    async def end_of_app() -> NoReturn:
         raise await app.ended()
 
-    return await guarded(work, gone())
+    return await guarded(work, end_of_app())

@@ -25,20 +25,23 @@ def pauses() -> Iterator[float]:
 
 
 def reason_of(error: Exception) -> str:
-    """An error in one line: ours as they are, others by their type and their first line."""
+    """An error in one line: those of fedcore as they are, others by their type and their first line."""
     if isinstance(error, FedcoreError):
         return str(error)
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}"
 
 
-async def persist(step: Callable[[], Awaitable[T]], *, what: str, tell: Callable[[str], None]) -> T:
+async def persist(step: Callable[[], Awaitable[T]], *, what: str, report: Callable[[str], None]) -> T:
     """The result of `step`, which is tried until it succeeds.
 
-    what: is not done yet, for a person. tell: gets why, and "" once it is done.
+    what
+        Is not done yet, for a person.
+    report
+        Gets why, and "" once it is done.
     """
-    last = ""
-    for pause in pauses():
+    last, waits = "", pauses()
+    while True:
         try:
             result = await step()
         except Exception as error:
@@ -46,11 +49,10 @@ async def persist(step: Callable[[], Awaitable[T]], *, what: str, tell: Callable
             if trouble != last:
                 log.error("%s; it is tried again", trouble)
                 last = trouble
-            tell(trouble)
+            report(trouble)
         else:
             if last:
                 log.info("that is over: %s", last)
-                tell("")
+                report("")
             return result
-        await asyncio.sleep(pause)
-    raise AssertionError("there is always another pause")
+        await asyncio.sleep(next(waits))

@@ -28,8 +28,12 @@ QUESTION: Final[TypeAdapter[StatisticsQuery]] = TypeAdapter(StatisticsQuery)
 class RunPlan:
     """A run before it starts.
 
-    app: its name. question: for statistics, asked in place of the app's ServerApp. initial_sha256: of the model that
-    the app's strategy starts from in place of its own; "" for its own.
+    app
+        Its name.
+    question
+        For statistics, asked in place of the app's ServerApp.
+    initial_sha256
+        Of the model that the app's strategy starts from in place of its own; "" for its own.
     """
 
     run: str
@@ -96,7 +100,7 @@ class RunPlan:
 
 
 def _question(data: object) -> StatisticsQuery | None:
-    """What is asked, from its JSON; raises ConfigurationError if it is none."""
+    """A question from its JSON; raises ConfigurationError if it is none."""
     if data is None:
         return None
     return from_plain(QUESTION, data, what="the question for statistics", error=ConfigurationError)

@@ -18,7 +18,7 @@ from fedcore.wire.watch import MarksOut, ServerViewOut
 from server_app.exchanges.exchange import Exchange
 from server_app.rejection import Rejection
 from server_app.runs.active_exchanges import ActiveExchanges
-from server_app.runs.app.files import kept_file, kept_files
+from server_app.runs.app.files import saved_file, saved_files
 from server_app.runs.files.initial_models import claim_model, lend_model, take_model
 from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
 from server_app.runs.files.run_files import reference as reference_of
@@ -45,7 +45,8 @@ RESUMABLE: Final = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED
 class RunQueue:
     """Runs wait in the database; a `RunWorker` leads the first of them.
 
-    start_app: as in `RunWorker`.
+    start_app
+        Makes a ServerApp process in a folder; None for a real one.
     """
 
     def __init__(self, services: Services, *, start_app: StartApp | None = None) -> None:
@@ -77,7 +78,7 @@ class RunQueue:
                 await self._services.objects.remove(RunKeys(run).all)
 
     async def stop(self) -> None:
-        """Answer all polls, put down the run that is led, and end its processes; the next leader resumes it."""
+        """Answer all polls, suspend the run that is led, and end its processes; the next leader resumes it."""
         self._services.client_bell.stop()
         self._services.run_bell.stop()
         await self._worker.stop()
@@ -95,12 +96,12 @@ class RunQueue:
     @property
     def exchange(self) -> Exchange | None:
         """The one that began last."""
-        return self._worker.shown.newest
+        return self._worker.active_exchanges.newest
 
     @property
-    def shown(self) -> ActiveExchanges:
+    def active_exchanges(self) -> ActiveExchanges:
         """The exchanges that are open, and those that ended last."""
-        return self._worker.shown
+        return self._worker.active_exchanges
 
     # --- what operators ask ---------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class RunQueue:
         run = self._services.new_id()
         folder = self._services.settings.work_dir / f"{run}{_SUBMITTED}"
         try:
-            await self._keep(run, folder, bundle, body)
+            await self._save(run, folder, bundle, body)
         except BaseException:
             await asyncio.shield(self._services.objects.remove(RunKeys(run).all))
             raise
@@ -148,7 +149,7 @@ class RunQueue:
         self._services.run_bell.ring()  # the list of runs has changed
         return await self.describe(run, after=0)
 
-    async def _keep(self, run: str, folder: Path, bundle: AppBundle, body: RunIn) -> None:
+    async def _save(self, run: str, folder: Path, bundle: AppBundle, body: RunIn) -> None:
         """Check a run with its app in `folder`, and make it durable."""
         services, keys = self._services, RunKeys(run)
         await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
@@ -178,7 +179,7 @@ class RunQueue:
         row = await self._row(run)
         if RunStatus(row.status).final:
             return RunClientsOut(run=run, exchange=0, server_round=0, stage="", clients=[])
-        return client_statuses(self._services, run, row.app_sha256, self.shown.of(run))
+        return client_statuses(self._services, run, row.app_sha256, self.active_exchanges.of(run))
 
     async def info(self, run: str) -> RunRow:
         """A run without its events; Rejection if there is none."""
@@ -192,19 +193,19 @@ class RunQueue:
     async def marks(self, run: str, last: int) -> MarksOut:
         """Where each client stood in the last exchanges of a run, and stands in the open one."""
         view = await self.view(run)
-        shown = self.shown.of(run) if self.shown.open_of(run) else []
-        now, number = current_marks(shown, self._services.names)
+        active = self.active_exchanges
+        now, number = current_marks(active.of(run) if active.open_of(run) else [], self._services.names)
         return view.marks.describe(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> ServerViewOut:
         """What the server saw of the newest exchange; Rejection if it was none of this run."""
         await self._row(run)
-        found = self._services.server_view.of(run)
-        if found is None:
+        view = self._services.server_view.of(run)
+        if view is None:
             raise Rejection(
                 ProblemKind.NOT_FOUND, "the newest exchange that this server has summed is not one of this run"
             )
-        return found
+        return view
 
     async def take_model(self, body: Body) -> None:
         """Keep a model that a run is to start from, until one names it. Raises Rejection and StorageFull."""
@@ -273,15 +274,15 @@ class RunQueue:
     async def files(self, run: str) -> RunFilesOut:
         """What the ServerApp of a run that has ended left; Rejection if there is no such run."""
         await self._row(run)
-        return await kept_files(self._services.objects, RunKeys(run).left)
+        return await saved_files(self._services.objects, RunKeys(run).left)
 
     async def file(self, run: str, path: str) -> tuple[Path, RunFile]:
         """One of these files, and where it lies; Rejection if there is none."""
         await self._row(run)
-        found = await kept_file(self._services.objects, RunKeys(run).left, path)
-        if found is None:
+        saved = await saved_file(self._services.objects, RunKeys(run).left, path)
+        if saved is None:
             raise Rejection(ProblemKind.NOT_FOUND, "the run left no such file")
-        return found
+        return saved
 
     async def _row(self, run: str) -> RunRow:
         row = await self._services.store.run(run)
@@ -293,10 +294,10 @@ class RunQueue:
 
     async def find_exchange(self, run: str, exchange: int, client: int) -> Exchange:
         """One that is open, or ended last. Rejection for others, by what became of them."""
-        shown = self.shown.find(run, exchange)
-        if shown is not None:
-            shown.require_member(client)
-            return shown
+        active = self.active_exchanges.find(run, exchange)
+        if active is not None:
+            active.require_member(client)
+            return active
         row = await self._services.store.exchange(run, exchange)
         if row is None:
             raise Rejection(ProblemKind.NOT_FOUND, "there is no such exchange")

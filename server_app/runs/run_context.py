@@ -38,8 +38,12 @@ MOST_LOST: Final = 10_000
 class RunContext:
     """Made again for each start of the ServerApp.
 
-    past: the exchanges of the step that has no answer yet, which may have been opened by an earlier process. show: told
-    about every exchange that is led, so that the routes find it.
+    on_exchange
+        Called with every exchange that is led, so that the routes find it.
+    past
+        The exchanges of the step that has no reply yet, which may have been opened by an earlier process.
+    led
+        Numbers of the exchanges that were led to their end since the ServerApp was started last.
     """
 
     services: Services
@@ -48,23 +52,22 @@ class RunContext:
     event_log: EventLog
     state: RunState
     clients: CohortSelection
-    show: Callable[[Exchange], None]
+    on_exchange: Callable[[Exchange], None]
     past: Sequence[ExchangeRow] = field(default=())
     led: set[int] = field(default_factory=set)
-    """The exchanges that were led to their end since the ServerApp was started last."""
 
     def past_of(self, step: int) -> Iterator[ExchangeRow]:
-        """The exchanges that `step` has led to already, in order."""
+        """The exchanges that `step` has opened already, in order."""
         return (row for row in self.past if row.step == step)
 
     def next_exchange(self) -> int:
         """The number of an exchange that is about to be opened: larger than any that its clients have taken.
 
-        Where a backup was put back, they took numbers of which nothing is known here, and take no such task again.
+        If a backup was restored, they took numbers that the database does not have, and take no such task again.
         """
-        taken = self.services.presence.newest_task(self.plan.run)
-        if self.state.count < taken <= self.state.count + MOST_LOST:
-            self.state.count = taken
+        newest = self.services.presence.newest_task(self.plan.run)
+        if self.state.count < newest <= self.state.count + MOST_LOST:
+            self.state.count = newest
         return self.state.next_exchange()
 
     async def pause(self, attempt: Attempt) -> None:
@@ -109,7 +112,7 @@ class RunContext:
         if row is not None:
             task = exchange.task
             await exchange.restore(await self.services.store.history(task.run, task.exchange))
-        self.show(exchange)
+        self.on_exchange(exchange)
         try:
             await exchange.run()
         except RoundFailed:  # the end says so too, and alike after a restart
@@ -130,8 +133,8 @@ class RunContext:
     async def checkpoint(self, model: Path, sha256: str) -> None:
         """Keep the model that the app hands over, if a round has made it: what a run leaves that does not finish."""
         if self.state.rounds:
-            kept = await self.files.keep_checkpoint(model, sha256, self.facts("checkpoint"))
-            await self.services.store.update_run(self.plan.run, model_sha256=kept.sha256, model_size=kept.size)
+            saved = await self.files.keep_checkpoint(model, sha256, self.facts("checkpoint"))
+            await self.services.store.update_run(self.plan.run, model_sha256=saved.sha256, model_size=saved.size)
 
     async def close_judged(self, task: Task, end: ExchangeOutcome, model: Path | None) -> None:
         """`close`, and keep the model that was evaluated if no other was better.
@@ -189,7 +192,7 @@ class RunContext:
     def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:
         """Say that a cohort, or a group of one, was asked; model and content as in `ExchangeStarted`."""
         encoding = task.encoding
-        asked: dict[str, Any] = {
+        common: dict[str, Any] = {
             "exchange": task.exchange,
             "server_round": task.server_round,
             "attempt": task.attempt,
@@ -198,10 +201,10 @@ class RunContext:
             "field_bits": encoding.field_bits if encoding and encoding.layout else None,
         }
         if (group := task.group) is not None:
-            self.event_log.add(GroupStarted(**asked, drawn=group.exchange, group=group.number, groups=group.of))
+            self.event_log.add(GroupStarted(**common, drawn=group.exchange, group=group.number, groups=group.of))
             return
         started = ExchangeStarted(
-            **asked,
+            **common,
             message_type=task.message_type,
             aggregation=task.aggregation,
             model=model,

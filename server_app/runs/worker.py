@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, StorageUnavailable
+from fedcore.run.engine.journal import Journal
 from fedcore.run.engine.state import RunState
 from fedcore.system.concurrency import end
 from fedcore.wire.events import RunResumed
@@ -26,7 +27,7 @@ from server_app.runs.deaths import Deaths
 from server_app.runs.event_log import EventLog
 from server_app.runs.exchanges.cohort import CohortSelection
 from server_app.runs.files.run_files import RunFiles
-from server_app.runs.journal import Journal, RunInterrupted, fold_rows
+from server_app.runs.journal import JournalTable, RunInterrupted, fold_rows
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
 from server_app.runs.persistence import pauses, persist, reason_of
 from server_app.runs.plan import RunPlan
@@ -45,7 +46,7 @@ TIDY_SECONDS: Final = 3600.0
 MOST_DEATHS: Final = 3
 """How often a ServerApp that a signal ended is started again at one of its requests."""
 _PASSING: Final = (StorageUnavailable, StorageFull, LeaseLost)
-"""What ends no run: it is put down, and taken up again."""
+"""What ends no run: the run is suspended, and resumed."""
 
 StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
 
@@ -53,7 +54,8 @@ StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
 class RunWorker:
     """One task that leads one run after the other. No error ends it: it says what is wrong, and tries again.
 
-    start_app: makes a ServerApp process in a folder; by default a real one, in the sandbox that the settings say.
+    start_app
+        Makes a ServerApp process in a folder; by default a real one, in the sandbox that the settings say.
     """
 
     def __init__(self, services: Services, start_app: StartApp | None = None) -> None:
@@ -66,7 +68,7 @@ class RunWorker:
         self._trouble = ""
         self._resumed_because = ""
         self._deaths = Deaths(services.store, services.settings.data_dir)
-        self.shown = ActiveExchanges()
+        self.active_exchanges = ActiveExchanges()
 
     def start(self) -> None:
         """Begin to lead runs."""
@@ -74,10 +76,10 @@ class RunWorker:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Put down the run that is led, and end its processes; the next leader resumes it."""
+        """Suspend the run that is led, and end its processes; the next leader resumes it."""
         if self._task is not None:
             await end(self._task)
-        self.shown.clear()
+        self.active_exchanges.clear()
 
     @property
     def alive(self) -> bool:
@@ -213,17 +215,17 @@ class RunWorker:
         self, run: str, event_log: EventLog, model: ModelRef | None, status: RunStatus, reason: str
     ) -> None:
         """The exchange that is open, then the record, then the end: who sees the end has seen everything."""
-        # Clients and viewers hear why it was abandoned, and an app's own words are not for them.
-        told = reason if status is RunStatus.CANCELLED else "the run failed"
+        # Clients and viewers read why it was abandoned, and an app's own words are not for them.
+        public = reason if status is RunStatus.CANCELLED else "the run failed"
         what = f"the end of run {run} ({status.value}) is not written"
-        for exchange in self.shown.open_of(run):
-            await persist(partial(exchange.abandon, told), what=what, tell=self._note)
+        for exchange in self.active_exchanges.open_of(run):
+            await persist(partial(exchange.abandon, public), what=what, report=self._note)
         await event_log.close()
         ending = partial(self.write_end, run, status, reason, seconds=event_log.seconds, model=model)
-        await persist(ending, what=what, tell=self._note)
+        await persist(ending, what=what, report=self._note)
         self._services.work.end(run)
         if status is RunStatus.FINISHED:
-            await persist(partial(drop_journal, self._services, run), what="its journal stays", tell=self._note)
+            await persist(partial(drop_journal, self._services, run), what="its journal stays", report=self._note)
 
     def _note(self, trouble: str) -> None:
         self._trouble = trouble
@@ -231,7 +233,7 @@ class RunWorker:
     # --- one run --------------------------------------------------------------------------------
 
     async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
-        """Lead a run; where a signal ends its ServerApp, that is started again, a number of times."""
+        """Lead a run; if a signal ends its ServerApp, that is started again, a number of times."""
         logs.note(run=row.run)
         await self._deaths.begin(row.run)
         plan = RunPlan.stored(row)
@@ -240,17 +242,17 @@ class RunWorker:
             raise RunFailed(refused)  # it may have waited for long
         deaths: Counter[int] = Counter()
         while True:
-            journal = Journal(self._services.store, row.run, await self._services.store.steps(row.run))
+            journal = await Journal.open(JournalTable(store=self._services.store, run=row.run))
             try:
-                return await self._live(plan, files, event_log, journal)
+                return await self._lead_app(plan, files, event_log, journal)
             except AppKilled as error:
                 deaths[journal.number] += 1
                 if deaths[journal.number] > MOST_DEATHS:
                     raise
                 self._resumed_because = str(error)
 
-    async def _live(self, plan: RunPlan, files: RunFiles, event_log: EventLog, journal: Journal) -> RunEnd:
-        """One life of the ServerApp."""
+    async def _lead_app(self, plan: RunPlan, files: RunFiles, event_log: EventLog, journal: Journal) -> RunEnd:
+        """Lead the run over one start of its ServerApp."""
         await files.prepare(plan.app_sha256)
         context = await self._context(plan, files, event_log, journal)
         app = await self._start_app(files.work, event_log.add_line)
@@ -259,11 +261,11 @@ class RunWorker:
         finally:
             self._services.work.close()
             await app.stop()
-            await self._keep_files(files, event_log)
+            await self._save_files(files, event_log)
             await files.remove_temporary()
 
     async def _context(self, plan: RunPlan, files: RunFiles, event_log: EventLog, journal: Journal) -> RunContext:
-        """What the run has come to, out of what is kept of its exchanges."""
+        """The state of the run, folded over its exchanges."""
         services = self._services
         rows = await services.store.exchanges_of(plan.run)
         state = RunState(plan.settings, services.min_cohort)
@@ -271,7 +273,7 @@ class RunWorker:
         fold_rows(state, [row for row in rows if row.step <= journal.answered])
         clients = CohortSelection(services, plan, event_log)
         clients.exclude(state.blamed)
-        if journal.known or event_log.said_anything:
+        if journal.known or event_log.has_events:
             event_log.add(RunResumed(steps=journal.answered, why=self._resumed_because))
             event_log.expect_lines_again()
         return RunContext(
@@ -281,11 +283,11 @@ class RunWorker:
             event_log=event_log,
             state=state,
             clients=clients,
-            show=self._show,
+            on_exchange=self._note_exchange,
             past=[row for row in rows if row.step > journal.answered],
         )
 
-    async def _keep_files(self, files: RunFiles, event_log: EventLog) -> None:
+    async def _save_files(self, files: RunFiles, event_log: EventLog) -> None:
         """A file more or less must not keep the run from ending."""
         try:
             left_out = await files.keep_app_files()
@@ -296,6 +298,6 @@ class RunWorker:
             line = f"{left_out} files of the ServerApp were left out: hidden ones, links, too many or too large"
             event_log.warn_once(line)
 
-    def _show(self, exchange: Exchange) -> None:
+    def _note_exchange(self, exchange: Exchange) -> None:
         logs.note(exchange=exchange.task.exchange)
-        self.shown.add(exchange)
+        self.active_exchanges.add(exchange)

@@ -43,7 +43,7 @@ from fedcore.wire.tasks import Task
 from server_app.http.authentication import client_of
 from server_app.http.connection_limiter import Connection, ConnectionLimiter
 from server_app.http.head_limits import GuardedProtocol
-from server_app.runs.app.messages import FROM_APP, TO_APP, Broken, ExchangeAsked, Finished, NodesAsked, Start
+from server_app.runs.app.messages import FROM_APP, TO_APP, AppEnd, AppFailure, ExchangeCall, NodesCall, Start
 
 from .fuzz_round import round_parsers
 from .fuzz_seeds import Corpus, Recorded
@@ -323,13 +323,13 @@ def _signed(corpus: Corpus, scratch: Path) -> list[Parser]:
 
 def _processes(corpus: Corpus) -> list[Parser]:
     task = Task.model_validate_json(corpus.bodies("/v1/task", of_answers=True)[0])
-    asked = ExchangeAsked(
+    asked = ExchangeCall(
         message_type="train", nodes=[1, 2], server_round=1, model="/m", arrays_key="arrays",
         configs={"config": {"a": 1}}, weight_key="num-examples", timeout=None, ahead={"train": 2},
     )  # fmt: skip
     start = Start(app="a", folder="/f", run="r", run_config={"x": 1}, aggregation="secure", question=None)
     lines: dict[str, tuple[TypeAdapter[Any], list[Message]]] = {
-        "ServerApp to server": (FROM_APP, [NodesAsked(), asked, Finished(model="/m"), Broken(reason="r")]),
+        "ServerApp to server": (FROM_APP, [NodesCall(), asked, AppEnd(model="/m"), AppFailure(reason="r")]),
         "server to ServerApp": (TO_APP, [start]),
         "rank to agent": (
             FROM_RANK,

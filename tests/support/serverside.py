@@ -28,20 +28,20 @@ from fedcore.wire.watch import LinkIn, LinkOut
 from server_app.application import Application, make_application
 from server_app.http.rate_limit import TokenBucket
 from server_app.runs.app.messages import (
-    Broken,
+    AppEnd,
+    AppFailure,
     BudgetReached,
-    ExchangeAsked,
+    ExchangeCall,
     ExchangeRefused,
-    Finished,
-    Found,
+    FiguresReport,
     FromApp,
-    NodesAsked,
-    PlainAsked,
+    NodesCall,
+    PlainExchangeCall,
     PlainQuestion,
     PlainReplies,
     Replies,
     Start,
-    Waits,
+    WaitReport,
 )
 from server_app.services import Services
 
@@ -105,12 +105,12 @@ class ScriptedApp:
         self.stopped = True
 
     async def nodes(self) -> Message:
-        self._asked.put_nowait(NodesAsked())
+        self._asked.put_nowait(NodesCall())
         return await self._answers.get()
 
     def waits(self, nodes: int, setting: str) -> None:
         """The ServerApp asks for nodes in vain."""
-        self._asked.put_nowait(Waits(nodes=nodes, setting=setting))
+        self._asked.put_nowait(WaitReport(nodes=nodes, setting=setting))
 
     async def exchange(
         self,
@@ -129,7 +129,7 @@ class ScriptedApp:
         if model is not None:
             model.save(path)
         self._asked.put_nowait(
-            ExchangeAsked(
+            ExchangeCall(
                 message_type=message_type,
                 nodes=list(nodes),
                 server_round=number,
@@ -154,7 +154,7 @@ class ScriptedApp:
         for model in models.values():
             save_message(paths[id(model)], model)
         self._asked.put_nowait(
-            PlainAsked(
+            PlainExchangeCall(
                 server_round=number,
                 weight_key="num-examples",
                 timeout=wanted_for,
@@ -171,16 +171,16 @@ class ScriptedApp:
     def report_figures(self, server_round: int, source: FigureSource, **metrics: float) -> None:
         """Tell what the strategy made of replies."""
         figures = FiguresFound(server_round=server_round, source=source, metrics=metrics)
-        self._asked.put_nowait(Found(figures=figures))
+        self._asked.put_nowait(FiguresReport(figures=figures))
 
     def finish(self, model: ModelState | None = None) -> None:
         path = self.folder / "final.safetensors"
         if model is not None:
             model.save(path)
-        self._asked.put_nowait(Finished(model=str(path) if model is not None else None))
+        self._asked.put_nowait(AppEnd(model=str(path) if model is not None else None))
 
     def fail(self, reason: str) -> None:
-        self._asked.put_nowait(Broken(reason=reason))
+        self._asked.put_nowait(AppFailure(reason=reason))
 
 
 @dataclass

@@ -24,10 +24,11 @@ _INDEX: Final = "index.json"
 _CHUNK: Final = 1 << 20
 
 
-async def keep_app_files(objects: Objects, key: str, folder: Path, work: Path) -> int:
-    """Keep what the app left in its work folder under `key`; how many files were left out. Raises StorageFull.
+async def save_app_files(objects: Objects, key: str, folder: Path, work: Path) -> int:
+    """Save what the app left in its work folder under `key`; how many files were left out. Raises StorageFull.
 
-    folder: for the copies on their way.
+    folder
+        For the copies on their way.
     """
     drafts = folder / _LEFT
     index = await asyncio.to_thread(_collect, work, drafts)
@@ -37,8 +38,8 @@ async def keep_app_files(objects: Objects, key: str, folder: Path, work: Path) -
     return index.left_out
 
 
-async def kept_files(objects: Objects, key: str) -> RunFilesOut:
-    """What was kept of a run that has ended; nothing if there is nothing."""
+async def saved_files(objects: Objects, key: str) -> RunFilesOut:
+    """The files of a run that has ended; none if it left none."""
     try:
         path = await objects.fetch(f"{key}/{_INDEX}")
     except KeyError:
@@ -46,9 +47,9 @@ async def kept_files(objects: Objects, key: str) -> RunFilesOut:
     return RunFilesOut.model_validate_json(await asyncio.to_thread(path.read_bytes))
 
 
-async def kept_file(objects: Objects, key: str, path: str) -> tuple[Path, RunFile] | None:
-    """One of the files that were kept; None for a path that the index does not have."""
-    for number, file in enumerate((await kept_files(objects, key)).files):
+async def saved_file(objects: Objects, key: str, path: str) -> tuple[Path, RunFile] | None:
+    """One of these files; None for a path that the index does not have."""
+    for number, file in enumerate((await saved_files(objects, key)).files):
         if file.path == path:
             return await objects.fetch(f"{key}/{number}"), file
     return None
@@ -57,20 +58,20 @@ async def kept_file(objects: Objects, key: str, path: str) -> tuple[Path, RunFil
 def _collect(work: Path, target: Path) -> RunFilesOut:
     """Copy what the app left to `target`, under numbers, with an index."""
     target.mkdir(mode=0o700, exist_ok=True)
-    kept: list[RunFile] = []
+    files: list[RunFile] = []
 
-    def keep(path: str, file: BinaryIO, size: int) -> None:
-        kept.append(_copy(path, file, size, target / str(len(kept))))
+    def add(path: str, file: BinaryIO, size: int) -> None:
+        files.append(_copy(path, file, size, target / str(len(files))))
 
     try:
         results = open_left(work / RESULTS_FILE)
         if results is not None:
             with results:
-                keep(RESULTS_FILE, results, MOST_BYTES)
+                add(RESULTS_FILE, results, MOST_BYTES)
         left = LeftFiles(work / APP_FILES)
         for path, file, size in left.read():
-            keep(f"{APP_FILES}/{path}", file, size)
-        index = RunFilesOut(files=kept, left_out=left.left_out)
+            add(f"{APP_FILES}/{path}", file, size)
+        index = RunFilesOut(files=files, left_out=left.left_out)
         write_file(target / _INDEX, index.model_dump_json(), mode=0o600)
     except OSError as error:
         raise StorageFull(f"what the ServerApp left could not be kept: {error.strerror}") from error

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -41,30 +41,35 @@ from fedcore.wire.operator import RESULTS_FILE
 from server_app.runs.app.files import APP_FILES
 from server_app.runs.app.messages import (
     TO_APP,
-    Broken,
+    AppCall,
+    AppEnd,
+    AppFailure,
     BudgetReached,
-    ExchangeAsked,
+    ExchangeCall,
     ExchangeRefused,
-    Finished,
-    Found,
+    FiguresReport,
     Nodes,
-    NodesAsked,
-    PlainAsked,
+    NodesCall,
+    PlainExchangeCall,
     PlainQuestion,
     PlainReplies,
     Replies,
     Start,
     ToApp,
-    Waits,
+    WaitReport,
 )
 
+Reply = TypeVar("Reply", Nodes, Replies, PlainReplies)
 SERVER_GONE = 70
 
 
 class ServerBackend:
-    """An ExchangeBackend whose exchanges the server carries out.
+    """An `ExchangeBackend` whose exchanges the server carries out.
 
-    folder: where models are left for the server. members: how many the federation has, as the server said last.
+    folder
+        Where models are left for the server.
+    members
+        How many the federation has, as the server said last.
     """
 
     def __init__(self, server: BlockingConnection[ToApp], folder: Path, members: int | None = None) -> None:
@@ -77,59 +82,54 @@ class ServerBackend:
     def nodes(self) -> list[int]:
         """Ids of the clients that are connected; waits for as many as the run needs."""
         with self._lock:
-            self._server.send(NodesAsked())
-            match self._server.receive():
-                case Nodes(nodes=nodes, members=members):
-                    self.members = members
-                    return nodes
-                case ExchangeRefused(reason=reason):
-                    raise RoundFailed(reason)
-                case _:
-                    raise WorkerDied("the server gave an answer to another question")
+            reply = self._call(NodesCall(), Nodes)
+        self.members = reply.members
+        return reply.nodes
 
     def waits(self, nodes: int, setting: str, present: int) -> None:
-        """Tell for how many nodes the app waits; the server knows who is missing."""
+        """Report for how many nodes the app waits; the server knows who is missing."""
         del present
         with self._lock:
-            self._server.send(Waits(nodes=nodes, setting=setting))
+            self._server.send(WaitReport(nodes=nodes, setting=setting))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Carry out one exchange; blocks. Raises RoundFailed or BudgetSpent."""
         with self._lock:
-            self._server.send(self._asked(request))
-            match self._server.receive():
-                case Replies(replies=replies):
-                    return replies
-                case BudgetReached(reason=reason):
-                    raise BudgetSpent(reason)
-                case ExchangeRefused(reason=reason):
-                    raise RoundFailed(reason)
-                case _:
-                    raise WorkerDied("the server gave an answer to another question")
+            self._count += 1
+            path = None
+            if request.model is not None:
+                path = self._folder / f"model-{self._count}.safetensors"
+                request.model.save(path)
+            return self._call(ExchangeCall.of(request, path), Replies).replies
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Carry out one plain exchange; blocks. Raises RoundFailed."""
         with self._lock:
-            self._server.send(self._asked_plainly(request))
-            match self._server.receive():
-                case PlainReplies(replies=replies):
-                    return replies
-                case ExchangeRefused(reason=reason):
-                    raise RoundFailed(reason)
-                case _:
-                    raise WorkerDied("the server gave an answer to another question")
+            return self._call(self._plain_call(request), PlainReplies).replies
 
     def report_figures(self, figures: FiguresFound) -> None:
-        """Tell what the strategy made of replies; nobody answers."""
+        """Report what the strategy made of replies; the server does not reply."""
         with self._lock:
-            self._server.send(Found(figures=figures))
+            self._server.send(FiguresReport(figures=figures))
 
-    def _asked_plainly(self, request: PlainRequest) -> PlainAsked:
+    def _call(self, call: AppCall, expected: type[Reply]) -> Reply:
+        """The reply to a call, while the caller has the lock."""
+        self._server.send(call)
+        match self._server.receive():
+            case BudgetReached(reason=reason):
+                raise BudgetSpent(reason)
+            case ExchangeRefused(reason=reason):
+                raise RoundFailed(reason)
+            case reply if isinstance(reply, expected):
+                return reply
+        raise WorkerDied("the server gave the reply to another request")
+
+    def _plain_call(self, request: PlainRequest) -> PlainExchangeCall:
         self._count += 1
         paths = [self._folder / f"message-{self._count}-{index}.safetensors" for index in range(len(request.contents))]
         for path, content in zip(paths, request.contents, strict=True):
             content.save(path)
-        return PlainAsked(
+        return PlainExchangeCall(
             server_round=request.server_round,
             weight_key=request.weight_key,
             timeout=request.timeout,
@@ -142,24 +142,6 @@ class ServerBackend:
             ],
         )
 
-    def _asked(self, request: ExchangeRequest) -> ExchangeAsked:
-        self._count += 1
-        path = None
-        if request.model is not None:
-            path = self._folder / f"model-{self._count}.safetensors"
-            request.model.save(path)
-        return ExchangeAsked(
-            message_type=request.message_type,
-            nodes=list(request.nodes),
-            server_round=request.server_round,
-            model=str(path) if path else None,
-            arrays_key=request.arrays_key,
-            configs={key: dict(value) for key, value in request.configs.items()},
-            weight_key=request.weight_key,
-            timeout=request.timeout,
-            ahead=dict(request.ahead),
-        )
-
 
 def run(server: BlockingConnection[ToApp]) -> int:
     """Run the app that the server names, and tell it how that ended; the exit status."""
@@ -170,21 +152,28 @@ def run(server: BlockingConnection[ToApp]) -> int:
     seed_generators(f"fedcore ServerApp of run {start.run}")
     try:
         backend = ServerBackend(server, Path(start.folder), start.members)
-        server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
+        server.send(_run(start, backend))
     except FedcoreError as error:
-        server.send(Broken(reason=str(error)))
+        server.send(AppFailure(reason=str(error)))
         return 1
     except Exception as error:  # the user's own code: anything can come out of it
         traceback.print_exc()
-        server.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
+        server.send(AppFailure(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
         return 1
     return 0
 
 
-def _run_app(start: Start, backend: ServerBackend) -> Finished:
-    """Run the app's ServerApp to its end, in a folder of its own."""
+def _run(start: Start, backend: ServerBackend) -> AppEnd:
+    if start.question is not None:
+        return _run_statistics(start, start.question, backend)
+    return _run_app(start, backend)
+
+
+def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
+    """Run the app's ServerApp to its end, in a folder of its own: files that it writes there come with the results."""
     folder = Path(start.folder)
-    _work_in(folder / APP_FILES)
+    (folder / APP_FILES).mkdir(exist_ok=True)
+    os.chdir(folder / APP_FILES)
     outcome = run_server_app(
         FlowerApp.load(Path(start.app)),
         backend=backend,
@@ -192,7 +181,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         run_config=start.run_config,
         aggregation=start.aggregation,
         most_nodes=lambda: backend.members,
-        on_results=lambda results: _keep(results, folder),
+        on_results=lambda results: _save_results(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         noised=start.noised,
         buffered=start.buffered,
@@ -201,28 +190,22 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
     )
     if outcome.state is None:
-        return Finished(model=None)
+        return AppEnd(model=None)
     path = folder / "final.safetensors"
     outcome.state.save(path)
-    return Finished(model=str(path))
+    return AppEnd(model=str(path))
 
 
-def _keep(results: Results, folder: Path) -> None:
+def _save_results(results: Results, folder: Path) -> None:
     if results:
         write_file(folder / RESULTS_FILE, json.dumps(results))
 
 
-def _ask(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> Finished:
+def _run_statistics(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> AppEnd:
     """Ask for statistics; of the app nothing runs here."""
-    asked = from_plain(TypeAdapter(StatisticsQuery), question, what="the question for statistics")
-    found = run_statistics(asked, backend=backend, run=start.run, aggregation=start.aggregation)
-    return Finished(model=None, statistics=to_plain(STATISTICS, found))
-
-
-def _work_in(folder: Path) -> None:
-    """What the app writes without naming a folder comes home with the run."""
-    folder.mkdir(exist_ok=True)
-    os.chdir(folder)
+    query = from_plain(TypeAdapter(StatisticsQuery), question, what="the question for statistics")
+    statistics = run_statistics(query, backend=backend, run=start.run, aggregation=start.aggregation)
+    return AppEnd(model=None, statistics=to_plain(STATISTICS, statistics))
 
 
 def main(arguments: Sequence[str]) -> int:

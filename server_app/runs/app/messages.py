@@ -5,24 +5,38 @@ Models never travel in here: they are safetensors files in the run's folder, nam
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.run.exchange import ExchangeReply
+from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
+from fedcore.state import ModelState
 from fedcore.wire.base import ClientId, Message, Name, Scalar, Sha256
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.tasks import MessageHead
 
 
 class Start(Message):
-    """Server to app: what to run; a question for statistics in place of the app's ServerApp, if there is one.
+    """Server to app: what to run.
 
-    groups: into how many a training is cut, each with a reply of its own; least_groups: how many are sure to have one.
-    buffered: whether a training sums updates of several rounds.
-    initial: the path of the model that its strategy starts from; None for the app's own. noised: whether secure sums
-    have privacy noise. members: how many the federation has.
+    question
+        For statistics, in place of the app's ServerApp; None for an app.
+    groups
+        Into how many a training is cut, each with a reply of its own.
+    least_groups
+        How many of them are sure to have one.
+    buffered
+        Whether a training sums updates of several rounds.
+    initial
+        The path of the model that its strategy starts from; None for the app's own.
+    noised
+        Whether secure sums have privacy noise.
+    compressed
+        Whether updates lose a part, evenly.
+    members
+        How many the federation has.
     """
 
     op: Literal["start"] = "start"
@@ -41,30 +55,38 @@ class Start(Message):
     members: int | None = None
 
 
-class NodesAsked(Message):
-    """App to server: who is connected?"""
+class NodesCall(Message):
+    """App to server: which clients are connected?"""
 
     op: Literal["nodes"] = "nodes"
 
 
 class Nodes(Message):
-    """Server to app: these clients are. members: how many the federation has now."""
+    """Server to app: these clients are.
+
+    members
+        How many the federation has now.
+    """
 
     op: Literal["nodes"] = "nodes"
     nodes: list[ClientId]
     members: int | None = None
 
 
-class Waits(Message):
-    """App to server, without an answer: it asks for nodes in vain; the fields are those of `ExchangeBackend.waits`."""
+class WaitReport(Message):
+    """App to server, without a reply: it asks for nodes in vain; the fields are those of `ExchangeBackend.waits`."""
 
     op: Literal["waits"] = "waits"
     nodes: int = Field(ge=0)
     setting: str = Field(max_length=200)
 
 
-class ExchangeAsked(Message):
-    """App to server: carry out one exchange; as `fedcore.run.exchange.ExchangeRequest`."""
+class ExchangeCall(Message):
+    """App to server: carry out one exchange; the fields are those of `ExchangeRequest`.
+
+    model
+        The path of its file.
+    """
 
     op: Literal["exchange"] = "exchange"
     message_type: Name
@@ -77,6 +99,35 @@ class ExchangeAsked(Message):
     timeout: float | None
     ahead: dict[str, int] = Field(default_factory=dict)
 
+    @classmethod
+    def of(cls, request: ExchangeRequest, model: Path | None) -> Self:
+        """The message for a request whose model lies at a path."""
+        return cls(
+            message_type=request.message_type,
+            nodes=list(request.nodes),
+            server_round=request.server_round,
+            model=str(model) if model else None,
+            arrays_key=request.arrays_key,
+            configs={key: dict(value) for key, value in request.configs.items()},
+            weight_key=request.weight_key,
+            timeout=request.timeout,
+            ahead=dict(request.ahead),
+        )
+
+    def request(self, model: ModelState | None = None) -> ExchangeRequest:
+        """The request in it."""
+        return ExchangeRequest(
+            message_type=self.message_type,
+            nodes=tuple(self.nodes),
+            server_round=self.server_round,
+            model=model,
+            arrays_key=self.arrays_key,
+            configs=self.configs,
+            weight_key=self.weight_key,
+            timeout=self.timeout,
+            ahead=self.ahead,
+        )
+
 
 class Replies(Message):
     """Server to app: the replies of an exchange, their models by path."""
@@ -86,7 +137,11 @@ class Replies(Message):
 
 
 class PlainQuestion(Message):
-    """A message to one client: its content is a record file, which several may share."""
+    """A message to one client.
+
+    content
+        The path of its record file, which several may share.
+    """
 
     node: int
     message_type: Name
@@ -94,11 +149,16 @@ class PlainQuestion(Message):
     content: str
 
 
-class PlainAsked(Message):
+class PlainExchangeCall(Message):
     """App to server: carry out one plain exchange, with a message for each of some clients.
 
-    weight_key: as in a Task. timeout: seconds that the app waits. model: SHA-256 of the model in all of them, as the
-    safetensors file that secure mode would send; None if they are sent no model, or different ones.
+    weight_key
+        The metric that holds the number of examples.
+    timeout
+        Seconds that the app waits.
+    model
+        SHA-256 of the model in all of them, as the safetensors file that secure mode would send; None if they hold no
+        model, or different ones.
     """
 
     op: Literal["plain-exchange"] = "plain-exchange"
@@ -130,32 +190,40 @@ class BudgetReached(Message):
     reason: str
 
 
-class Found(Message):
-    """App to server, without an answer: what the strategy made of the replies that it had."""
+class FiguresReport(Message):
+    """App to server, without a reply: what the strategy made of the replies that it had."""
 
     op: Literal["found"] = "found"
     figures: FiguresFound
 
 
-class Finished(Message):
-    """App to server: the ServerApp returned; the path of its final model, or the statistics that were asked for."""
+class AppEnd(Message):
+    """App to server: the ServerApp returned.
+
+    model
+        The path of its final model.
+    statistics
+        Those that the start asked for.
+    """
 
     op: Literal["finished"] = "finished"
     model: str | None
     statistics: dict[str, Any] | None = None
 
 
-class Broken(Message):
+class AppFailure(Message):
     """App to server: the ServerApp failed, and why."""
 
     op: Literal["broken"] = "broken"
     reason: str
 
 
-FromApp = Annotated[
-    NodesAsked | Waits | ExchangeAsked | PlainAsked | Found | Finished | Broken, Field(discriminator="op")
-]
-ToApp = Annotated[Start | Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
+AppCall = NodesCall | ExchangeCall | PlainExchangeCall
+"""What a ServerApp waits for a reply to."""
+AppReply = Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached
+
+FromApp = Annotated[AppCall | WaitReport | FiguresReport | AppEnd | AppFailure, Field(discriminator="op")]
+ToApp = Annotated[Start | AppReply, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
 TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

@@ -45,14 +45,18 @@ class AppConnection(Protocol):
         """Wait for one message; raises WorkerDied when the app ends without a word."""
 
     async def ended(self) -> WorkerDied:
-        """Wait until the process is gone, and say how."""
+        """Wait until the process has ended; the error says how."""
 
     async def stop(self) -> None:
-        """End it, if it runs; afterwards all its lines have been handed over."""
+        """End it, if it runs; afterwards `on_line` has had all its lines."""
 
 
 class AppProcess:
-    """A ServerApp in a process group and a sandbox of its own. private: its folder for temporary files."""
+    """A ServerApp in a process group and a sandbox of its own.
+
+    private
+        Its folder for temporary files.
+    """
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class AppProcess:
         raise await self.ended()
 
     async def ended(self) -> WorkerDied:
-        """Wait until the process is gone, and say how."""
+        """Wait until the process has ended; the error says how."""
         status = await self._process.wait()
         kind = AppKilled if status < 0 else WorkerDied
         return kind(f"the ServerApp's process {ending(status)}, without an answer")

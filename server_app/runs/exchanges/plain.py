@@ -15,7 +15,7 @@ from fedcore.wire.tasks import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange
-from server_app.runs.app.messages import PlainAsked
+from server_app.runs.app.messages import PlainExchangeCall
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -25,7 +25,7 @@ class PlainStep:
     """One exchange that the ServerApp asks for. step: of the journal. questions: with their files."""
 
     step: int
-    asked: PlainAsked
+    asked: PlainExchangeCall
     questions: Mapping[int, Question]
 
 

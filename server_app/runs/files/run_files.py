@@ -21,7 +21,7 @@ from fedcore.system.files import write_file
 from fedcore.system.left_files import remove_left
 from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.at_rest import intact
-from server_app.runs.app.files import keep_app_files
+from server_app.runs.app.files import save_app_files
 from server_app.storage.objects import Objects
 
 APP_FOLDER: Final = "app"
@@ -171,7 +171,7 @@ class RunFiles:
 
     async def keep_app_files(self) -> int:
         """The app is gone: keep what it left for its operator; how many files were left out. Raises StorageFull."""
-        return await keep_app_files(self._objects, self._keys.left, self._folder, self.work)
+        return await save_app_files(self._objects, self._keys.left, self._folder, self.work)
 
     async def remove_temporary(self) -> None:
         """Remove all that is not kept as an object."""

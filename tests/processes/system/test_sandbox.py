@@ -28,7 +28,7 @@ from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.system.sandbox import landlock
 from fedcore.wire.tasks import Task
-from server_app.runs.app.messages import Finished, Start
+from server_app.runs.app.messages import AppEnd, Start
 from server_app.runs.app.process import AppProcess
 
 __all__ = ["federation", "kit", "kits", "log", "make_task"]
@@ -118,7 +118,7 @@ async def test_a_server_app_gets_nothing(app: Path, config: dict[str, Any], tmp_
             aggregation="secure",
         )
         await process.send(start)
-        assert await asyncio.wait_for(process.receive(), 200) == Finished(model=None)
+        assert await asyncio.wait_for(process.receive(), 200) == AppEnd(model=None)
     finally:
         await process.stop()
     assert "tried all" in lines

@@ -276,7 +276,7 @@ async def test_a_server_that_was_killed_goes_on_with_the_draw_and_with_every_gro
             last = "" if killed == "in one group, after the other" else "upload"
             await asyncio.gather(*(member.secure(until=last) for member in groups[2]))
             if not last:
-                await until(lambda: len(first.application.queue.shown.open_of(run)) == 1)
+                await until(lambda: len(first.application.queue.active_exchanges.open_of(run)) == 1)
         # As after kill -9: nobody has the time to write down how things ended.
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "crashed")
         await end(asked)
@@ -289,7 +289,7 @@ async def test_a_server_that_was_killed_goes_on_with_the_draw_and_with_every_gro
             member.http = second.http
         asked = asyncio.create_task(app.exchange(model, ALL))
         led = 2 if killed == "in the groups" else 1
-        await until(lambda: len(second.application.queue.shown.open_of(run)) == led)
+        await until(lambda: len(second.application.queue.active_exchanges.open_of(run)) == led)
         if killed == "in the draw":
             for member in members[3:]:
                 assert member.task is not None
@@ -328,7 +328,7 @@ async def test_groups_whose_app_was_killed_go_on_and_a_further_attempt_has_a_num
     await until(lambda: len(here.apps) == 2 and here.apps[1].start is not None)
     await end(asked)
     asked = asyncio.create_task(here.apps[1].exchange(model, ALL))
-    await until(lambda: [one.is_led for one in here.application.queue.shown.open_of(run)] == [True, True])
+    await until(lambda: [one.is_led for one in here.application.queue.active_exchanges.open_of(run)] == [True, True])
     await groups[1][0].withdraw()
     again = await enter(groups[1])
     assert {member.task.exchange for member in again[1] if member.task} == {4}
@@ -362,7 +362,7 @@ async def test_a_group_waits_for_its_members_to_find_a_server_that_was_started_a
         for member in members:
             member.http = second.http
         asked = asyncio.create_task(app.exchange(model, ALL))
-        await until(lambda: len(second.application.queue.shown.open_of(run)) == 2)
+        await until(lambda: len(second.application.queue.active_exchanges.open_of(run)) == 2)
         second.clock.advance(31)  # longer than a client may be silent
         while len(events_of(await second.show(run), "group-ended")) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
