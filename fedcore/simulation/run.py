@@ -36,8 +36,9 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
-from fedcore.simulation.checkpoint.resume import EventRecorder, Resumable, StateFolder, identity_of
+from fedcore.simulation.checkpoint.resume import EventRecorder, Resumable
 from fedcore.simulation.checkpoint.snapshot import RunCheckpoint
+from fedcore.simulation.checkpoint.state_folder import StateFolder, run_identity
 from fedcore.simulation.cohort import CohortAggregator
 from fedcore.simulation.devices.devices import Devices
 from fedcore.simulation.devices.virtual_scheduler import VirtualTime
@@ -185,7 +186,7 @@ class Simulation:
     def _identity(self) -> dict[str, str]:
         """What tells this run from others, by the names of the options that decide it."""
         devices = self.devices
-        return identity_of(
+        return run_identity(
             self.settings,
             {
                 "app": f"{self.app.name} {AppBundle.from_folder(self.app.folder).sha256}",

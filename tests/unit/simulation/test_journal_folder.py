@@ -1,4 +1,4 @@
-"""The journal of a simulated run in a folder: a step is there with its reply, and all else that goes with it, or not."""
+"""The journal of a simulated run in a folder: a step is there with its reply and all that goes with it, or not."""
 
 from __future__ import annotations
 

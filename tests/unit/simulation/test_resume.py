@@ -21,7 +21,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.simulation.checkpoint.generators import restore_generators, save_generators
-from fedcore.simulation.checkpoint.resume import FORMAT, RUN_FILE
+from fedcore.simulation.checkpoint.state_folder import FORMAT, RUN_FILE
 from fedcore.system.assignments import override
 from fedcore.wire.events import RunEvent
 
@@ -119,6 +119,16 @@ class TestSecure:
         first, second = (run_to_its_end(tmp_path / "run", 0) for _ in range(2))
         assert np.array_equal(first.weight, second.weight)
         assert [event for event in second.events if event.kind != "resumed"] == first.events
+
+    def test_an_app_that_does_not_repeat_itself_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(Broken):
+            simulation(tmp_path, [], breaks=2).run()
+        file = next(path for path in sorted((tmp_path / "steps").glob("*.json")) if '"exchange"' in path.read_text())
+        step = json.loads(file.read_text())
+        step["request"]["model"] = "0" * 64
+        file.write_text(json.dumps(step))
+        with raises(ConfigurationError, check="request-differs", number=int(file.stem), fields=["model"]):
+            simulation(tmp_path, []).run()
 
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("ten years of work")
