@@ -1,4 +1,4 @@
-"""The exchanges that clients are asked to take part in, and that people are shown."""
+"""The exchanges that clients take part in, and that people follow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from server_app.exchanges.exchange import Exchange
 
 
 class ActiveExchanges:
-    """Those that are open, and those that ended last: of what the ServerApp asked for last, or asks for now."""
+    """Those that are open, and those that ended last: all that the ServerApp's last request has led to."""
 
     def __init__(self) -> None:
         self._exchanges: list[Exchange] = []

@@ -171,7 +171,7 @@ class EventLog:
 
 
 def _once(event: RunEvent) -> tuple[Any, ...] | None:
-    """What tells an event that happens once from others of its kind; None where it may happen again."""
+    """What distinguishes an event that happens once from others of its kind; None if it may happen again."""
     kind = type(event).__name__
     match event:
         case RunStarted() | StatisticsFound():

@@ -1,7 +1,7 @@
 """The journal of a run (`fedcore.run.engine.journal`) in the server's database.
 
 The request is there before anything is done for it. A reply is small there: sums and clients' replies are those of an
-exchange, and lie where that left them.
+exchange, which has its files.
 """
 
 from __future__ import annotations

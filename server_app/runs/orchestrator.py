@@ -153,7 +153,7 @@ class RunOrchestrator:
                 if silent >= most:
                     raise RunFailed(
                         f"the ServerApp asked for nothing for {most:g} s (app-seconds): it hangs, or computes for "
-                        "longer; raise app-seconds where that is meant"
+                        "longer; raise app-seconds if that is meant"
                     )
                 if silent >= most / _WARNING_PART and not warned:
                     warned = True
@@ -271,7 +271,7 @@ class RunOrchestrator:
         services = self._run.services
         row = await services.store.exchange(self._run.plan.run, exchange)
         if row is None or row.result is None:
-            raise RunFailed(f"the journal names exchange {exchange}, of which nothing is kept")
+            raise RunFailed(f"the journal names exchange {exchange}, of which the database has no result")
         end = ExchangeOutcome.from_json(row.result)
         if exchange not in self._run.led:
             try:

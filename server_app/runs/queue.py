@@ -106,7 +106,7 @@ class RunQueue:
     # --- what operators ask ---------------------------------------------------------------------
 
     async def submit(self, body: RunIn) -> RunOut:
-        """Check and queue a run. Raises Rejection and ConfigurationError; nothing is kept then."""
+        """Check and queue a run. Raises Rejection and ConfigurationError, and keeps nothing then."""
         store = self._services.store
         if await store.count_waiting() >= self._services.settings.waiting_runs:
             raise Rejection(ProblemKind.BUSY, "too many runs wait already; try again later")
@@ -198,7 +198,7 @@ class RunQueue:
         return view.marks.describe(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> ServerViewOut:
-        """What the server saw of the newest exchange; Rejection if it was none of this run."""
+        """What the server observed of the newest exchange; Rejection if it is not one of this run."""
         await self._row(run)
         view = self._services.server_view.of(run)
         if view is None:
@@ -214,7 +214,7 @@ class RunQueue:
     async def cancel(self, run: str) -> RunOut:
         """End a run that waits or is led; one that has ended stays as it is.
 
-        Rejection if the end comes, but cannot be written down for now.
+        Raises Rejection if the end comes, but cannot be written down for now.
         """
         deadline = asyncio.get_running_loop().time() + CANCEL_SECONDS
         while not (status := RunStatus((await self._row(run)).status)).final:
@@ -231,9 +231,9 @@ class RunQueue:
         return await self.describe(run, after=0)
 
     async def resume(self, run: str) -> RunOut:
-        """Let a run that did not finish go on where it was; Rejection for one that cannot.
+        """Let a run that did not finish continue where it was; Rejection for one that cannot.
 
-        What it was refused at last, or was in the middle of, is asked for again.
+        The last requests, if they were refused or have no reply, are carried out again.
         """
         store, row = self._services.store, await self._row(run)
         if RunStatus(row.status) not in RESUMABLE:
@@ -251,7 +251,7 @@ class RunQueue:
         return await self.describe(run, after=0)
 
     async def model_file(self, run: str) -> tuple[Path, ModelRef, str]:
-        """The model of a finished run, or the last checkpoint of another, and its name; Rejection if none is."""
+        """The model of a finished run, or the last checkpoint of another, and its name; Rejection if there is none."""
         row = await self._row(run)
         if not row.model_sha256:
             raise Rejection(ProblemKind.NOT_FOUND, "the run has no model")
@@ -262,7 +262,7 @@ class RunQueue:
         return await self._services.objects.fetch(key), reference, f"{row.app}-{run}-{kind}.safetensors"
 
     async def best_model_file(self, run: str) -> tuple[Path, ModelRef, str]:
-        """The best model that a run has had so far, and its name; Rejection if none is."""
+        """The best model that a run has had so far, and its name; Rejection if there is none."""
         row = await self._row(run)
         try:
             path = await self._services.objects.fetch(RunKeys(run).best)
@@ -304,5 +304,5 @@ class RunQueue:
         if client not in row.cohort:
             raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {exchange}")
         if row.result is None and not RunStatus((await self._row(run)).status).final:
-            raise Rejection(ProblemKind.BUSY, f"exchange {exchange} is being taken up again; ask again")
+            raise Rejection(ProblemKind.BUSY, f"exchange {exchange} is being resumed; ask again")
         raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {exchange} has ended")

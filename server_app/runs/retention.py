@@ -1,4 +1,4 @@
-"""What is kept of runs that have ended, and for how long."""
+"""What stays of runs that have ended, and for how long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LATELY: Final = 4
 
 
 async def drop_journal(services: Services, run: str) -> None:
-    """A run that has finished is never taken up again: remove what only that would need.
+    """A run that has finished is never resumed: remove what only that would need.
 
     Its initial model stays with its app, for a run that is to be the same again.
     """

@@ -1,4 +1,4 @@
-"""What all parts that lead one run share."""
+"""What the parts that lead one run share."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunContext:
         )
 
     def note_attempt(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> None:
-        """Say what came of an attempt at a sum that ended with `error`."""
+        """Report an attempt at a sum that ended with `error`."""
         self.event_log.add(
             attempt_ended(
                 error,
@@ -107,7 +107,7 @@ class RunContext:
         return explain(error, end, task, self.plan.settings, self.services.names)
 
     async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeOutcome:
-        """Lead an exchange to its end, from where `row` says that it is."""
+        """Lead an exchange to its end, from the stage that `row` has."""
         self.services.presence.expect_unheard(exchange.task.cohort)
         if row is not None:
             task = exchange.task
@@ -151,8 +151,8 @@ class RunContext:
     async def take_figures(self, figures: FiguresFound, evaluated: tuple[int, Path] | None) -> None:
         """Take what the ServerApp made of replies, by which the model evaluated last may be the best.
 
-        The model is kept before the event is, which says that it was: a process that ends in between gets the same
-        figures again.
+        The model is durable before the event, which says so: a process that ends in between gets the same figures
+        again.
 
         evaluated
             The round of the last evaluation, and the file of its model.
@@ -168,12 +168,12 @@ class RunContext:
         await self.files.keep_best(model, facts)
 
     def warn_unjudged(self) -> None:
-        """Say once that an evaluation did not have the metric by which the best model is chosen."""
+        """Warn once that an evaluation did not have the metric by which the best model is chosen."""
         if self.state.selection.missing:
             self.event_log.warn_once(self.state.selection.missing)
 
     def facts(self, kind: str) -> ModelFacts:
-        """What the file of a model of this run says, as things stand."""
+        """What the file of a model of this run says of it, as of now."""
         privacy = self.state.encodings.privacy
         return ModelFacts(
             kind=kind,
@@ -190,7 +190,11 @@ class RunContext:
         )
 
     def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:
-        """Say that a cohort, or a group of one, was asked; model and content as in `ExchangeStarted`."""
+        """Report that an exchange with a cohort, or with a group of one, begins.
+
+        model, content
+            As in `ExchangeStarted`.
+        """
         encoding = task.encoding
         common: dict[str, Any] = {
             "exchange": task.exchange,
@@ -214,7 +218,7 @@ class RunContext:
         self.event_log.add(started)
 
     def note_failure(self, task: Task, reason: str, *usages: ExchangeUsage, retry: bool) -> None:
-        """Say that an exchange that makes no sum itself has failed, or that the sums of its groups have."""
+        """Report that an exchange that makes no sum itself has failed, or that the sums of its groups have."""
         failed = ExchangeFailed(
             exchange=task.exchange,
             server_round=task.server_round,
@@ -225,7 +229,7 @@ class RunContext:
         self.event_log.add(failed)
 
     def note_group_end(self, task: Task, end: ExchangeOutcome, *, reason: str = "", retry: bool = False) -> None:
-        """Say that a group has given its sum, or why an attempt at it has not."""
+        """Report that a group has given its sum, or why an attempt at it has not."""
         assert task.group is not None  # noqa: S101 - the caller leads groups
         self.event_log.add(group_ended(task.group, task, end, self.name, reason=reason, retry=retry))
 
@@ -239,5 +243,5 @@ class RunContext:
         return names_of(clients, self.name)
 
     def traffic(self, *usages: ExchangeUsage) -> Traffic:
-        """What travelled in all of these exchanges together."""
+        """Bytes to and from each client in all of these exchanges together."""
         return traffic(usages, self.name)

@@ -214,7 +214,7 @@ class RunWorker:
     async def _finish(
         self, run: str, event_log: EventLog, model: ModelRef | None, status: RunStatus, reason: str
     ) -> None:
-        """The exchange that is open, then the record, then the end: who sees the end has seen everything."""
+        """The open exchange, then the record, then the end: a reader of the end can read everything before it."""
         # Clients and viewers read why it was abandoned, and an app's own words are not for them.
         public = reason if status is RunStatus.CANCELLED else "the run failed"
         what = f"the end of run {run} ({status.value}) is not written"

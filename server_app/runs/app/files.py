@@ -1,7 +1,7 @@
 """What the ServerApp of a run left for its operator: its results, and the files that it wrote into its folder.
 
-They are copied when the app is gone, under numbers, so that no name that the app chose is ever a path on this machine;
-an index says which is which. They stay as long as the run's model does.
+They are copied when the app has ended, under numbers, so that no name that the app chose is ever a path on this
+machine; an index says which is which. They stay as long as the run's model does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcore.wire.operator import RESULTS_FILE, RunFile, RunFilesOut
 from server_app.storage.objects import Objects
 
 APP_FILES: Final = "files"
-"""Below the app's work folder: where it runs, and the paths of what it wrote begin."""
+"""The folder below the app's work folder in which it runs, and with which the paths of its files begin."""
 _LEFT: Final = "left"
 _INDEX: Final = "index.json"
 _CHUNK: Final = 1 << 20

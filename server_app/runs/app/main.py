@@ -1,8 +1,8 @@
 """The process of one run's ServerApp: user code, away from the process that answers requests.
 
 Started as `python -P -m server_app.runs.app.main FD`; FD is a socket to the server, on which both sides
-send one JSON object a line. What the app prints goes to standard output as usual, where the server
-picks it up. When the server goes away the process ends, whatever the user's code is doing.
+send one JSON object a line. What the app prints goes to standard output as usual, from
+which the server reads it. When the server goes away the process ends, whatever the user's code is doing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ServerBackend:
     folder
         Where models are left for the server.
     members
-        How many the federation has, as the server said last.
+        How many the federation has, by the last message of the server.
     """
 
     def __init__(self, server: BlockingConnection[ToApp], folder: Path, members: int | None = None) -> None:
@@ -144,7 +144,7 @@ class ServerBackend:
 
 
 def run(server: BlockingConnection[ToApp]) -> int:
-    """Run the app that the server names, and tell it how that ended; the exit status."""
+    """Run the app that the server names, and report how that ended; the exit status."""
     start = server.receive()
     if not isinstance(start, Start):
         return SERVER_GONE

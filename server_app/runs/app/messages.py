@@ -203,7 +203,7 @@ class AppEnd(Message):
     model
         The path of its final model.
     statistics
-        Those that the start asked for.
+        The reply to the question of the start.
     """
 
     op: Literal["finished"] = "finished"

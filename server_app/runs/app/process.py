@@ -82,7 +82,7 @@ class AppProcess:
         answers.mkdir(mode=0o700, exist_ok=True)
         private = make_private_folder()
         try:
-            # Sets of texts are gone through in another order in every process but for this.
+            # Without this, the order of a set of texts is another in every process.
             environment = {**clean_environment(rules, private), "PYTHONHASHSEED": "0"}
             sandbox = Sandbox(
                 read=(folder.parent / APP_FOLDER, answers, *rules.read, *named_paths(environment)),
