@@ -94,7 +94,7 @@ def record_of(call: NodesCall | ExchangeCall | PlainExchangeCall, files: Mapping
         case NodesCall():
             return NODES_REQUEST
         case ExchangeCall():
-            return exchange_record(call.request(), None if call.model is None else files[call.model].sha256)
+            return exchange_record(call, None if call.model is None else files[call.model].sha256)
         case PlainExchangeCall():
             return plain_exchange_record(call, [(one, files[one.content].sha256) for one in call.questions])
 

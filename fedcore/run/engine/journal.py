@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from fedcore.errors import ConfigurationError
-from fedcore.run.exchange import ExchangeRequest
-from fedcore.wire.tasks import MessageHead, is_training
+from fedcore.wire.tasks import is_training
 
 JsonObject: TypeAlias = Mapping[str, Any]
 NODES_REQUEST: Final[JsonObject] = {"op": "nodes"}
@@ -139,72 +138,37 @@ def _text(request: JsonObject) -> str:
 
 # --- requests as they are compared: files by their SHA-256, and without what is new in every process ------------
 
+_EXCHANGE: Final = "message_type", "nodes", "server_round", "arrays_key", "configs", "weight_key", "timeout", "ahead"
+_PLAIN_EXCHANGE: Final = "server_round", "weight_key", "timeout", "model"
+_PLAIN_MESSAGE: Final = "node", "message_type"
+_HEAD: Final = "group_id", "ttl"
 
-def exchange_record(request: ExchangeRequest, model: str | None) -> JsonObject:
+
+def exchange_record(request: object, model: str | None) -> JsonObject:
     """A request for a secure exchange.
 
+    request
+        An `ExchangeRequest`, or what carries its fields between processes.
     model
         SHA-256 of the model that the ServerApp sends.
     """
-    return {
-        "op": "exchange",
-        "message_type": request.message_type,
-        "nodes": list(request.nodes),
-        "server_round": request.server_round,
-        "model": model,
-        "arrays_key": request.arrays_key,
-        "configs": {key: dict(value) for key, value in request.configs.items()},
-        "weight_key": request.weight_key,
-        "timeout": request.timeout,
-        "ahead": dict(request.ahead),
-    }
+    return {"op": "exchange", **_fields(request, _EXCHANGE), "model": model}
 
 
-class PlainExchangeFields(Protocol):
-    """What a request for a plain exchange says of all its messages; as in `fedcore.flower.grid.plain_request`."""
-
-    @property
-    def server_round(self) -> int: ...
-    @property
-    def weight_key(self) -> str: ...
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def model(self) -> str | None: ...
-
-
-class PlainMessageFields(Protocol):
-    """A message of a plain exchange."""
-
-    @property
-    def node(self) -> int: ...
-    @property
-    def message_type(self) -> str: ...
-    @property
-    def head(self) -> MessageHead: ...
-
-
-def plain_exchange_record(
-    request: PlainExchangeFields, messages: Iterable[tuple[PlainMessageFields, str]]
-) -> JsonObject:
+def plain_exchange_record(request: object, messages: Iterable[tuple[Any, str]]) -> JsonObject:
     """A request for a plain exchange.
 
+    request
+        A `PlainRequest` of fedcore.flower, or what carries its fields between processes.
     messages
-        Each with the SHA-256 of its record file.
+        Those in it, each with the SHA-256 of its record file.
     """
-    return {
-        "op": "plain-exchange",
-        "server_round": request.server_round,
-        "weight_key": request.weight_key,
-        "timeout": request.timeout,
-        "model": request.model,
-        "questions": [
-            {
-                "node": one.node,
-                "message_type": one.message_type,
-                "head": one.head.model_dump(mode="json", include={"group_id", "ttl"}),
-                "content": sha256,
-            }
-            for one, sha256 in messages
-        ],
-    }
+    questions = [
+        {**_fields(one, _PLAIN_MESSAGE), "head": _fields(one.head, _HEAD), "content": sha256}
+        for one, sha256 in messages
+    ]
+    return {"op": "plain-exchange", **_fields(request, _PLAIN_EXCHANGE), "questions": questions}
+
+
+def _fields(value: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}

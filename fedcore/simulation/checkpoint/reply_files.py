@@ -16,13 +16,10 @@ SavedReplies: TypeAlias = list[dict[str, Any]]
 
 def save_sums(replies: Sequence[ExchangeReply], folder: Path) -> SavedReplies:
     """Replies of a secure exchange."""
-    saved = []
     for number, reply in enumerate(replies):
-        state = reply.model()
-        if state is not None:
+        if (state := reply.model()) is not None:
             state.save(_model(folder, number))
-        saved.append({**_figures(reply), "state": state is not None})
-    return saved
+    return [{**_figures(one), "state": one.state is not None} for one in replies]
 
 
 def load_sums(saved: SavedReplies, folder: Path) -> list[ExchangeReply]:
@@ -40,13 +37,17 @@ def load_sums(saved: SavedReplies, folder: Path) -> list[ExchangeReply]:
 
 def save_replies(replies: Sequence[PlainReply], folder: Path) -> SavedReplies:
     """Replies of a plain exchange."""
-    saved = []
     for reply in replies:
         if reply.content is not None:
             reply.save(_content(folder, reply.node))
-        error = reply.error.model_dump(mode="json") if reply.error is not None else None
-        saved.append({**_figures(reply), "error": error, "content": reply.content is not None})
-    return saved
+    return [
+        {
+            **_figures(one),
+            "error": one.error.model_dump(mode="json") if one.error is not None else None,
+            "content": one.content is not None,
+        }
+        for one in replies
+    ]
 
 
 def load_replies(saved: SavedReplies, folder: Path) -> list[PlainReply]:

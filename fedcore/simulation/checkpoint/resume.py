@@ -47,20 +47,15 @@ class EventRecorder:
     """Passes the events of a run on, and records those that are not saved yet."""
 
     to: EventSink
-    _events: list[RunEvent] | None = None
-
-    def begin(self) -> None:
-        """Record from here on."""
-        self._events = []
+    _events: list[RunEvent] = field(default_factory=list, init=False)
 
     def __call__(self, event: RunEvent) -> None:
-        if self._events is not None:
-            self._events.append(event)
+        self._events.append(event)
         self.to(event)
 
     def take(self) -> list[Any]:
         """The events since the last time, as JSON."""
-        events, self._events = self._events or [], []
+        events, self._events = self._events, []
         return [event.model_dump(mode="json") for event in events]
 
 
@@ -94,7 +89,7 @@ class Resumable:
             self.events(RunResumed(steps=steps, why=why))
         self._journal = run_now(Journal.open(self._steps))
         self.checkpoint.restore_clients()  # also if there are none: an executor that cannot says so before the run
-        self.events.begin()
+        self.events.take()  # those of before are saved, and those of a start come again at the next one
 
     def nodes(self) -> list[int]:
         """Ids of the clients that are there."""
