@@ -109,7 +109,7 @@ def _secret_of(path: Path, identity: Mapping[str, str]) -> bytes:
     if _has_no_exchange(path / "steps"):
         return _begin(path, identity)
     raise ConfigurationError(
-        f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
+        f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or resume the "
         "run with the options that it began with",
         check="other-run",
     )
