@@ -16,6 +16,7 @@ from fedcore.errors import ConfigurationError, FedcoreError, RepliesDiffer, RunF
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid.declarations import sum_only
+from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings
@@ -49,10 +50,15 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @sum_only
-def ask(backend: Simulation) -> list[RecordDict]:
+def asked_of(backend: ExchangeBackend) -> list[RecordDict]:
     grid = SecureGrid(backend, run_id=1)
     replies = grid.deliver([Message(RecordDict(), node, "query") for node in grid.get_node_ids()], None)
     return [reply.content for reply in replies]
+
+
+def ask(simulation: Simulation) -> list[RecordDict]:
+    with simulation.open() as backend:
+        return asked_of(backend)
 
 
 def test_one_reply_holds_the_sum_of_each_number_under_its_name() -> None:
@@ -66,10 +72,11 @@ def test_one_reply_holds_the_sum_of_each_number_under_its_name() -> None:
 
 
 def test_the_next_query_may_hold_other_numbers() -> None:
-    backend = simulation()
-    (first,) = ask(backend)
-    backend.run_config = {**backend.run_config, "fault": "other", "faulty-partition": -1}
-    (second,) = ask(backend)
+    simulated = simulation()
+    with simulated.open() as backend:
+        (first,) = asked_of(backend)
+        simulated.run_config = {**simulated.run_config, "fault": "other", "faulty-partition": -1}
+        (second,) = asked_of(backend)
     assert first == second
 
 
@@ -91,9 +98,8 @@ def test_what_cannot_be_added_up_is_refused_by_name(fault: str, said: str) -> No
 
 def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
     events: list[RunEvent] = []
-    backend = simulation(fault="other", emit=events.append)
     with pytest.raises(RunFailed) as failed:
-        ask(backend)
+        ask(simulation(fault="other", emit=events.append))
     assert isinstance(failed.value.__cause__, RepliesDiffer)
     assert [event.kind for event in events] == ["exchange-failed"]
 
