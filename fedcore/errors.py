@@ -206,7 +206,7 @@ class CohortTooSmall(RoundFailed):
 
 
 class CohortBelowMinimum(RoundFailed):
-    """A strategy asks fewer clients than their policies demand of a sum; the same again would end alike."""
+    """A strategy asks fewer clients than their policies demand of a sum; retrying unchanged will fail again."""
 
     check = "cohort-below-minimum"
 
@@ -215,7 +215,7 @@ class CohortBelowMinimum(RoundFailed):
 
 
 class NothingContributed(RoundFailed):
-    """Every client of a sum failed in its own work; trying the same again would end alike."""
+    """Every client of a sum failed in its own work; retrying unchanged will fail again."""
 
     def __init__(self, failures: int, survivors: int, *, estimated: bool = False) -> None:
         about = "about " if estimated else ""

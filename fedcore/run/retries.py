@@ -1,4 +1,4 @@
-"""What follows on an attempt at an exchange that gave no sum: the one decision of the server and the simulator."""
+"""Retry policy for a failed exchange, shared by server and simulator."""
 
 from __future__ import annotations
 
@@ -169,6 +169,6 @@ def final_reason(error: RoundFailed, settings: JobSettings) -> str:
                 "state, or bring what it comes from to a common scale (as by standardizing the columns of a table)"
             )
         case NothingContributed() | RepliesDiffer() | TooFewContributed():
-            return f"{error}; the same again would end alike"
+            return f"{error}; retrying unchanged will fail again"
         case _:
             return str(error)

@@ -16,7 +16,7 @@ from fedcore.wire.events import PrivacyTerms
 MOST_MARKS: Final = 200
 """Exchanges of which the marks are kept."""
 Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
-"""The state of a client in an exchange: not asked, joined, training (its keys are here), its update is here, done,
+"""The state of a client in an exchange: not asked, joined, training (its keys are here), update received, done,
 dropped, blamed."""
 
 

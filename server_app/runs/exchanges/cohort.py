@@ -171,7 +171,7 @@ class CohortSelection:
         if self._cheats:
             names = self._services.names
             cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self._cheats.items()))
-            gone += f"; left out, as they cheated: {', '.join(cheats)}"
+            gone += f"; excluded for protocol violations: {', '.join(cheats)}"
         after = f" after {self._settings.join_seconds:g} s" if len(pool) >= least else ""
         return f"{least} clients are needed, {present} are connected{after}{more}{gone}"
 
