@@ -175,7 +175,7 @@ class RunQueue:
         return await list_runs(self._services.store, limit=limit, before=before, status=status)
 
     async def clients(self, run: str) -> RunClientsOut:
-        """Where each client of a run stands; nobody stands anywhere in one that has ended."""
+        """The state of each client in a run; none in one that has ended."""
         row = await self._row(run)
         if RunStatus(row.status).final:
             return RunClientsOut(run=run, exchange=0, server_round=0, stage="", clients=[])

@@ -77,7 +77,7 @@ def run_identity(settings: JobSettings, options: Mapping[str, object]) -> dict[s
     """
     if settings.buffered:
         raise ConfigurationError(
-            "--state: a run without rounds cannot be kept, since clients are always at work in it",
+            "--state: a buffered run has no point at which no client works, so it has no checkpoint",
             check="without-rounds",
         )
     parts = {"fedcore": fedcore_version(), **options, "settings": sorted(settings.to_mapping().items())}
@@ -90,7 +90,7 @@ def _secret_of(path: Path, identity: Mapping[str, str]) -> bytes:
     if not file.exists():
         if any(path.iterdir()):
             raise ConfigurationError(
-                f"--state: {path} holds something else than the state of a simulation", check="other-content"
+                f"--state: {path} is not empty and is not a simulation checkpoint", check="other-content"
             )
         return _begin(path, identity)
     try:
