@@ -465,6 +465,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         assert reply.examples == 40
     else:
         await wait_until(lambda: exchange.stages.over)
+        await wait_until(lambda: not folder.exists() or not list(folder.iterdir()))  # removed just after the end
         await end(asked)
     assert not folder.exists() or list(folder.iterdir()) == []
 
