@@ -11,12 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.errors import (
-    AppError,
-    ConfigurationError,
-    EnoughFound,
-    ProtocolViolation,
-)
+from fedcore.errors import AppError, ConfigurationError, EnoughFound, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.messages import check_message
@@ -144,7 +139,9 @@ class Simulation:
         self._folders = WorkingFolders(server=self.folder or Path.cwd(), clients=Path.cwd())
         self._dropouts = self.dropouts or RandomDropout(self.drop, self.seed)
         with contextlib.ExitStack() as stack:
-            executor = self.executor or stack.enter_context(self._inline_executor())
+            executor = self.executor or stack.enter_context(
+                InlineExecutor(app=self.app, clients=self.clients, at_once=self.clients_at_once)
+            )
             executor.on_warning(lambda line: self._emit(Warned(line=line)))
             if self.state is None:
                 self._emit, self._executor = self.emit, executor
@@ -158,9 +155,6 @@ class Simulation:
             if self.settings.aggregation == "secure" and executor.processes > 1:
                 self._aggregator.processes = stack.enter_context(SessionProcesses(executor.processes))
             yield backend
-
-    def _inline_executor(self) -> InlineExecutor:
-        return InlineExecutor(app=self.app, clients=self.clients, at_once=self.clients_at_once)
 
     def _make_parts(self, secret: bytes | None) -> None:
         """secret: of the state folder, from which the clients' keys follow."""
