@@ -48,6 +48,16 @@ def test_every_command_has_its_result_for_programs() -> None:
     assert without == set(WITHOUT_JSON)
 
 
+def test_every_argument_has_its_help() -> None:
+    without = [
+        (path, argument.name)
+        for path, command in commands(typer.main.get_command(app))
+        for argument in command.params
+        if argument.param_type_name == "argument" and not argument.help
+    ]
+    assert without == []
+
+
 def test_the_words_of_completion_are_those_of_the_code() -> None:
     assert {ALL_MODES: completion.MODES[ALL_MODES]} | {name: mode.title for name, mode in MODES.items()} == dict(
         completion.MODES
