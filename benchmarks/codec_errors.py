@@ -45,7 +45,7 @@ from fedcore.codec import (
     decode,
     encode,
 )
-from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
+from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
 from tests.support.error_bound import error_bound

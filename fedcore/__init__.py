@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
-    from fedcore.flower.apps.engine_app import LocalJob, local_app, supervised_app
+    from fedcore.flower.apps.engine_app import LocalJob, local_app
     from fedcore.flower.apps.statistics import TrainingColumns
+    from fedcore.flower.apps.supervised import supervised_app
     from fedcore.flower.grid.declarations import group_means, mean_only, sum_only
     from fedcore.flower.strategies.registry import averaging_server, make_strategy
     from fedcore.monitoring.run_record import RunRecord
@@ -132,7 +133,8 @@ _HOMES = {
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
     "fedcore.flower.grid.declarations": ("group_means", "mean_only", "sum_only"),
-    "fedcore.flower.apps.engine_app": ("LocalJob", "local_app", "supervised_app"),
+    "fedcore.flower.apps.engine_app": ("LocalJob", "local_app"),
+    "fedcore.flower.apps.supervised": ("supervised_app",),
     "fedcore.flower.apps.statistics": ("TrainingColumns",),
     "fedcore.flower.strategies.registry": ("averaging_server", "make_strategy"),
     "fedcore.monitoring.run_record": ("RunRecord",),

@@ -78,7 +78,7 @@ class StatisticsRequest:
 
 def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
     """Ask simulated clients."""
-    from fedcore.flower.apps.statistics_run import run_statistics
+    from fedcore.flower.serverside import run_statistics
     from fedcore.simulation import Simulation
 
     flower = FlowerApp.load(request.folder)

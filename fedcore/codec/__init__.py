@@ -26,16 +26,18 @@ tells how many are, and magnitudes (`locks`).
 from fedcore.codec.decoder import Decoded
 from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
-from fedcore.codec.encoding import Encoding, auto_field_bits
+from fedcore.codec.encoding import Encoding
 from fedcore.codec.gpu.device import DeviceVector, device_serves_from, open_vector
 from fedcore.codec.locks import MOST_FAILURES
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.privacy.parameters import AnyEncoding, PrivateEncoding, private_encoding, release_of
 from fedcore.codec.rotation import rotation_seed
-from fedcore.codec.scales import ScaleMemory, ScaleTrack, check_scales, first_encoding, is_first
+from fedcore.codec.scaling.scales import ScaleMemory, check_scales, first_encoding, is_first
+from fedcore.codec.scaling.statistics import MagnitudeStatistics, joined
+from fedcore.codec.scaling.track import ScaleTrack
 from fedcore.codec.settings import CodecSettings
-from fedcore.codec.statistics import MagnitudeStatistics, joined
+from fedcore.codec.widths import auto_field_bits
 
 __all__ = [
     "MOST_FAILURES",

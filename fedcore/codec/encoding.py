@@ -56,66 +56,26 @@ from fedcore.codec.settings import (
     NARROW_BITS,
     CodecSettings,
     check_count,
-    over_float32,
+)
+from fedcore.codec.widths import (
+    FINE_BITS,
+    FIRST_BITS,
+    FRACTION_BITS,
+    LEAST_LEVELS,
+    MIN_VALUE_BITS,
+    SMALL_BITS,
+    carry_bits,
+    levels_of_bits,
 )
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 from fedcore.system.plain_json import NO_OTHER_KEYS
-
-LEAST_LEVELS = 7
-"""A value is one of 15 numbers at least. With fewer the rounding adds more to an update than there is of it."""
-
-FIRST_BITS = 64
-"""Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
-
-FIRST_SCALE = 2.0**4
-"""The scale of large tensors while nothing is known of magnitudes."""
-
-FIRST_SMALL_SCALE = 2.0**32
-"""That of small ones, whose steps are fine enough at any."""
 
 SMALL_TENSOR = 1024
 """Floating point tensors with fewer elements share one scale."""
 
 POWERS_FROM = 8
 """Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
-
-WIDE_BITS = 32
-"""Width of the fields of large tensors if narrow ones would be coarse."""
-
-SMALL_BITS = FIRST_BITS
-"""Width of the fields of small tensors, whatever the others have."""
-
-FRACTION_BITS = 32
-"""Width of the fields that hold what those leave of a step."""
-
-
-def levels_of_bits(field_bits: int, n_max: int) -> int:
-    """L for fields of `field_bits` bits in a sum of `n_max`; 0 or less if there is no room for a value."""
-    if field_bits <= NARROW_BITS:
-        return ((1 << field_bits) - 1) // (2 * n_max)
-    value_bits = field_bits - carry_bits(n_max)
-    if value_bits < _MIN_VALUE_BITS:
-        return 0
-    return 1 << value_bits - 2 if field_bits == FIRST_BITS else (1 << value_bits - 1) - 1
-
-
-def auto_field_bits(n_max: int, upload_fraction: float) -> int:
-    """The width for field-bits = "auto" in a cohort of `n_max`.
-
-    The narrowest that has room for the sum, or if an `upload_fraction` leaves room for more, as wide as that allows
-    for all coordinates, up to 16 bits.
-    """
-    wide_enough = [bits for bits in FIELD_BITS if levels_of_bits(bits, n_max) >= LEAST_LEVELS]
-    if not wide_enough:
-        raise EncodingError(f"a sum of {n_max} clients fits no field; lower the cohort size", check="cohort-too-large")
-    paid = [bits for bits in wide_enough if bits <= _FINE_BITS and over_float32(bits) <= upload_fraction]
-    return max(paid, default=wide_enough[0])
-
-
-def carry_bits(n_max: int) -> int:
-    """ceil(log2(n_max)): the bits by which a sum of n_max fields may grow."""
-    return (n_max - 1).bit_length()
 
 
 def metric_fraction_bits(settings: CodecSettings, n_max: int) -> int:
@@ -132,8 +92,6 @@ def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
     return f"set {' or '.join(ways)}" if ways else "lower metric-max, w-max or the cohort size"
 
 
-_MIN_VALUE_BITS = 4
-_FINE_BITS = 16
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/encoding/v6"
@@ -284,10 +242,10 @@ class Encoding:
         widths = (self.settings.field_bits, self.field_bits)
         # The settings' width is checked too: a first round with wide fields must not hide
         # that every later round will be refused.
-        for bits in widths if self.layout is not None else (max(*widths, _FINE_BITS),):
+        for bits in widths if self.layout is not None else (max(*widths, FINE_BITS),):
             if levels_of_bits(bits, self.n_max) < LEAST_LEVELS:
                 raise EncodingError(
-                    f"a sum of {self.n_max} clients leaves fewer than {_MIN_VALUE_BITS} bits of a "
+                    f"a sum of {self.n_max} clients leaves fewer than {MIN_VALUE_BITS} bits of a "
                     f"{bits}-bit field for a value; raise field-bits or lower the cohort size",
                     check="too-few-bits",
                 )

@@ -13,8 +13,10 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.statistics import answered
 from fedcore.flower.grid.grid import Aggregation, ExchangeBackend, ExchangeGrid
 from fedcore.flower.grid.initial_model import starting_from
 from fedcore.flower.grid.plain_grid import PlainGrid
@@ -78,8 +80,7 @@ def run_server_app(
         groups: those into which its trainings are cut.
         on_loaded: called when the app is imported, and nothing has run yet.
     """
-    run_id = run_id_of(run)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
+    run_id = _begin(run)
     grid: ExchangeGrid = (
         SecureGrid(
             backend,
@@ -115,6 +116,22 @@ def run_server_app(
             on_results(results_of(grid.result))
     grid.check_success()
     return ServerAppOutcome(state=grid.final_state())
+
+
+def run_statistics(
+    question: StatisticsQuery, *, backend: ExchangeBackend, run: str, aggregation: Aggregation
+) -> Statistics:
+    """Ask the clients of a run whose app has ClientApps that answer; raises what `federated_statistics` does."""
+    run_id = _begin(run)
+    kind = SecureGrid if aggregation == "secure" else PlainGrid
+    return answered(kind(backend, run_id=run_id), question)
+
+
+def _begin(run: str) -> int:
+    """Tell Flower in which run this process is; the run's number."""
+    run_id = run_id_of(run)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
+    return run_id
 
 
 def seed_generators(name: str) -> None:

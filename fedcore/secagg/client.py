@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Generic, NoReturn, Protocol, TypeVar
+from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import complaint, dealing, inspection
+from fedcore.secagg import complaint, dealing, inspection, sealing
 from fedcore.secagg.checks import Check
+from fedcore.secagg.client_memory import ClientAnswers, ClientSecrets, DealtShares, PastAnswer, present, repeated
 from fedcore.secagg.complaint import Complaint, ComplaintSubject
 from fedcore.secagg.crypto import schedule, shamir
 from fedcore.secagg.crypto.agreement import Exchange, KeyPair, exchange
@@ -47,56 +48,6 @@ from fedcore.secagg.messages import (
 )
 from fedcore.secagg.parameters import RoundParameters
 from fedcore.secagg.transitions import ClientEvent, ClientState, client_transition
-
-Answer = TypeVar("Answer")
-
-
-class _Message(Protocol):
-    def digest(self) -> bytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Given(Generic[Answer]):
-    """An answer kept for repetition, with the digest of the message that it answers."""
-
-    digest: bytes
-    answer: Answer = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _HeldShares:
-    """The shares of one client's secrets that this client holds, 33 bytes each."""
-
-    of_key: bytes = field(repr=False)
-    of_self: bytes = field(repr=False)
-
-    @property
-    def text(self) -> bytes:
-        """What is sealed and committed to."""
-        return self.of_key + self.of_self
-
-
-@dataclass(slots=True)
-class _Secrets:
-    """What the session knows and must forget; redacted, and replaced by an empty one to erase it."""
-
-    seal_pair: KeyPair | None = field(default=None, repr=False)
-    mask_pair: KeyPair | None = field(default=None, repr=False)
-    self_secret: Secret | None = field(default=None, repr=False)
-    pair_secrets: dict[int, Secret] = field(default_factory=dict, repr=False)
-    mask_terms: tuple[MaskTerm, ...] = field(default=(), repr=False)
-    held: dict[int, _HeldShares] = field(default_factory=dict, repr=False)
-
-
-@dataclass(slots=True)
-class _Answers:
-    """What the session has answered, for repetition."""
-
-    advertised: Advertisement | None = None
-    shared: _Given[KeyShares] | None = None
-    delivered: _Given[None] | None = None
-    signed: _Given[ConsistencySignature] | None = None
-    released: _Given[UnmaskShares] | None = None
 
 
 class ClientSession:
@@ -149,8 +100,8 @@ class ClientSession:
         self._advertised: tuple[int, ...] = ()
         self._sharers: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
-        self._secrets = _Secrets()
-        self._answers = _Answers()
+        self._secrets = ClientSecrets()
+        self._answers = ClientAnswers()
 
     def __repr__(self) -> str:
         return f"<ClientSession client={self._client_id} state={self._state}>"
@@ -179,7 +130,7 @@ class ClientSession:
         """R0: draw the round's two key pairs and sign their public halves."""
         rule = client_transition(self._state, ClientEvent.ADVERTISE)
         if rule.repeat:
-            return _present(self._answers.advertised)
+            return present(self._answers.advertised)
         agreement = self._parameters.agreement
         seal_pair, mask_pair = (KeyPair.draw(agreement, self._randomness, self._agree) for _ in range(2))
         signed = schedule.advertisement_statement(self._context, self._client_id, seal_pair.public, mask_pair.public)
@@ -194,7 +145,7 @@ class ClientSession:
         rule = client_transition(self._state, ClientEvent.SHARE_KEYS)
         message.check()
         if rule.repeat:
-            return _repeated(self._answers.shared, message, Check.SECOND_COHORT)
+            return repeated(self._answers.shared, message, Check.SECOND_COHORT)
         inspection.check_listed(message.ids, self._parameters.cohort, self._floor)
         root = message.root()
         transcript = schedule.Transcript(
@@ -203,7 +154,7 @@ class ClientSession:
         graph = graph_over(message.ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
         inspection.check_cohort(
             message,
-            own=_present(self._answers.advertised),
+            own=present(self._answers.advertised),
             graph=graph,
             parameters=self._parameters,
             context=self._context,
@@ -212,14 +163,22 @@ class ClientSession:
         )
         publics = {member.client_id: member for member in message.members}
         self_secret = Secret(draw(self._randomness, KEY_BYTES))
-        dealt = self._deal(self_secret, graph)
+        own, seal_pair, mask_pair = self._client_id, present(self._secrets.seal_pair), present(self._secrets.mask_pair)
+        dealt = sealing.deal(
+            mask_pair.root,
+            self_secret,
+            graph,
+            owner=own,
+            threshold=self._parameters.threshold,
+            randomness=self._randomness,
+        )
         answer = self._signed(
             KeyShares(
-                self._client_id,
-                schedule.commitment(self._context, self._client_id, self_secret),
-                self._commit(self._client_id, dealt[self._client_id]),
-                self._parcels(transcript, publics, dealt),
-                self._seal_pair_secrets(transcript, publics, graph),
+                own,
+                schedule.commitment(self._context, own, self_secret),
+                dealing.commit(self._context, own, own, dealt[own].text),
+                sealing.parcels(transcript, seal_pair, publics, dealt, owner=own),
+                sealing.sealed_pair_secrets(transcript, mask_pair, publics, graph, owner=own),
                 bytes(SIGNATURE_BYTES),
             ),
             transcript,
@@ -227,8 +186,8 @@ class ClientSession:
         )
         self._transcript, self._graph, self._publics, self._advertised = transcript, graph, publics, message.ids
         self._secrets.self_secret = self_secret
-        self._secrets.held = {self._client_id: dealt[self._client_id]}
-        self._answers.shared = _Given(message.digest(root), answer)
+        self._secrets.held = {own: dealt[own]}
+        self._answers.shared = PastAnswer(message.digest(root), answer)
         self._state = rule.target
         return answer
 
@@ -237,18 +196,18 @@ class ClientSession:
         rule = client_transition(self._state, ClientEvent.RECEIVE_SHARES)
         message.check()
         if rule.repeat:
-            _repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
+            repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
             return
         inspection.check_sharers(message.sharers, self._client_id, self._advertised, self._floor)
-        inspection.check_holders(message.sharers, self._client_id, _present(self._graph), self._parameters.threshold)
-        inspection.check_delivery(message, self._client_id, _present(self._graph), self._parameters.agreement)
+        inspection.check_holders(message.sharers, self._client_id, present(self._graph), self._parameters.threshold)
+        inspection.check_delivery(message, self._client_id, present(self._graph), self._parameters.agreement)
         opened = {sender: self._open_shares(sender, sealed) for sender, sealed in message.shares.items()}
         pair_secrets = {peer: self._pair_secret(peer, message.pair_secrets.get(peer)) for peer in opened}
         self._secrets.held.update(opened)
         self._secrets.pair_secrets = pair_secrets
         self._sharers = message.sharers
         self._secrets.seal_pair, self._secrets.mask_pair = None, None
-        self._answers.delivered = _Given(message.digest(), None)
+        self._answers.delivered = PastAnswer(message.digest(), None)
         self._state = rule.target
 
     def complain(self, message: ShareDelivery, dealing_shown: Dealing) -> Complaint:
@@ -261,7 +220,7 @@ class ClientSession:
         rule = client_transition(self._state, ClientEvent.COMPLAIN)
         message.check()
         dealing_shown.check()
-        graph, transcript, accused = _present(self._graph), _present(self._transcript), dealing_shown.client_id
+        graph, transcript, accused = present(self._graph), present(self._transcript), dealing_shown.client_id
         inspection.check_delivery(message, self._client_id, graph, self._parameters.agreement)
         if accused not in message.shares:
             raise ProtocolViolation(Check.WRONG_RECIPIENTS, f"client {accused} has sealed nothing for this client")
@@ -276,7 +235,7 @@ class ClientSession:
         inspection.check_dealing(dealing_shown, case, graph, self._roster, self._verify)
         part, pair = self._fault_of(case)
         answer = complaint.complain(case, part, pair, self._randomness)
-        self._secrets, self._answers = _Secrets(), _Answers()
+        self._secrets, self._answers = ClientSecrets(), ClientAnswers()
         self._state = rule.target
         return answer
 
@@ -337,12 +296,12 @@ class ClientSession:
             raise IllegalTransition(self._state, ClientEvent.SIGN_SURVIVORS)
         message.check()
         if rule.repeat:
-            return _repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)
+            return repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)
         inspection.check_survivors(message.survivors, self._client_id, self._sharers, self._floor)
         signature = sign(self._identity, self._outcome(message.survivors).statement())
         answer = ConsistencySignature(self._client_id, signature)
         self._survivors = message.survivors
-        self._answers.signed = _Given(message.digest(), answer)
+        self._answers.signed = PastAnswer(message.digest(), answer)
         self._state = rule.target
         return answer
 
@@ -351,7 +310,7 @@ class ClientSession:
         rule = client_transition(self._state, ClientEvent.UNMASK)
         message.check()
         if rule.repeat:
-            return _repeated(self._answers.released, message, Check.SECOND_UNMASK)
+            return repeated(self._answers.released, message, Check.SECOND_UNMASK)
         self._check_signatures(message)
         survivors = set(self._survivors)
         answer = UnmaskShares(
@@ -359,34 +318,16 @@ class ClientSession:
             {v: held.of_self for v, held in self._secrets.held.items() if v in survivors},
             {v: held.of_key for v, held in self._secrets.held.items() if v not in survivors},
         )
-        self._answers.released = _Given(message.digest(), answer)
-        self._secrets = _Secrets()
+        self._answers.released = PastAnswer(message.digest(), answer)
+        self._secrets = ClientSecrets()
         self._state = rule.target
         return answer
 
     def abandon(self) -> None:
         """Leave the round: every secret and every answer is erased, and no further step is legal."""
         self._state = client_transition(self._state, ClientEvent.ABANDON).target
-        self._secrets = _Secrets()
-        self._answers = _Answers()
-
-    def _deal(self, self_secret: Secret, graph: Graph) -> dict[int, _HeldShares]:
-        """Split both secrets; holder -> his pair of shares."""
-        key_shares, self_shares = (
-            shamir.split(
-                secret,
-                threshold=self._parameters.threshold,
-                holders=graph.holders,
-                randomness=self._randomness,
-            )
-            for secret in (_present(self._secrets.mask_pair).root, self_secret)
-        )
-        own = self._client_id
-        places = {holder: graph.point(own, holder) - 1 for holder in (*graph.neighbours(own), own)}
-        return {holder: _HeldShares(key_shares[place], self_shares[place]) for holder, place in places.items()}
-
-    def _commit(self, holder: int, shares: _HeldShares) -> bytes:
-        return dealing.commit(self._context, self._client_id, holder, shares.text)
+        self._secrets = ClientSecrets()
+        self._answers = ClientAnswers()
 
     def _signed(self, message: KeyShares, transcript: schedule.Transcript, graph: Graph) -> KeyShares:
         """The message with the signature over all that it deals."""
@@ -394,46 +335,7 @@ class ClientSession:
         signed = dealing.dealing_statement(transcript, self._client_id, message.commitment, root)
         return replace(message, signature=sign(self._identity, signed))
 
-    def _parcels(
-        self,
-        transcript: schedule.Transcript,
-        publics: Mapping[int, Advertisement],
-        dealt: Mapping[int, _HeldShares],
-    ) -> dict[int, bytes]:
-        """Commit to every pair of shares and seal it for its holder; one's own stays here."""
-        return {
-            holder: self._commit(holder, shares)
-            + schedule.seal_shares(
-                transcript,
-                _present(self._secrets.seal_pair),
-                publics[holder].c_public,
-                sender=self._client_id,
-                receiver=holder,
-                text=shares.text,
-            )
-            for holder, shares in dealt.items()
-            if holder != self._client_id
-        }
-
-    def _seal_pair_secrets(
-        self, transcript: schedule.Transcript, publics: Mapping[int, Advertisement], graph: Graph
-    ) -> dict[int, bytes]:
-        """Seal the secrets that this client chooses, each for the neighbour whom it is shared with."""
-        pair, own = _present(self._secrets.mask_pair), self._client_id
-        return {
-            peer: schedule.seal_pair_secret(
-                transcript,
-                pair,
-                publics[peer].s_public,
-                sender=own,
-                receiver=peer,
-                secret=schedule.pair_secret(transcript, pair.root, chooser=own, peer=peer),
-            )
-            for peer in graph.neighbours(own)
-            if graph.chooses(own, peer)
-        }
-
-    def _open_shares(self, sender: int, parcel: bytes) -> _HeldShares:
+    def _open_shares(self, sender: int, parcel: bytes) -> DealtShares:
         text, fault = self._opened(sender, parcel)
         if fault is Check.SHARE_UNSEALING:
             raise _not_sealed_for_us(sender)
@@ -441,14 +343,14 @@ class ClientSession:
             raise ProtocolViolation(
                 Check.UNCOMMITTED_SHARE, f"client {sender} sealed another share than it committed to", peer=sender
             )
-        return _HeldShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
+        return DealtShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
 
     def _opened(self, sender: int, parcel: bytes) -> tuple[bytes | None, Check | None]:
         """The text of a parcel, and what is wrong with it."""
         commitments, sealed = dealing.split_parcel(parcel)
         text = schedule.open_shares(
-            _present(self._transcript),
-            _present(self._secrets.seal_pair),
+            present(self._transcript),
+            present(self._secrets.seal_pair),
             self._publics[sender].c_public,
             sender=sender,
             receiver=self._client_id,
@@ -460,16 +362,16 @@ class ClientSession:
         """What to complain of, and the key pair that it was sealed for; UsageError if everything is right."""
         accused, seal_pair, mask_pair = case.accused.client_id, self._secrets.seal_pair, self._secrets.mask_pair
         if self._opened(accused, case.parcel)[1] is not None:
-            return ComplaintSubject.SHARES, _present(seal_pair)
+            return ComplaintSubject.SHARES, present(seal_pair)
         try:
             self._pair_secret(accused, case.pair_secret)
         except ProtocolViolation:
-            return ComplaintSubject.PAIR_SECRET, _present(mask_pair)
+            return ComplaintSubject.PAIR_SECRET, present(mask_pair)
         raise UsageError(f"there is nothing wrong with what client {accused} has sealed", check="no-fault")
 
     def _pair_secret(self, peer: int, sealed: bytes | None) -> Secret:
         """The secret shared with a neighbour: what it sealed for this client, or this client's own choice."""
-        transcript, pair = _present(self._transcript), _present(self._secrets.mask_pair)
+        transcript, pair = present(self._transcript), present(self._secrets.mask_pair)
         if sealed is None:
             return schedule.pair_secret(transcript, pair.root, chooser=self._client_id, peer=peer)
         public = self._publics[peer].s_public
@@ -482,8 +384,8 @@ class ClientSession:
 
     def _masks(self) -> list[MaskTerm]:
         """Every mask that this client adds: its own, and one for each neighbour among the sharers."""
-        transcript = _present(self._transcript)
-        own = schedule.self_mask(transcript, _present(self._secrets.self_secret))
+        transcript = present(self._transcript)
+        own = schedule.self_mask(transcript, present(self._secrets.self_secret))
         return [own] + [
             schedule.pair_mask(transcript, secret, owner=self._client_id, peer=peer)
             for peer, secret in self._secrets.pair_secrets.items()
@@ -492,7 +394,7 @@ class ClientSession:
     def _outcome(self, survivors: tuple[int, ...]) -> schedule.Outcome:
         return schedule.Outcome(
             context=self._context,
-            cohort=_present(self._transcript).cohort,
+            cohort=present(self._transcript).cohort,
             sharers=self._sharers,
             survivors=survivors,
         )
@@ -517,18 +419,3 @@ def _not_sealed_for_us(sender: int) -> ProtocolViolation:
         f"what client {sender} sealed was not sealed for this client, round and cohort",
         peer=sender,
     )
-
-
-def _present(value: Answer | None) -> Answer:
-    """What the state guarantees to be there."""
-    if value is None:
-        raise AssertionError("the session's state and its contents disagree")
-    return value
-
-
-def _repeated(given: _Given[Answer] | None, message: _Message, check: Check) -> Answer:
-    """The answer that was given before, to the identical message only."""
-    earlier = _present(given)
-    if message.digest() != earlier.digest:
-        raise ProtocolViolation(check, "this step was answered already, and the message now is another one")
-    return earlier.answer

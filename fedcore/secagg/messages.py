@@ -12,6 +12,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -33,6 +34,15 @@ SEALED_SECRET_BYTES = KEY_BYTES + TAG_BYTES
 """A sealed pair secret."""
 PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
 CIPHERTEXT_SIZES = frozenset(agreement.ciphertext_bytes for agreement in Agreement)
+
+
+class ClientMessage(Protocol):
+    """A message of a client to the server, in any stage."""
+
+    @property
+    def client_id(self) -> int: ...
+    def check(self) -> None: ...
+    def digest(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +278,22 @@ class UnmaskShares:
 
 
 _BAD_ID = "a client id is a whole number between 1 and 2^63 - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput:
+    """R2: a masked vector as the round knows it, by sender and SHA-256; the vector itself never comes here."""
+
+    client_id: int
+    sha256: bytes
+
+    def check(self) -> None:
+        """Raise ProtocolViolation unless the digest has its size."""
+        _check_bytes(self.sha256, HASH_BYTES, "a digest", self.client_id)
+
+    def digest(self) -> bytes:
+        """32 bytes."""
+        return input_digest(self.client_id, self.sha256)
 
 
 def input_digest(client_id: int, digest: bytes) -> bytes:

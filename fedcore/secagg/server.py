@@ -8,10 +8,8 @@ It takes the clients' messages in any order within a stage and never sees a vect
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fedcore.errors import (
     CohortTooSmall,
@@ -25,22 +23,21 @@ from fedcore.secagg import complaint, dealing, inspection
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.complaint import Complaint, Verdict
 from fedcore.secagg.crypto import schedule
-from fedcore.secagg.crypto.domain import HASH_BYTES
 from fedcore.secagg.crypto.keys import Randomness, Verify, verifies
 from fedcore.secagg.crypto.masking import MaskTerm
-from fedcore.secagg.crypto.tree import Tree
-from fedcore.secagg.graph import Graph, graph_over
+from fedcore.secagg.fixed_cohort import FixedCohort
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
+    ClientMessage,
     ConsistencySignature,
     Dealing,
     KeyShares,
+    MaskedInput,
     ShareDelivery,
     SignatureSet,
     Survivors,
     UnmaskShares,
-    input_digest,
 )
 from fedcore.secagg.parameters import RoundParameters
 from fedcore.secagg.transitions import (
@@ -51,23 +48,6 @@ from fedcore.secagg.transitions import (
     server_transition,
 )
 from fedcore.secagg.unmasking import Evidence, unmask
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cohort:
-    """U1 once it is fixed: the ids, the tree over their advertisements, L1, and the graph that follows."""
-
-    ids: tuple[int, ...]
-    tree: Tree
-    transcript: schedule.Transcript
-    graph: Graph
-
-
-class _ClientMessage(Protocol):
-    @property
-    def client_id(self) -> int: ...
-    def check(self) -> None: ...
-    def digest(self) -> bytes: ...
 
 
 class ServerRound:
@@ -114,7 +94,7 @@ class ServerRound:
             ServerStage.UNMASK: self._released,
         }
         self._blamed: dict[int, Fault] = {}
-        self._cohort: _Cohort | None = None
+        self._cohort: FixedCohort | None = None
         self._terms: tuple[MaskTerm, ...] | None = None
 
     def __repr__(self) -> str:
@@ -184,7 +164,7 @@ class ServerRound:
 
     def receive_input(self, client_id: int, digest: bytes) -> None:
         """R2: a masked vector arrived whole and is, or will be, in the sum; `digest` is its SHA-256, 32 bytes."""
-        message = _Input(client_id, digest)
+        message = MaskedInput(client_id, digest)
         if self._is_new(ServerEvent.INPUT, message):
             self._accept(message)
 
@@ -239,7 +219,7 @@ class ServerRound:
             self._fail()
             raise CohortTooSmall(step, len(present), needed)
         if step is ServerStage.ADVERTISE:
-            self._cohort = self._fix(present)
+            self._cohort = FixedCohort.of(self._publics, present, self._context, self._parameters.degree)
         elif step is ServerStage.UNMASK:
             self._rebuild(present)
         self._dropped |= self.missing
@@ -251,9 +231,7 @@ class ServerRound:
         cohort = self._fixed("advertised")
         if client_id not in self._publics:
             raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not advertise", peer=client_id)
-        shown = sorted((client_id, *cohort.graph.neighbours(client_id)))
-        proof = cohort.tree.prove([bisect_left(cohort.ids, shown_id) for shown_id in shown])
-        return AdvertisedCohort(cohort.ids, tuple(self._publics[v] for v in shown), proof)
+        return cohort.message_for(client_id, self._publics)
 
     def receivers(self, client_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """For whom `client_id` seals shares in R1, and for whom of them a pair secret; each in ascending order."""
@@ -364,7 +342,7 @@ class ServerRound:
             pair_secret=dealt.pair_secrets.get(complainant),
         )
 
-    def _is_new(self, event: ServerEvent, message: _ClientMessage) -> bool:
+    def _is_new(self, event: ServerEvent, message: ClientMessage) -> bool:
         """Whether to go on with a message: False for a repetition, an exception for what must not be."""
         message.check()
         client_id, late = message.client_id, event is ServerEvent.INPUT
@@ -386,19 +364,10 @@ class ServerRound:
             raise ConflictingMessage(f"client {client_id} sent {event} before, with other content")
         return False
 
-    def _accept(self, message: _ClientMessage) -> None:
+    def _accept(self, message: ClientMessage) -> None:
         self._digests[self._stage][message.client_id] = message.digest()
 
-    def _fix(self, ids: tuple[int, ...]) -> _Cohort:
-        """U1 is complete: only now does anybody know L1, and with it the order on the ring."""
-        tree = Tree([self._publics[v].digest() for v in ids])
-        transcript = schedule.Transcript(
-            context=self._context, cohort=schedule.cohort_hash(self._context, ids, tree.root)
-        )
-        graph = graph_over(ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
-        return _Cohort(ids=ids, tree=tree, transcript=transcript, graph=graph)
-
-    def _fixed(self, question: str = "the cohort") -> _Cohort:
+    def _fixed(self, question: str = "the cohort") -> FixedCohort:
         if self._cohort is None:
             raise IllegalTransition(self._stage, question)
         return self._cohort
@@ -441,20 +410,3 @@ class ServerRound:
     def _fail(self) -> None:
         self._stage = server_transition(self._stage, ServerEvent.FALL_SHORT).target
         self._released.clear()
-
-
-class _Input:
-    """A masked vector as the round knows it: by sender and digest."""
-
-    __slots__ = ("_digest", "client_id")
-
-    def __init__(self, client_id: int, digest: bytes) -> None:
-        self.client_id = client_id
-        self._digest = digest
-
-    def check(self) -> None:
-        if not isinstance(self._digest, bytes) or len(self._digest) != HASH_BYTES:
-            raise ProtocolViolation(Check.MALFORMED, f"a digest has {HASH_BYTES} bytes", peer=self.client_id)
-
-    def digest(self) -> bytes:
-        return input_digest(self.client_id, self._digest)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, CodecSettings, Encoding, MagnitudeStatistics, PrivateEncoding
-from fedcore.codec.scales import ScaleInputs, next_encoding
+from fedcore.codec.scaling.scales import ScaleInputs, next_encoding
 from fedcore.state import Layout
 from fedcore.system.plain_json import from_plain, to_plain
 

@@ -128,7 +128,7 @@ def _to_float32(stored, STORED: tl.constexpr):
 
 @triton.jit
 def _delta(local, base, STORED: tl.constexpr):
-    """float32, as `fedcore.codec.encoder.write_delta` computes it; the difference of float64 in float64."""
+    """float32, as `fedcore.codec.update.write_delta` computes it; the difference of float64 in float64."""
     if STORED == "F64":
         difference = (local - base).to(tl.float32)
     else:

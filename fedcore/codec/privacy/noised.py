@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded, check_sum, filled
-from fedcore.codec.encoder import Encoded, check_out, write_delta
+from fedcore.codec.encoder import Encoded, check_out
 from fedcore.codec.metrics import MetricValue, flat_metrics
 from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
 from fedcore.codec.privacy.parameters import PrivateEncoding
-from fedcore.codec.statistics import MagnitudeStatistics
+from fedcore.codec.scaling.statistics import MagnitudeStatistics
+from fedcore.codec.update import write_delta
 from fedcore.errors import NothingContributed, PeerError, UsageError
 from fedcore.state import ModelState, StateSink, from_float
 

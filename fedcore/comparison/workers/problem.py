@@ -15,8 +15,9 @@ from fedcore.comparison.workers.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.engine_app import Data, LocalApp, SupervisedApp
+from fedcore.flower.apps.engine_app import Data, LocalApp
 from fedcore.flower.apps.personalization import with_strategy
+from fedcore.flower.apps.supervised import SupervisedApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.node_config import share_of_client

@@ -15,8 +15,9 @@ from flwr.app import UserConfig
 from fedcore.data.types import Split
 from fedcore.errors import DataError
 from fedcore.flower.apps import progress_protocol
-from fedcore.flower.apps.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
+from fedcore.flower.apps.engine_app import Warm, proximal_mu, split_examples
 from fedcore.flower.apps.local_algorithms import STRATEGY, weighed
+from fedcore.flower.apps.supervised import SupervisedApp
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink

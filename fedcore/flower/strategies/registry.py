@@ -18,9 +18,10 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.apps.engine_app import LocalApp, SupervisedApp
+from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.apps.personalization import DITTO_KEY, LAYERS_KEY, PREFIX
 from fedcore.flower.apps.server_tests import TestSet, server_test
+from fedcore.flower.apps.supervised import SupervisedApp
 from fedcore.flower.strategies import algorithms as ours
 from fedcore.flower.strategies.buffered import FedBuff
 from fedcore.flower.strategies.metrics import finish

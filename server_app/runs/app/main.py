@@ -23,12 +23,11 @@ from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.statistics_run import run_statistics
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import Results
-from fedcore.flower.serverside import run_server_app, seed_generators
+from fedcore.flower.serverside import run_server_app, run_statistics, seed_generators
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState

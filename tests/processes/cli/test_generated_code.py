@@ -13,7 +13,8 @@ from fedcore.cli.new.choices import TEMPLATES
 from fedcore.cli.new.examples import breast_cancer_csv
 from fedcore.errors import DataError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.engine_app import LocalJob, SupervisedApp
+from fedcore.flower.apps.engine_app import LocalJob
+from fedcore.flower.apps.supervised import SupervisedApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.memory_app import fresh_modules
 from fedcore.flower.node_config import NodeConfig

@@ -7,8 +7,8 @@ import pytest
 from support.events import event
 from support.raising import raises
 
-from fedcore.comparison.federation import ClientKiller, SentModels
 from fedcore.comparison.run import Kill
+from fedcore.comparison.run_observers import ClientKiller, SentModels
 from fedcore.errors import EnvironmentFailure
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.system.workers.child_processes import ChildProcesses

@@ -15,8 +15,8 @@ from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoded, Encoding, ScaleTrack, decode, encode, encode_nothing
 from fedcore.codec.encoding import scale_groups
-from fedcore.codec.scales import headroom
-from fedcore.codec.statistics import size_word
+from fedcore.codec.scaling.scales import headroom
+from fedcore.codec.scaling.statistics import size_word
 from fedcore.errors import EncodingError, PeerError, RoundFailed, TooFewContributed, UpdateTooLarge
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings

@@ -29,8 +29,8 @@ from fedcore.codec import (
     first_encoding,
 )
 from fedcore.codec.encoding import SMALL_TENSOR
-from fedcore.codec.scales import HEADROOM
-from fedcore.codec.statistics import (
+from fedcore.codec.scaling.scales import HEADROOM
+from fedcore.codec.scaling.statistics import (
     power_of_two,
     power_word,
     read_statistics,

@@ -28,8 +28,9 @@ from fedcore.codec import (
     first_encoding,
 )
 from fedcore.codec.blocks import BLOCK_FIELDS
-from fedcore.codec.encoding import FIRST_SMALL_SCALE, SMALL_TENSOR, scale_groups
+from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
+from fedcore.codec.widths import FIRST_SMALL_SCALE
 from fedcore.state import ModelState, sha256_file
 
 WIDTHS = (16, 21, 32, 64)

@@ -16,7 +16,7 @@ from support.raising import raises
 
 from fedcore.codec.metrics import MetricValue
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.apps.engine_app import supervised_app
+from fedcore.flower.apps.supervised import supervised_app
 from fedcore.flower.grid.aggregation_guard import check_strategy
 from fedcore.flower.grid.secure_grid import SecureGrid
 from fedcore.flower.strategies.metrics import (

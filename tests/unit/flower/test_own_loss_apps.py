@@ -14,8 +14,9 @@ from torch import nn
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.engine_app import LocalJob, local_app, supervised_app
+from fedcore.flower.apps.engine_app import LocalJob, local_app
 from fedcore.flower.apps.own_model_store import ContextStore
+from fedcore.flower.apps.supervised import supervised_app
 from fedcore.flower.clientside import ClientRunner
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import ModelState

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
 from fedcore.secagg import Agreement, Secret
-from fedcore.secagg.client import _Given, _HeldShares, _Secrets
+from fedcore.secagg.client_memory import ClientSecrets, DealtShares, PastAnswer
 from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.domain import Usage, derive, pack, pack_ids, statement, tagged_hash
 from fedcore.secagg.crypto.keys import seal, unseal
@@ -103,10 +103,10 @@ def test_what_bears_secrets_shows_none_of_their_fields(drbg):
     pair, peer = (KeyPair.draw(Agreement.HYBRID, drbg(name)) for name in ("own", "peer"))
     pair.encapsulate(peer.public)  # from now on the pair remembers what X25519 agreed on
     assert repr(pair) == f"KeyPair(agreement={Agreement.HYBRID!r}, public={pair.public!r})"
-    held = _HeldShares(b"k" * 33, b"s" * 33)
-    secrets = _Secrets(seal_pair=pair, mask_pair=pair, self_secret=Secret(b"b" * 32), held={1: held})
-    assert (repr(held), repr(secrets)) == ("_HeldShares()", "_Secrets()")
-    assert repr(_Given(b"d" * 32, held)) == f"_Given(digest={b'd' * 32!r})"
+    held = DealtShares(b"k" * 33, b"s" * 33)
+    secrets = ClientSecrets(seal_pair=pair, mask_pair=pair, self_secret=Secret(b"b" * 32), held={1: held})
+    assert (repr(held), repr(secrets)) == ("DealtShares()", "ClientSecrets()")
+    assert repr(PastAnswer(b"d" * 32, held)) == f"PastAnswer(digest={b'd' * 32!r})"
 
 
 def _texts_of(secret: bytes) -> list[str]:

@@ -12,7 +12,7 @@ from support.members import Failure, Local, Member
 from support.serverside import Site, events_of
 
 from fedcore.codec import Encoding
-from fedcore.codec.encoding import FIRST_SCALE
+from fedcore.codec.widths import FIRST_SCALE
 from fedcore.errors import (
     CohortTooSmall,
     DamagedAtRest,

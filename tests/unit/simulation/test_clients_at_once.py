@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError, DataError
 from fedcore.flower.apps import supervised_batches as supervised_together
-from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app, supervised_app
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob, local_app
 from fedcore.flower.apps.personalization import Personal
+from fedcore.flower.apps.supervised import supervised_app
 from fedcore.flower.memory_app import load_app
 from fedcore.flower.strategies.registry import STRATEGIES
 from fedcore.run.settings import JobSettings

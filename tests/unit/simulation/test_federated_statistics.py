@@ -16,7 +16,7 @@ from fedcore.data.statistics_report import bounds_from
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import app_bounds
-from fedcore.flower.apps.statistics_run import run_statistics
+from fedcore.flower.serverside import run_statistics
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.wire.events import RunEvent

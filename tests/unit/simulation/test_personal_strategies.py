@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from fedcore.data import Split, client_data, load_digits
-from fedcore.flower.apps.engine_app import LocalApp, LocalJob, supervised_app
+from fedcore.flower.apps.engine_app import LocalApp, LocalJob
+from fedcore.flower.apps.supervised import supervised_app
 from fedcore.flower.memory_app import load_app
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fedcore.codec.encoding import FIRST_BITS, POWERS_FROM, Encoding, carry_bits
+from fedcore.codec.encoding import POWERS_FROM, Encoding
+from fedcore.codec.widths import FIRST_BITS, carry_bits
 from fedcore.errors import PeerError
 
 T = TypeVar("T")

@@ -1,0 +1,220 @@
+"""The weighted mean of the tensors of a cohort, from the fields of its sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
+from fedcore.codec.encoding import Encoding, FieldSection
+from fedcore.codec.fields import decode_integers, join, padding, split_words, unpack
+from fedcore.codec.rotation import UNIT, Rotation, Unit
+from fedcore.codec.scaling.coarseness import Change, TensorChange
+from fedcore.codec.scaling.statistics import MagnitudeStatistics
+from fedcore.codec.widths import FIRST_BITS, FRACTION_BITS
+from fedcore.errors import (
+    PeerError,
+    RoundingTooCoarse,
+)
+from fedcore.state import ModelState, StateSink, TensorSpec, from_float
+
+_RELEASE_UNITS = 12
+Releases = Sequence[Callable[[], None]]
+"""What gives back the memory of mapped files."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WeightedMean:
+    """The base and the mean of the updates to it.
+
+    statistics: what the sum tells; `write` adds by how much it changed each large tensor.
+    """
+
+    encoding: Encoding
+    words: NDArray[np.uint64]
+    survivors: int
+    contributors: int
+    examples: int
+    base: ModelState
+    statistics: MagnitudeStatistics
+    threads: int
+    releases: Releases
+    _moved: list[tuple[int, TensorChange]] = field(default_factory=list)
+
+    def write(self, sink: StateSink) -> None:
+        """Write all tensors; raises RoundingTooCoarse before the sink is closed."""
+        encoding, base = self.encoding, self.base
+        for part in encoding.field_sections:
+            packed = self.words[encoding.sections[part.name]]
+            sums = _Sums.of(encoding, part, packed, self.survivors, self.examples)
+            if part.sent_share is None:
+                self._note(sums, _decode_floats(sums, base, sink, self.threads, self.releases))
+            else:
+                _decode_rotated(sums, encoding.rotation, base, sink, self.releases)
+        integers = self.words[encoding.sections["integers"]]
+        decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
+        self._check_rounding()
+
+    def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Change]]) -> None:
+        """By how much each tensor of a section changed.
+
+        Args:
+            found: of each of its spans.
+        """
+        parts: dict[str, list[Change]] = {}
+        for spec, moved in found:
+            parts.setdefault(spec.name, []).append(moved)
+        for index, spec in sums.part.tensors:
+            tensor = TensorChange.of(
+                spec,
+                parts.get(spec.name, ()),
+                unit=sums.units[index],
+                fraction_bits=sums.part.fraction_bits,
+                contributors=self.contributors,
+            )
+            self._moved.append((index, tensor))
+
+    def _check_rounding(self) -> None:
+        encoding, typical = self.encoding, [0.0] * len(self.encoding.scales)
+        for index, tensor in self._moved:
+            if not encoding.groups[index].small:
+                typical[index] = tensor.typical * encoding.step(index)
+        self.statistics = replace(self.statistics, moved=tuple(typical))
+        coarse = [(index, tensor) for index, tensor in self._moved if tensor.is_coarse(self.base)]
+        if coarse:
+            worst = max((tensor for _, tensor in coarse), key=lambda tensor: tensor.share)
+            # Of what is in the widest fields already nothing can be finer.
+            helps = encoding.field_bits < FIRST_BITS and not any(encoding.groups[index].small for index, _ in coarse)
+            raise RoundingTooCoarse(worst.spec.name, worst.share, helps=helps, statistics=self.statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of the fields of one section.
+
+    offset: that of an update of zeros.
+    units: of a field, by tensor.
+    """
+
+    part: FieldSection
+    packed: NDArray[np.uint64]
+    offset: int
+    units: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
+    ) -> _Sums:
+        """Raises PeerError if the section's padding holds anything."""
+        stray = padding(packed, part.field_bits, part.fields)
+        if part.fraction_bits:
+            stray = padding(packed[part.fields :], FRACTION_BITS, part.fields)
+        if stray:
+            raise PeerError("the padding of the sum is not zero: a client sent a malformed update", check="padding")
+        units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
+        return cls(part, packed, survivors * part.levels, tuple(units))
+
+    def read(self, spec: TensorSpec, position: int, count: int, out: NDArray[np.float64]) -> None:
+        """Write the first of `count` fields, less the offset, to `out`; raises PeerError for what cannot be a sum.
+
+        Fields beyond those of `out` fill up a unit, and are zero in every update.
+        """
+        if self.part.fraction_bits:
+            self._read_split(spec, position, out)
+            return
+        fields = unpack(self.packed, self.part.field_bits, position, count)
+        if fields.max() > 2 * self.offset or (fields[out.size :] != self.offset).any():
+            raise PeerError(
+                f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
+                check="malformed-update",
+            )
+        _subtract_offset(fields[: out.size], self.offset, out)
+
+    def _read_split(self, spec: TensorSpec, position: int, out: NDArray[np.float64]) -> None:
+        """The same for fields with fractions."""
+        whole, fractions = split_words(self.packed, self.part.fields)
+        whole, fractions = whole[position : position + out.size], fractions[position : position + out.size]
+        terms = self.offset // self.part.levels
+        if whole.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
+            raise PeerError(
+                f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
+                check="malformed-update",
+            )
+        join(whole, fractions, self.offset, self.part.fraction_bits, out)
+
+
+def _decode_floats(
+    sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
+) -> list[tuple[TensorSpec, Change]]:
+    """Write the tensors of a section; by how much each of its spans changed."""
+
+    def prepare() -> Callable[[FieldBlock], list[tuple[TensorSpec, Change]]]:
+        mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
+
+        def decode_span(span: Span) -> tuple[TensorSpec, Change]:
+            new, before = mean[: span.size], old[: span.size]
+            sums.read(span.spec, span.position, span.size, new)
+            moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)))
+            new *= sums.units[span.index]
+            # A copy and an addition within one dtype take half the time of an addition of two dtypes.
+            np.copyto(before, _values(base, span.spec, span.start, span.stop))
+            new += before
+            sink.write(span.spec, span.start, from_float(span.spec, new))
+            return span.spec, moved
+
+        def decode_block(block: FieldBlock) -> list[tuple[TensorSpec, Change]]:
+            moved = [decode_span(span) for span in block.spans]
+            block.release(*release)
+            return moved
+
+        return decode_block
+
+    return list(chain.from_iterable(for_each(blocks(sums.part), prepare, threads=threads)))
+
+
+def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink, release: Releases) -> None:
+    """The same for units that were rotated.
+
+    Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
+    """
+
+    def prepare() -> Callable[[Unit], None]:
+        rotation, mean = Rotation(seed), np.empty(2 * UNIT, np.float64)
+
+        def decode_unit(unit: Unit) -> None:
+            values = mean[: unit.values]
+            sums.read(unit.spec, unit.position, unit.fields, values)
+            values *= sums.units[unit.index] * unit.rows / unit.sent_rows
+            flat = rotation.matrix(unit)
+            flat.fill(0)
+            flat.reshape(unit.rows, -1)[rotation.subset(unit)] = values.reshape(unit.sent_rows, -1)
+            rotation.rotate_back(unit, flat)
+            new = _values(base, unit.spec, unit.start, unit.stop).astype(np.float64)
+            new += flat[: unit.size]
+            sink.write(unit.spec, unit.start, from_float(unit.spec, new))
+            release_every(unit.number, _RELEASE_UNITS, *release)
+
+        return decode_unit
+
+    for_each(sums.part.units(), prepare, threads=1)  # as in the encoder: more take longer
+
+
+def _subtract_offset(fields: NDArray[Any], offset: int, out: NDArray[np.float64]) -> None:
+    """Write fields - offset: exact, and then rounded to float64, which does not have all whole numbers of 64 bits."""
+    if fields.dtype == np.uint64:
+        np.subtract(fields.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
+        return
+    np.copyto(out, fields)
+    out -= offset
+
+
+def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:
+    """Elements [start, stop) in a dtype that NumPy can add."""
+    if spec.dtype == "BF16":
+        return state.float32(spec.name, start, stop)
+    return state[spec.name].reshape(-1)[start:stop]
