@@ -33,7 +33,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import Figure, Report, Table, parser, run
-from fedcore.codec import CodecSettings, Encoding, coarseness, decode, encode, encode_nothing, encoder
+from fedcore.codec import CodecSettings, Encoding, decode, encode, encode_nothing, encoder
+from fedcore.codec.scaling import coarseness
 from fedcore.codec.scaling.statistics import power_of_two, size_fraction_bits, size_word
 from fedcore.codec.settings import MIN_SCALE, Clipping
 from fedcore.errors import EncodingError, NothingContributed, UpdateTooLarge

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedcore.codec import CodecSettings, encode, first_encoding
-from fedcore.secagg import MaskTerm, Secret, apply_masks, graph, server
+from fedcore.secagg import MaskTerm, Secret, apply_masks, fixed_cohort, graph
 from fedcore.secagg import client as session
 from fedcore.secagg.crypto import keys, masking, schedule
 from fedcore.secagg.crypto.domain import derive
@@ -125,7 +125,7 @@ def ciphers(monkeypatch):
 
     Every party makes the ring itself, as on machines of their own.
     """
-    for party in (session, server):
+    for party in (session, fixed_cohort):
         monkeypatch.setattr(party, "graph_over", Graph)
     seen, encryptor = Ciphers(), Cipher.encryptor
 
