@@ -36,7 +36,7 @@ PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
 CIPHERTEXT_SIZES = frozenset(agreement.ciphertext_bytes for agreement in Agreement)
 
 
-class ClientMessage(Protocol):
+class RoundMessage(Protocol):
     """A message of a client to the server, in any stage."""
 
     @property

@@ -29,11 +29,11 @@ from fedcore.secagg.fixed_cohort import FixedCohort
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
-    ClientMessage,
     ConsistencySignature,
     Dealing,
     KeyShares,
     MaskedInput,
+    RoundMessage,
     ShareDelivery,
     SignatureSet,
     Survivors,
@@ -342,7 +342,7 @@ class ServerRound:
             pair_secret=dealt.pair_secrets.get(complainant),
         )
 
-    def _is_new(self, event: ServerEvent, message: ClientMessage) -> bool:
+    def _is_new(self, event: ServerEvent, message: RoundMessage) -> bool:
         """Whether to go on with a message: False for a repetition, an exception for what must not be."""
         message.check()
         client_id, late = message.client_id, event is ServerEvent.INPUT
@@ -364,7 +364,7 @@ class ServerRound:
             raise ConflictingMessage(f"client {client_id} sent {event} before, with other content")
         return False
 
-    def _accept(self, message: ClientMessage) -> None:
+    def _accept(self, message: RoundMessage) -> None:
         self._digests[self._stage][message.client_id] = message.digest()
 
     def _fixed(self, question: str = "the cohort") -> FixedCohort:
