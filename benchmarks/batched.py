@@ -139,7 +139,7 @@ def seconds_of(
                 for parameter, value in zip(engine.parameters(), start, strict=True):
                     parameter.copy_(value)
             engine.reset_optimizer()
-            plan.carry_out(engine)
+            plan.run(engine)
 
     def at_once(count: int) -> Callable[[], object]:
         return lambda: train_together(engine, plans[:count])

@@ -23,7 +23,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say, sized
-from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.modes import every_mode, parse_modes
 from fedcore.comparison.plan import CompareJob
 from fedcore.comparison.results import RunResult, number_of
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             run_config={"num-server-rounds": ROUNDS},
             kill=KILL,
         )
-        return report(carry_out(job, _watch).runs)
+        return report(execute_comparison(job, _watch).runs)
 
 
 def report(results: Sequence[RunResult]) -> Report:

@@ -32,7 +32,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
-from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.execution import execute_run
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.modes.parameter_server import ParameterServer
 from fedcore.comparison.results import CurvePoint, RunResult, Staleness, number_of
@@ -127,7 +127,7 @@ def _train(
     (chosen,) = parse_modes(word)
     assert isinstance(chosen.mode, ParameterServer)
     with tempfile.TemporaryDirectory(prefix="fedcore-ssp-") as folder:
-        result = carry_out_run(
+        result = execute_run(
             PlannedRun(
                 app=app,
                 chosen=replace(chosen, mode=replace(chosen.mode, slept=slept)),

@@ -23,7 +23,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
-from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.measure.clock import (
     TimedExchange,
     allreduce_seconds,
@@ -193,7 +193,7 @@ def _carried_out(job: CompareJob) -> Comparison:
         say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.label}")
         yield ignore
 
-    comparison = carry_out(job, watch)
+    comparison = execute_comparison(job, watch)
     for result in comparison.runs:
         if result.status == "failed":
             raise RunFailed(f"{result.mode}: {result.reason}")

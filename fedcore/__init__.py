@@ -13,7 +13,7 @@ is first used, so that `import fedcore` loads neither flwr nor torch.
     Its data        Split, Dataset, client_data, load_digits, load_image, load_image_folder, TableSchema, table_data
     Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale; fedcore.training.losses and .metrics
     Their parts     FlowerApp, JobSettings, Simulation, RunRecord, ModelState, Policy, provision, CompareJob,
-                    parse_modes, carry_out
+                    parse_modes, execute_comparison
     Plugins         register
     Errors          FedcoreError, the base of all that fedcore raises on purpose
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedcore.api.plugins import register
     from fedcore.api.result import Run
     from fedcore.api.simulating import simulate
-    from fedcore.comparison.carry_out import carry_out
+    from fedcore.comparison.execution import execute_comparison
     from fedcore.comparison.modes import parse_modes
     from fedcore.comparison.plan import CompareJob
     from fedcore.data import (
@@ -86,10 +86,10 @@ __all__ = [
     "TrainingColumns",
     "__version__",
     "averaging_server",
-    "carry_out",
     "check",
     "client_data",
     "compare",
+    "execute_comparison",
     "group_means",
     "load_digits",
     "load_image",
@@ -114,7 +114,7 @@ _HOMES = {
     "fedcore.api.checks": ("check",),
     "fedcore.api.findings": ("CheckReport",),
     "fedcore.api.plugins": ("register",),
-    "fedcore.comparison.carry_out": ("carry_out",),
+    "fedcore.comparison.execution": ("execute_comparison",),
     "fedcore.comparison.plan": ("CompareJob",),
     "fedcore.comparison.modes": ("parse_modes",),
     "fedcore.run.settings": ("JobSettings",),

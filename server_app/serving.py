@@ -233,7 +233,7 @@ def lock_data_folder(folder: Path) -> Lock:
     except OSError as error:
         raise ConfigurationError(f"cannot write to the data folder {folder}: {error.strerror}") from None
     taken = f"another server uses the data folder {folder}; stop it, or choose one with --data-dir"
-    return Lock(folder / "server.lock", taken=taken)
+    return Lock(folder / "server.lock", in_use=taken)
 
 
 def run(kit: ServerKit, settings: ServerSettings, *, host: str, port: int, ready: Callable[[str], None]) -> None:

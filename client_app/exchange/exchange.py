@@ -228,7 +228,7 @@ class _ClientExchange:
         keys = secagg_codec.advertisement_to_wire(session.advertise())
         listed = await self._channel.step("advertisement", keys, "cohort", CohortOut)
         dealt = await in_thread(session.share_keys, secagg_codec.cohort_from_wire(listed, cohort))
-        await in_thread(account.confirm, session.heard)
+        await in_thread(account.confirm, session.verified_clients)
         answer = secagg_codec.key_shares_to_wire(dealt)
         delivered = await self._channel.step("key-shares", answer, "key-shares", DeliveryOut)
         delivery = secagg_codec.delivery_from_wire(delivered, cohort)
@@ -267,7 +267,9 @@ class _ClientExchange:
         survivors = secagg_codec.survivors_from_wire(answer, self.task.cohort)
         agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript
-        await in_thread(admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.heard)
+        await in_thread(
+            admitted.agree, self.client.kit.client_id, survivors.survivors, present=session.verified_clients
+        )
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)

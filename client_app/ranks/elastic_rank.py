@@ -76,7 +76,7 @@ def _call(path: Path, rendezvous: Rendezvous) -> BlockingConnection[ToRank]:
     def hung_up() -> None:
         rendezvous.report(WorkerDied("the agent ended the ranks"), 0)
 
-    return BlockingConnection(connection, TO_RANK, gone=hung_up)
+    return BlockingConnection(connection, TO_RANK, on_close=hung_up)
 
 
 def _teller(agent: BlockingConnection[ToRank] | None) -> Callable[[Failure], None] | None:

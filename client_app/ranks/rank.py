@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("connection", type=int, help="descriptor of the socket to the agent")
     parser.add_argument("store", type=int, nargs="?", help="descriptor of the socket that rank 0's store listens on")
     options = parser.parse_args()
-    agent = BlockingConnection(socket.socket(fileno=options.connection), TO_RANK, gone=end)
+    agent = BlockingConnection(socket.socket(fileno=options.connection), TO_RANK, on_close=end)
     rank = int(os.environ["RANK"])
     try:
         greeting = received(agent, Greeting)

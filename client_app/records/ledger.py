@@ -53,7 +53,7 @@ ExchangeId: TypeAlias = tuple[str, int]
 def lock_folder(folder: Path) -> Lock:
     """Lock a kit or a state folder for one agent; raises ConfigurationError if another agent uses it."""
     taken = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
-    return Lock(folder, taken=taken)
+    return Lock(folder, in_use=taken)
 
 
 class Ledger:

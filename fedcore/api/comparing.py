@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    from fedcore.comparison.carry_out import RunStart
+    from fedcore.comparison.execution import RunStart
     from fedcore.comparison.plan import CompareJob
     from fedcore.comparison.report import Comparison
     from fedcore.comparison.results import RunResult
@@ -74,7 +74,7 @@ def compare(
         force: replace an earlier comparison there.
         progress: as in `simulate`.
     """
-    from fedcore.comparison.carry_out import carry_out
+    from fedcore.comparison.execution import execute_comparison
     from fedcore.comparison.plan import ALL_MODES, plan
     from fedcore.comparison.report import write_report
 
@@ -91,7 +91,7 @@ def compare(
             yield emit
 
     with temporary or contextlib.nullcontext(), _unguarded_scripts():
-        comparison = carry_out(job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None)
+        comparison = execute_comparison(job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None)
     write_report(comparison, folder)
     return ComparisonResult(
         report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), temporary=temporary

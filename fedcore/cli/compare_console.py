@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.comparison.app_facts import find_facts
-from fedcore.comparison.carry_out import RunStart, carry_out
+from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import CompareJob, plan
 from fedcore.comparison.report import Comparison, merge, read_reports, terminal_table, write_report
@@ -49,7 +49,7 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool, tracks:
         console.print(f"skipped {escape(text)}", highlight=False, soft_wrap=True)
 
     try:
-        comparison = carry_out(job, progress, drop=left_out if drop else None, force=force)
+        comparison = execute_comparison(job, progress, drop=left_out if drop else None, force=force)
     except KeyboardInterrupt:
         text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"
         console.print(text, highlight=False, soft_wrap=True)

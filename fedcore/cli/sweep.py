@@ -146,7 +146,7 @@ def _target_cell(target: Mapping[str, Any], kind: str) -> str:
     clocks = ("round", "seconds", "virtual_seconds")
     spreads = {clock: Spread(**target[clock]) if target[clock] else None for clock in clocks}
     summary = ToTarget(reached=target["reached"], runs=target["runs"], **spreads)
-    return summary.shown(spreads[kind], lambda value: f"{value:.1f}")
+    return summary.format_spread(spreads[kind], lambda value: f"{value:.1f}")
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -164,18 +164,24 @@ def unlock(
 
 
 def _metrics(
-    encoding: Encoding, words: NDArray[np.uint64], found: list[int], contributors: int, examples: int, *, sums: bool
+    encoding: Encoding,
+    words: NDArray[np.uint64],
+    measured: list[int],
+    contributors: int,
+    examples: int,
+    *,
+    sums: bool,
 ) -> tuple[tuple[MetricName, ...] | None, dict[str, float | list[float]]]:
     """The names, None if they differ, and what they name.
 
     Args:
-        found: the words of the metrics.
+        measured: the words of the metrics.
     """
     names = encoding.metrics
     if names is None:
         names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
     if names is not None:
-        return names, decode_metrics(encoding, names, found, survivors=contributors, examples=examples, sums=sums)
+        return names, decode_metrics(encoding, names, measured, survivors=contributors, examples=examples, sums=sums)
     if sums:
         raise RepliesDiffer
     return None, {}

@@ -60,14 +60,14 @@ class WeightedMean:
         decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
         self._check_rounding()
 
-    def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Change]]) -> None:
+    def _note(self, sums: _Sums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:
         """By how much each tensor of a section changed.
 
         Args:
-            found: of each of its spans.
+            changes: of each of its spans.
         """
         parts: dict[str, list[Change]] = {}
-        for spec, moved in found:
+        for spec, moved in changes:
             parts.setdefault(spec.name, []).append(moved)
         for index, spec in sums.part.tensors:
             tensor = TensorChange.of(

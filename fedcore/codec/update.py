@@ -150,7 +150,7 @@ class FloatUpdate:
         """The same for a section with fractions."""
         factors = self._factors(part, weight)
         whole, fractions = split_words(words, part.fields)
-        buffer, found = np.empty(BLOCK_FIELDS, np.float32), []
+        buffer, summaries = np.empty(BLOCK_FIELDS, np.float32), []
         for block in blocks(part):
             for span, delta, size in self._deltas(block, buffer):
                 position = slice(span.position, span.position + span.size)
@@ -164,8 +164,8 @@ class FloatUpdate:
                     whole=whole[position],
                     fractions=fractions[position],
                 )
-                found.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
-        return found
+                summaries.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
+        return summaries
 
     def rotate_to(
         self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]

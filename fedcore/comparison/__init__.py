@@ -6,7 +6,7 @@ examples trained on, the test sets. `workers.problem` takes these from the app i
 examples are taken when, and the report checks afterwards what was really equal.
 
 `plan` turns a job into runs (modes x sweep x seeds), `app_facts` determines what they need to know of the app,
-`carry_out` goes through the runs in the folder of `folder`, each by its mode (`modes`), and `report` shows the results
+`execution` goes through the runs in the folder of `folder`, each by its mode (`modes`), and `report` shows the results
 (`results`).
 
 Seconds are measured on one machine over its loopback, where bytes cost nothing. `measure` therefore counts the bytes

@@ -60,7 +60,7 @@ class FederatedOutcome:
 
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
     fetched: for each of them, who fetched that model in it; the others had it from the exchange before.
-    taken: client -> round -> examples that it trained on, repetitions counted.
+    examples: client -> round -> examples that it trained on, repetitions counted.
     tested: likewise, what the round's model gave on its test part. Both {} for apps that do not tell.
     results: what the run left in its results.json.
     versions: of a buffered run, its models by their numbers, as many of them as were caught.
@@ -70,7 +70,7 @@ class FederatedOutcome:
     losses: tuple[LostWorker, ...]
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
-    taken: TrainedExamples = field(default_factory=dict)
+    examples: TrainedExamples = field(default_factory=dict)
     tested: Mapping[str, Mapping[int, EvaluationProgress]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class ReusableFederation:
         """Whether there is a federation for the next run; else that starts one."""
         return self._running is not None
 
-    def carry_out(self, run: PlannedRun, emit: EventSink) -> FederatedOutcome:
+    def execute(self, run: PlannedRun, emit: EventSink) -> FederatedOutcome:
         """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
 
         A federation that lost a process is not used again. Raises EnvironmentFailure if a process ends that was not
@@ -137,12 +137,12 @@ class ReusableFederation:
 class _Running:
     """A server and clients that run.
 
-    held: the model that each client has, by its name.
+    models_on_clients: the model that each client has, by its name.
     """
 
     local: LocalFederation
     group: ChildProcesses
-    held: dict[str, str] = field(default_factory=dict)
+    models_on_clients: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, folder: Path, run: PlannedRun, *, plain: bool, paces: Sequence[Sequence[float]] = ()) -> Self:
@@ -178,7 +178,7 @@ class _Running:
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = ClientKiller(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
-        sent = SentModels(held=self.held)
+        sent = SentModels(on_clients=self.models_on_clients)
         versions = ModelVersions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
         before = {name: path.stat().st_size for name, path in logs.items()}
@@ -194,16 +194,16 @@ class _Running:
             record = follow(self.group, child, show)
         finally:
             self.group.stop(_RUN)
-        progress = {name: told_since(path, before[name]) for name, path in logs.items()}
+        progress = {name: progress_since(path, before[name]) for name, path in logs.items()}
         return FederatedOutcome(
             record=record,
             losses=killing.losses(record),
             models=tuple(sent.models),
             fetched=tuple(sent.fetched),
-            taken={name: taken_in(one) for name, one in progress.items()},
-            tested={name: told_tests(one) for name, one in progress.items()},
+            examples={name: examples_by_round(one) for name, one in progress.items()},
+            tested={name: evaluations_by_round(one) for name, one in progress.items()},
             results=_results(out),
-            versions=versions.found,
+            versions=versions.paths,
         )
 
 
@@ -213,14 +213,14 @@ def _results(model: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def told_since(log: Path, start: int) -> list[ProgressLine]:
+def progress_since(log: Path, start: int) -> list[ProgressLine]:
     """What a client's app told in its log from byte `start` on."""
     with log.open("rb") as file:
         file.seek(start)
         return list(parse_progress(file.read().decode(errors="replace").splitlines()))
 
 
-def taken_in(lines: Iterable[ProgressLine]) -> dict[int, int]:
+def examples_by_round(lines: Iterable[ProgressLine]) -> dict[int, int]:
     """Round -> examples that were trained on in it, however often it was asked for."""
     examples: Counter[int] = Counter()
     for one in lines:
@@ -229,7 +229,7 @@ def taken_in(lines: Iterable[ProgressLine]) -> dict[int, int]:
     return dict(examples)
 
 
-def told_tests(lines: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
+def evaluations_by_round(lines: Iterable[ProgressLine]) -> dict[int, EvaluationProgress]:
     """Round -> what its model gave, the last time that it was asked for."""
     return {one.round: one for one in lines if isinstance(one, EvaluationProgress)}
 
@@ -251,7 +251,7 @@ def _is_buffered(run: PlannedRun) -> bool:
     return run.settings.get("asynchrony") == "buffered"
 
 
-def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
+def follow(group: ChildProcesses, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
     """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
     record = RunRecord()
     for line in _lines(child, idle=lambda: group.check(but=child)):

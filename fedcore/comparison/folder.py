@@ -76,7 +76,7 @@ class OutFolder:
         self._write({**self._read(), "survey": facts.model_dump(mode="json")})
 
     def _locked(self) -> Lock:
-        return Lock(self.path / LOCK_FILE, taken=f"another `fedcore compare` runs in {self.path}")
+        return Lock(self.path / LOCK_FILE, in_use=f"another `fedcore compare` runs in {self.path}")
 
     def _discard(self) -> None:
         """Renamed first, so that a crash in between leaves either the old folder or none."""

@@ -113,6 +113,6 @@ def free_port(host: str = "127.0.0.1", *, reserved: Path = PORT_RANGE, count: in
     for port in (*random.SystemRandom().sample(below, min(_TRIES, len(below))), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
-            found: int = probe.getsockname()[1]
-            return found
+            free: int = probe.getsockname()[1]
+            return free
     raise EnvironmentFailure(f"no port is free on {host}")

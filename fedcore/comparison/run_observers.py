@@ -73,12 +73,12 @@ class ModelVersions:
 
     data: the server's folder.
     out: where they are kept.
-    found: by number.
+    paths: by number.
     """
 
     data: Path
     out: Path
-    found: dict[int, Path] = field(default_factory=dict)
+    paths: dict[int, Path] = field(default_factory=dict)
 
     def see(self, event: RunEvent) -> None:
         """Take an event of the run; a new version is there before its first."""
@@ -86,11 +86,11 @@ class ModelVersions:
             return
         for path in self.data.glob("work/*/versions/*.safetensors"):
             number = int(path.stem)
-            if number not in self.found:
+            if number not in self.paths:
                 copy = self.out / f"version-{number}.safetensors"
                 with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
                     shutil.copyfile(path, copy)
-                    self.found[number] = copy
+                    self.paths[number] = copy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class SentModels:
     A client keeps the last model, and does not fetch again what it evaluated in the exchange before.
     """
 
-    held: dict[str, str]
+    on_clients: dict[str, str]
     models: list[str] = field(default_factory=list)
     fetched: list[frozenset[str]] = field(default_factory=list)
     _model: str = ""
@@ -111,9 +111,9 @@ class SentModels:
         if isinstance(event, ExchangeStarted):
             self._model = event.model or ""
             fetched = event.content or self._model
-            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != fetched)
+            self._fetching = frozenset(name for name in event.cohort if self.on_clients.get(name) != fetched)
             if fetched:
-                self.held.update(dict.fromkeys(event.cohort, fetched))
+                self.on_clients.update(dict.fromkeys(event.cohort, fetched))
         elif isinstance(event, ExchangeDone):
             self.models.append(self._model)
             self.fetched.append(self._fetching)

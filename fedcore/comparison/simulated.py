@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedcore.comparison.carry_out import reported
+from fedcore.comparison.execution import reported
 from fedcore.comparison.judging import JudgedBy, Known, choose
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.modes.federated import curve_of, evaluations_of

@@ -33,15 +33,15 @@ def load_image_folder(
         raise DataError(f"an image has 1 or 3 channels here, not {channels}")
     if not root.is_dir():
         raise DataError(f"there is no folder {root}", check="no-folder")
-    if strange := sorted({found.name for found in root.iterdir() if found.is_dir()} - set(classes)):
+    if strange := sorted({folder.name for folder in root.iterdir() if folder.is_dir()} - set(classes)):
         raise DataError(
             f"{root} has a folder {strange[0]!r}, which is no class; there are {', '.join(classes)}",
             check="no-such-class",
         )
     halves: tuple[list[Path], list[Path]] = ([], [])
     for name in classes:
-        for place, path in enumerate(_images(root / name)):
-            halves[place % 5 == 4].append(path)
+        for number, path in enumerate(_images(root / name)):
+            halves[number % 5 == 4].append(path)
     train, test = halves
     if not train or not test:
         raise DataError(

@@ -204,14 +204,14 @@ def _rows_by_class(half: Split, classes: int, rng: np.random.Generator) -> list[
 def _class_shares(rows: list[Integers], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Shares [classes, clients] of each class, rows summing to one."""
     equal = sum(len(of_class) for of_class in rows) / clients
-    held = np.zeros(clients)
+    sizes = np.zeros(clients)
     shares = np.empty((len(rows), clients))
     for c, of_class in enumerate(rows):
-        drawn = rng.dirichlet(np.full(clients, alpha)) * (held < equal)
+        drawn = rng.dirichlet(np.full(clients, alpha)) * (sizes < equal)
         # A small alpha can put the whole draw on clients that are full already.
         total = drawn.sum()
-        shares[c] = drawn / total if total > 0 else (held < equal) / max((held < equal).sum(), 1)
-        held += shares[c] * len(of_class)
+        shares[c] = drawn / total if total > 0 else (sizes < equal) / max((sizes < equal).sum(), 1)
+        sizes += shares[c] * len(of_class)
     return shares
 
 

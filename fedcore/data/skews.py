@@ -37,9 +37,9 @@ def labels(train: Split, test: Split, *, clients: int, seed: int, per_client: in
     halves = []
     for half in (train, test):
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for label, held_by in enumerate(owners):
+        for label, holders in enumerate(owners):
             rows = rng.permutation(np.flatnonzero(half.y == label))
-            for client, part in zip(held_by, np.array_split(rows, len(held_by)), strict=True):
+            for client, part in zip(holders, np.array_split(rows, len(holders)), strict=True):
                 parts[client].append(part)
         halves.append([np.concatenate(part) for part in parts])
     return halves[0], halves[1]

@@ -104,15 +104,15 @@ class StatisticsQuery:
         """How many numbers a client answers for one column."""
         return (_NOISED if self.epsilon else _EXACT) + self.bins
 
-    def bounds_of(self, place: int) -> tuple[float, float]:
+    def bounds_of(self, index: int) -> tuple[float, float]:
         """Of the column at this place among those that are asked for."""
-        at = place if self.names else 0
+        at = index if self.names else 0
         return self.low[at], self.high[at]
 
     def only(self, names: Sequence[str], *, releases: int) -> StatisticsQuery:
         """The question for some of its columns."""
         at = [self.names.index(name) for name in names]
-        low, high = (tuple(bounds[place] for place in at) for bounds in (self.low, self.high))
+        low, high = (tuple(bounds[index] for index in at) for bounds in (self.low, self.high))
         return replace(self, names=tuple(names), low=low, high=high, releases=releases)
 
     def noise(self) -> SiteNoise:
@@ -142,9 +142,9 @@ class StatisticsQuery:
         steps = self.noise().add_to(np.concatenate(counted), randomness).reshape(len(names), self.length)
         return {name: numbers.tolist() for name, numbers in zip(names, steps, strict=True)}
 
-    def column(self, name: str, place: int, sums: Sequence[float]) -> Column:
+    def column(self, name: str, index: int, sums: Sequence[float]) -> Column:
         """What the sums over all clients say of a column."""
-        low, high = self.bounds_of(place)
+        low, high = self.bounds_of(index)
         numbers = np.asarray(sums, np.float64)
         if self.epsilon:
             missing, first, second = (numbers[:_NOISED] * self.noise().step).tolist()
@@ -173,8 +173,8 @@ def count_column(
     present = flat[~np.isnan(flat)]
     inside = np.clip(present, low, high)
     scaled = (inside - low) / (high - low) * 2 - 1
-    place = np.minimum((inside - low) / (high - low) * question.bins, question.bins - 1).astype(np.int64)
-    cells = np.bincount(place, minlength=question.bins)
+    index = np.minimum((inside - low) / (high - low) * question.bins, question.bins - 1).astype(np.int64)
+    cells = np.bincount(index, minlength=question.bins)
     missing, sums = flat.size - present.size, (float(scaled.sum()), float(scaled @ scaled))
     if question.epsilon:
         return np.array([missing, *sums, *cells], np.float64)
@@ -268,9 +268,9 @@ class Column:
         return min(max(self.first / self.count, -1.0), 1.0), min(max(self.second / self.count, 0.0), 1.0)
 
     def _outer(self, places: range) -> tuple[float, float]:
-        for place in places:
-            if self.cells[place] > 0:
-                return self.edges[place], self.edges[place + 1]
+        for index in places:
+            if self.cells[index] > 0:
+                return self.edges[index], self.edges[index + 1]
         return math.nan, math.nan
 
 
@@ -333,7 +333,7 @@ def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) 
     names = question.names or tuple(parts[0])
     answers = [replace(question, first=0, most=len(names)).answer(part, os.urandom) for part in parts]
     sums = {name: np.sum([answer[name] for answer in answers], axis=0).tolist() for name in names}
-    columns = {name: question.column(name, place, sums[name]) for place, name in enumerate(names)}
+    columns = {name: question.column(name, index, sums[name]) for index, name in enumerate(names)}
     return Statistics(columns=columns, clients=len(parts), asked=len(parts))
 
 
@@ -355,11 +355,11 @@ def standardised(x: NDArray[Any], config: Mapping[str, Any], names: Sequence[str
             "(averaging_server(..., statistics=...)), or to send Statistics.as_config() with the round's configuration",
             check="no-statistics",
         )
-    places = {name: at for at, name in enumerate(config[f"{PREFIX}columns"])}
-    wanted = list(names) if names is not None else [f"x{at}" for at in range(x.shape[1])]
-    if lacking := [name for name in wanted if name not in places]:
-        raise AppError(f"there are no statistics of column {lacking[0]!r}; there are {', '.join(places)}")
-    rows = [places[name] for name in wanted]
+    positions = {name: at for at, name in enumerate(config[f"{PREFIX}columns"])}
+    columns = list(names) if names is not None else [f"x{at}" for at in range(x.shape[1])]
+    if lacking := [name for name in columns if name not in positions]:
+        raise AppError(f"there are no statistics of column {lacking[0]!r}; there are {', '.join(positions)}")
+    rows = [positions[name] for name in columns]
     mean, std = (np.asarray(config[PREFIX + key], np.float64)[rows] for key in ("mean", "std"))
     scaled = (np.asarray(x, np.float64) - mean) / np.where(std > 0, std, 1.0)
     scaled[:, std == 0] = 0.0

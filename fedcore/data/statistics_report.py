@@ -75,17 +75,17 @@ def quantiles_from(text: str, table: Mapping[str, Any]) -> tuple[float, ...]:
 def _of_texts(texts: Sequence[str]) -> Bounds:
     named: dict[str, tuple[float, float]] = {}
     for text in texts:
-        found = _BOUNDS.fullmatch(text)
-        if found is None:
+        match = _BOUNDS.fullmatch(text)
+        if match is None:
             raise ConfigurationError(f"--bounds takes name=low:high, or low:high for all columns, not {text!r}")
-        pair = _pair((found["low"], found["high"]), f"--bounds {text}")
-        if found["name"] is None:
+        pair = _pair((match["low"], match["high"]), f"--bounds {text}")
+        if match["name"] is None:
             if len(texts) > 1:
                 raise ConfigurationError(f"--bounds {text} is for all columns, so no others can be given with it")
             return pair
-        if found["name"] in named:
-            raise ConfigurationError(f"--bounds names {found['name']} twice")
-        named[found["name"]] = pair
+        if match["name"] in named:
+            raise ConfigurationError(f"--bounds names {match['name']} twice")
+        named[match["name"]] = pair
     return named
 
 
@@ -112,9 +112,9 @@ def rows(statistics: Statistics, quantiles: Sequence[float]) -> list[list[str | 
 
 def _row(column: Column, quantiles: Sequence[float], noised: bool) -> list[float]:
     outside = math.nan if noised else column.below + column.above
-    found = [column.quantile(q) for q in quantiles]
+    values = [column.quantile(q) for q in quantiles]
     ends = (math.nan, math.nan) if noised else (column.minimum[0], column.maximum[1])
-    return [column.count, column.missing, outside, column.mean, column.std, ends[0], *found, ends[1]]
+    return [column.count, column.missing, outside, column.mean, column.std, ends[0], *values, ends[1]]
 
 
 def as_text(value: str | float) -> str:

@@ -91,14 +91,14 @@ class TableSchema:
     def load(cls, path: Path) -> Self:
         """Read schema.toml; raises ConfigurationError if it says something else than a schema does."""
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-            columns = tuple(_column(name, values) for name, values in found.pop("columns").items())
-            left_out = tuple(sorted(found.pop("left-out", {}).items()))
-            classes = tuple(found.pop("classes", ()))
-            low, high = float(found.pop("target-low", 0.0)), float(found.pop("target-high", 1.0))
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            columns = tuple(_column(name, values) for name, values in document.pop("columns").items())
+            left_out = tuple(sorted(document.pop("left-out", {}).items()))
+            classes = tuple(document.pop("classes", ()))
+            low, high = float(document.pop("target-low", 0.0)), float(document.pop("target-high", 1.0))
             bounds: dict[str, Any] = {"target_low": low, "target_high": high}
-            bounds["target_unit"] = float(found.pop("target-unit", 1.0))
-            schema = cls(columns=columns, classes=classes, left_out=left_out, **bounds, **found)
+            bounds["target_unit"] = float(document.pop("target-unit", 1.0))
+            schema = cls(columns=columns, classes=classes, left_out=left_out, **bounds, **document)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} is no schema of a table: {error}") from None
         schema._check(path)
@@ -117,10 +117,10 @@ class TableSchema:
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Between which values numbers are counted, by name; "y" is the target of a regression, in its unit."""
-        found = {one.name: (one.low, one.high) for one in self.columns if one.kind != "category"}
+        ranges = {one.name: (one.low, one.high) for one in self.columns if one.kind != "category"}
         unit = self.target_unit
         target = {"y": (self.target_low / unit, self.target_high / unit)}
-        return found | (target if self.task == "regression" else {})
+        return ranges | (target if self.task == "regression" else {})
 
     def without(self, column: str) -> TableSchema:
         """The schema without one of its columns."""
@@ -152,8 +152,8 @@ class TableSchema:
         """The inverse of `load`."""
         lines = [f"target = {_quoted(self.target)}", f"task = {_quoted(self.task)}"]
         if self.task == "regression":
-            found = {"low": self.target_low, "high": self.target_high, "unit": self.target_unit}
-            lines += [f"target-{key} = {value:g}" for key, value in found.items()]
+            target = {"low": self.target_low, "high": self.target_high, "unit": self.target_unit}
+            lines += [f"target-{key} = {value:g}" for key, value in target.items()]
         else:
             lines.append(f"classes = [{', '.join(map(_quoted, self.classes))}]")
         lines += ["", "[columns]", *map(_column_line, self.columns)]
@@ -286,11 +286,11 @@ def _halves(schema: TableSchema, path: Path) -> tuple[Split, Split]:
 
 
 def _one(table: pandas.DataFrame, name: str, path: Path) -> Cells:
-    found: Any = table[name]
-    if found.ndim != 1:
+    column: Any = table[name]
+    if column.ndim != 1:
         raise DataError(f"{path} has two columns {name!r}")
-    found.name = f"{path}: column {name!r}"
-    cells: Cells = found
+    column.name = f"{path}: column {name!r}"
+    cells: Cells = column
     return cells
 
 

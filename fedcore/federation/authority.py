@@ -189,7 +189,7 @@ class Authority:
 
     def _keep(self, roster: Roster) -> Authority:
         """Write the chain with `roster` at its end; KitError if another one was signed meanwhile."""
-        with Lock(self.folder, taken=f"another command is changing {self.folder}; wait for its end"):
+        with Lock(self.folder, in_use=f"another command is changing {self.folder}; wait for its end"):
             chain = load_chain(self.folder / ROSTERS_FILE, self.public_key)
             try:
                 chain[-1].check_successor(roster)

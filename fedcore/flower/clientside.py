@@ -44,7 +44,7 @@ from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire.base import MetricValue, Scalar
 from fedcore.wire.record_file import (
     MemoryRecords,
-    Place,
+    RecordLocation,
     StoredArrays,
     StoredValues,
     arrays_state,
@@ -62,13 +62,13 @@ EXAMPLES: Final = "num-examples"
 class Answer:
     """The reply to a message of a plain exchange: an error, or records, of which these numbers are reported.
 
-    held: the records, if they are in no file.
+    memory: the records, if they are in no file.
     """
 
     examples: int | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: ReplyError | None = None
-    held: MemoryRecords | None = None
+    memory: MemoryRecords | None = None
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
@@ -182,7 +182,7 @@ class ClientRunner:
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
 
-    def answer(self, task: Task, content: Path | LocalContent | None, out: Place | None) -> Answer:
+    def answer(self, task: Task, content: Path | LocalContent | None, out: RecordLocation | None) -> Answer:
         """Run the ClientApp on a message of a plain exchange, whose content is a record file, as Flower's runtime does.
 
         The reply's records go to `out`, unless the reply is an error; a rank without an `out` only helps. Raises
@@ -226,7 +226,7 @@ class ClientRunner:
         """What a message of a plain exchange asks of this client."""
         return LocalTask(job=self._job(self._context_of(task), dict(content.message)), content=content)
 
-    def reply(self, local_task: LocalTask, result: LocalResult, out: Place | None) -> Answer:
+    def reply(self, local_task: LocalTask, result: LocalResult, out: RecordLocation | None) -> Answer:
         """The reply to such a message, its records in `out`."""
         values = {EXAMPLES: result.examples, **result.metrics}
         stored = StoredValues(key="metrics", kind="metric", values=cast(Any, values))

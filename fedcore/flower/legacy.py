@@ -29,7 +29,7 @@ Ins: TypeAlias = FitIns | EvaluateIns
 Res: TypeAlias = FitRes | EvaluateRes
 _A_WHILE: Final = 5
 """Seconds of Flower's waiting, after which it looks again who is connected; a query of its own runs meanwhile."""
-Found: TypeAlias = tuple[list[tuple[ClientProxy, Any]], list[Any]]
+Replies: TypeAlias = tuple[list[tuple[ClientProxy, Any]], list[Any]]
 
 
 @contextmanager
@@ -52,8 +52,8 @@ def legacy_rounds(grid: ExchangeGrid) -> Iterator[None]:
 
 
 def _one_exchange(
-    message_type: str, original: Callable[..., Found], result: Callable[[RecordDict, bool], Res]
-) -> Callable[..., Found]:
+    message_type: str, original: Callable[..., Replies], result: Callable[[RecordDict, bool], Res]
+) -> Callable[..., Replies]:
     """What asks all clients of a round at once; `original` if they are not those of one of our grids."""
 
     def ask_clients(
@@ -61,7 +61,7 @@ def _one_exchange(
         max_workers: int | None,
         timeout: float | None,
         group_id: int,
-    ) -> Found:
+    ) -> Replies:
         proxies = [proxy for proxy, _ in client_instructions]
         grid = _common_grid(proxies)
         if grid is None:

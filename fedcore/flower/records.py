@@ -19,7 +19,7 @@ from fedcore.state import Layout, ModelState, TensorSpec, from_float
 from fedcore.state.model import NAME_OF
 from fedcore.wire.record_file import (
     NUMPY,
-    Place,
+    RecordLocation,
     StoredArray,
     StoredArrays,
     StoredRecord,
@@ -59,10 +59,10 @@ def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
         return state
     known = {spec.name: spec for spec in layout.specs}
     # No Flower record has BF16, and its bits are no numbers that a cast would keep.
-    wanted = {spec.name: spec if spec.dtype == "BF16" else known.get(spec.name, spec) for spec in state.layout.specs}
+    specs = {spec.name: spec if spec.dtype == "BF16" else known.get(spec.name, spec) for spec in state.layout.specs}
     return ModelState.from_arrays(
-        {name: _cast(state[name], spec) for name, spec in wanted.items()},
-        dtypes={name: spec.dtype for name, spec in wanted.items()},
+        {name: _cast(state[name], spec) for name, spec in specs.items()},
+        dtypes={name: spec.dtype for name, spec in specs.items()},
     )
 
 
@@ -72,20 +72,20 @@ def arrays_from_state(state: ModelState) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
 
 
-def save_records(place: Place, content: RecordDict, *, durable: bool = True) -> None:
+def save_records(location: RecordLocation, content: RecordDict, *, durable: bool = True) -> None:
     """Write all records of a message as a record file; raises AppError if they take too much, StorageFull."""
-    write_records(place, [_stored(key, record) for key, record in content.items()], durable=durable)
+    write_records(location, [_stored(key, record) for key, record in content.items()], durable=durable)
 
 
-def load_records(place: Place) -> RecordDict:
+def load_records(location: RecordLocation) -> RecordDict:
     """All records of a record file, in memory; raises PeerError for what is no sound one."""
     content = RecordDict()
-    for record in read_records(place):
+    for record in read_records(location):
         try:
             content[record.key] = _flower_record(record)
         except TypeError:
             reason = "a value is of no type that Flower knows"
-            raise PeerError(f"{place.name} is not a sound record file: {reason}") from None
+            raise PeerError(f"{location.name} is not a sound record file: {reason}") from None
     return content
 
 

@@ -42,14 +42,14 @@ from fedcore.wire.events import (
 from fedcore.wire.operator import RunClientOut
 from fedcore.wire.tasks import is_query
 
-_LIST_SHOWN: Final = 4
+_MOST_ITEMS: Final = 4
 _OWN_LINES: Final = 3
 """Lines of the live part in addition to the table's rows, with one that stays free."""
 _REFRESHES: Final = 4.0
 """A second."""
 MANY: Final = 20
 """More clients than these are counted, and not named one by one."""
-_REASONS_SHOWN: Final = 3
+_MOST_REASONS: Final = 3
 _WORTH_SAYING: Final = 10.0
 """Seconds that are left, in a line that stays."""
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
@@ -78,11 +78,11 @@ class ProgressView:
         self._label = label
         self._clock = clock
         self._began = clock()
-        self._heard = (0.0, self._began)
+        self._last_event = (0.0, self._began)
         """When the last event happened: in seconds of the run, and by the clock."""
         self._live: Live | None = None
         self._spinner = Spinner("dots")
-        self._place, self._doing = "", "waiting"
+        self._position, self._doing = "", "waiting"
         self._left = Eta()
         self._sites = SiteTable()
         self._wants_live = live and console.is_terminal and not console.is_dumb_terminal
@@ -120,12 +120,14 @@ class ProgressView:
     def picture(self) -> RenderableType:
         """The live part as it stands."""
         width, height = self._console.size
-        seconds, updated = self._heard
+        seconds, updated = self._last_event
         remaining = self._left.left(seconds + self._clock() - updated)
-        place = (
-            [self._place, *([f"{in_words(remaining)} left"] if remaining is not None else [])] if self._place else []
+        position = (
+            [self._position, *([f"{in_words(remaining)} left"] if remaining is not None else [])]
+            if self._position
+            else []
         )
-        line = Text.assemble(f"{self._label}  ", (", ".join(place), "bold"), "  " if place else "", self._doing)
+        line = Text.assemble(f"{self._label}  ", (", ".join(position), "bold"), "  " if position else "", self._doing)
         line.no_wrap, line.overflow = True, "ellipsis"
         self._spinner.text = line
         if self._crowd:
@@ -144,7 +146,7 @@ class ProgressView:
             seconds: since the run began, for an event that arrives later than it happened.
         """
         now = self._clock()
-        self._heard = (now - self._began if seconds is None else seconds, now)
+        self._last_event = (now - self._began if seconds is None else seconds, now)
         self._sites.follow(event)
         match event:
             case ClientsOnline():
@@ -154,8 +156,8 @@ class ProgressView:
             case ExchangeStarted():
                 attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
                 self._many = self._crowd or len(event.cohort) > MANY
-                self._left.begins(event.server_round, self._heard[0])
-                self._place = f"round {self._round(event.server_round).lstrip()}"
+                self._left.begins(event.server_round, self._last_event[0])
+                self._position = f"round {self._round(event.server_round).lstrip()}"
                 self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
                 buffer = f"{event.done} of {event.expected} updates ready"
@@ -234,8 +236,9 @@ class ProgressView:
 
     def _on_done(self, event: ExchangeDone) -> None:
         self._doing = "waiting"
-        self._left.begins(event.server_round, self._heard[0] - event.seconds)  # a simulation tells of no beginnings
-        self._place = f"round {self._round(event.server_round).lstrip()}"
+        # A simulation tells of no beginnings.
+        self._left.begins(event.server_round, self._last_event[0] - event.seconds)
+        self._position = f"round {self._round(event.server_round).lstrip()}"
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         text = f"  {escape(metrics)}" if metrics else ""
@@ -256,7 +259,7 @@ class ProgressView:
 
     def _time_left(self) -> str:
         """For a line of a run that nobody sees a live part of."""
-        remaining = None if self.live else self._left.left(self._heard[0])
+        remaining = None if self.live else self._left.left(self._last_event[0])
         return f"  ({in_words(remaining)} left)" if remaining is not None and remaining >= _WORTH_SAYING else ""
 
     def _tell_dropped(self) -> None:
@@ -265,8 +268,8 @@ class ProgressView:
         if not dropped:
             return
         reasons = Counter(f"{one.stage}: {one.reason}" for one in dropped).most_common()
-        why = [f"{count:,} {reason}" if len(reasons) > 1 else reason for reason, count in reasons[:_REASONS_SHOWN]]
-        if rest := sum(count for _, count in reasons[_REASONS_SHOWN:]):
+        why = [f"{count:,} {reason}" if len(reasons) > 1 else reason for reason, count in reasons[:_MOST_REASONS]]
+        if rest := sum(count for _, count in reasons[_MOST_REASONS:]):
             why.append(f"{rest:,} for other reasons")
         names = name_some(list(dict.fromkeys(one.client for one in dropped)))
         text = f"{len(dropped):,} dropped out ({', '.join(why)}): {names}"
@@ -341,6 +344,6 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, list):
-        first = ", ".join(_number(item) for item in value[:_LIST_SHOWN])
-        return f"[{first}]" if len(value) <= _LIST_SHOWN else f"[{first}, ... {len(value)} values]"
+        first = ", ".join(_number(item) for item in value[:_MOST_ITEMS])
+        return f"[{first}]" if len(value) <= _MOST_ITEMS else f"[{first}, ... {len(value)} values]"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -124,8 +124,8 @@ class SiteTable:
         if len(names) <= rows:
             return [(name, self.sites[name]) for name in names], []
         urgent = sorted(names, key=lambda name: _FIRST.index(self.sites[name].state))
-        kept = set(urgent[: rows - 1])
-        chosen = [(name, self.sites[name]) for name in names if name in kept]
+        visible = set(urgent[: rows - 1])
+        chosen = [(name, self.sites[name]) for name in names if name in visible]
         return chosen, [self.sites[name] for name in urgent[rows - 1 :]]
 
 

@@ -23,10 +23,10 @@ from fedcore.wire.tasks import MessageHead, ModelRef, Task
 from fedcore.wire.uploads import ReplyError
 
 if TYPE_CHECKING:
-    from fedcore.wire.record_file import Place
+    from fedcore.wire.record_file import RecordLocation
 else:
     # Only a path comes from another process; pydantic reads this when it checks that.
-    Place = Path
+    RecordLocation = Path
 
 INPUT: Final = "input"
 """The one stage of a plain exchange."""
@@ -68,7 +68,7 @@ class PlainReply:
     """
 
     node: int
-    content: Place | None = None
+    content: RecordLocation | None = None
     error: ReplyError | None = None
     examples: int = 0
     metrics: Mapping[str, MetricValue]

@@ -115,7 +115,7 @@ class ClientSession:
         return self._state
 
     @property
-    def heard(self) -> frozenset[int]:
+    def verified_clients(self) -> frozenset[int]:
         """Whose keys, signed for this very round, this client has verified in R1: its neighbours', and its own."""
         return frozenset(self._publics)
 
@@ -186,7 +186,7 @@ class ClientSession:
         )
         self._transcript, self._graph, self._publics, self._advertised = transcript, graph, publics, message.ids
         self._secrets.self_secret = self_secret
-        self._secrets.held = {own: dealt[own]}
+        self._secrets.shares = {own: dealt[own]}
         self._answers.shared = PastAnswer(message.digest(root), answer)
         self._state = rule.target
         return answer
@@ -203,24 +203,24 @@ class ClientSession:
         inspection.check_delivery(message, self._client_id, present(self._graph), self._parameters.agreement)
         opened = {sender: self._open_shares(sender, sealed) for sender, sealed in message.shares.items()}
         pair_secrets = {peer: self._pair_secret(peer, message.pair_secrets.get(peer)) for peer in opened}
-        self._secrets.held.update(opened)
+        self._secrets.shares.update(opened)
         self._secrets.pair_secrets = pair_secrets
         self._sharers = message.sharers
         self._secrets.seal_pair, self._secrets.mask_pair = None, None
         self._answers.delivered = PastAnswer(message.digest(), None)
         self._state = rule.target
 
-    def complain(self, message: ShareDelivery, dealing_shown: Dealing) -> Complaint:
+    def complain(self, message: ShareDelivery, evidence: Dealing) -> Complaint:
         """R1: leave the round with a proof that a neighbour cheated in what it sealed for this client.
 
-        `message` is the delivery that `receive_shares` refused, `dealing_shown` what the server shows that the
+        `message` is the delivery that `receive_shares` refused, `evidence` what the server shows that the
         neighbour has signed. Raises ProtocolViolation("unsigned-dealing") if its signature does not cover what was
         delivered: then it is the server that lies, and nobody is to be accused. UsageError if nothing is wrong.
         """
         rule = client_transition(self._state, ClientEvent.COMPLAIN)
         message.check()
-        dealing_shown.check()
-        graph, transcript, accused = present(self._graph), present(self._transcript), dealing_shown.client_id
+        evidence.check()
+        graph, transcript, accused = present(self._graph), present(self._transcript), evidence.client_id
         inspection.check_delivery(message, self._client_id, graph, self._parameters.agreement)
         if accused not in message.shares:
             raise ProtocolViolation(Check.WRONG_RECIPIENTS, f"client {accused} has sealed nothing for this client")
@@ -232,7 +232,7 @@ class ClientSession:
             parcel=message.shares[accused],
             pair_secret=message.pair_secrets.get(accused),
         )
-        inspection.check_dealing(dealing_shown, case, graph, self._roster, self._verify)
+        inspection.check_dealing(evidence, case, graph, self._roster, self._verify)
         part, pair = self._fault_of(case)
         answer = complaint.complain(case, part, pair, self._randomness)
         self._secrets, self._answers = ClientSecrets(), ClientAnswers()
@@ -315,8 +315,8 @@ class ClientSession:
         survivors = set(self._survivors)
         answer = UnmaskShares(
             self._client_id,
-            {v: held.of_self for v, held in self._secrets.held.items() if v in survivors},
-            {v: held.of_key for v, held in self._secrets.held.items() if v not in survivors},
+            {v: shares.of_self for v, shares in self._secrets.shares.items() if v in survivors},
+            {v: shares.of_key for v, shares in self._secrets.shares.items() if v not in survivors},
         )
         self._answers.released = PastAnswer(message.digest(), answer)
         self._secrets = ClientSecrets()

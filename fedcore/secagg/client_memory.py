@@ -49,7 +49,7 @@ class ClientSecrets:
     self_secret: Secret | None = field(default=None, repr=False)
     pair_secrets: dict[int, Secret] = field(default_factory=dict, repr=False)
     mask_terms: tuple[MaskTerm, ...] = field(default=(), repr=False)
-    held: dict[int, DealtShares] = field(default_factory=dict, repr=False)
+    shares: dict[int, DealtShares] = field(default_factory=dict, repr=False)
 
 
 @dataclass(slots=True)

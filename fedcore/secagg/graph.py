@@ -36,7 +36,7 @@ class Graph:
         if not self.full and (degree < 2 or degree % 2):
             raise UsageError("the degree of a graph that is not full is even")
         self._ring = _order(members, seed)
-        self._place = {member: place for place, member in enumerate(self._ring)}
+        self._index = {member: index for index, member in enumerate(self._ring)}
         self._half = degree // 2
 
     @property
@@ -51,8 +51,8 @@ class Graph:
     def point(self, owner: int, holder: int) -> int:
         """Where on `owner`'s polynomial the share of `holder` lies: 1 to `holders`, one for each of them."""
         if self.full:
-            return self._place[holder] + 1
-        return (self._place[holder] - self._place[owner] + self._half) % len(self._ring) + 1
+            return self._index[holder] + 1
+        return (self._index[holder] - self._index[owner] + self._half) % len(self._ring) + 1
 
     def chooses(self, member: int, peer: int) -> bool:
         """Whether `member` chooses the secret that it shares with `peer`: exactly one of any two neighbours does.
@@ -60,15 +60,15 @@ class Graph:
         It is the one from which the way to the other, forward on the ring, is the shorter; so everybody chooses for
         half of its neighbours.
         """
-        ahead = (self._place[peer] - self._place[member]) % len(self._ring)
+        ahead = (self._index[peer] - self._index[member]) % len(self._ring)
         back = len(self._ring) - ahead
         return ahead < back or (ahead == back and member < peer)
 
     def _window(self, member: int) -> tuple[int, ...]:
         if self.full:
             return self._ring
-        place, size = self._place[member], len(self._ring)
-        return tuple(self._ring[(place + step) % size] for step in range(-self._half, self._half + 1))
+        index, size = self._index[member], len(self._ring)
+        return tuple(self._ring[(index + step) % size] for step in range(-self._half, self._half + 1))
 
 
 def _order(members: tuple[int, ...], seed: bytes) -> tuple[int, ...]:

@@ -135,15 +135,15 @@ def check_delivery(message: ShareDelivery, client_id: int, graph: Graph, agreeme
         )
 
 
-def check_dealing(shown: Dealing, case: Case, graph: Graph, roster: Mapping[int, bytes], verify: Verify) -> None:
+def check_dealing(evidence: Dealing, case: Case, graph: Graph, roster: Mapping[int, bytes], verify: Verify) -> None:
     """R1: the accused has signed for this very round and cohort what was delivered in its name."""
     holder, pair_secret = case.complainant.client_id, case.pair_secret or b""
-    root = dealing.dealt_root(shown, graph, holder, case.parcel, pair_secret)
-    signed = dealing.dealing_statement(case.transcript, shown.client_id, shown.commitment, root)
-    if not verify(roster[shown.client_id], shown.signature, signed):
+    root = dealing.dealt_root(evidence, graph, holder, case.parcel, pair_secret)
+    signed = dealing.dealing_statement(case.transcript, evidence.client_id, evidence.commitment, root)
+    if not verify(roster[evidence.client_id], evidence.signature, signed):
         raise ProtocolViolation(
             Check.UNSIGNED_DEALING,
-            f"the server has no signature of client {shown.client_id} for what it delivered in that one's name",
+            f"the server has no signature of client {evidence.client_id} for what it delivered in that one's name",
         )
 
 

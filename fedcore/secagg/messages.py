@@ -90,9 +90,9 @@ class AdvertisedCohort:
             if not isinstance(member, Advertisement):
                 raise ProtocolViolation(Check.MALFORMED, "the cohort holds another kind of message")
             member.check()
-        shown = tuple(member.client_id for member in self.members)
-        _check_ids(shown)
-        if not set(shown) <= set(self.ids):
+        members = tuple(member.client_id for member in self.members)
+        _check_ids(members)
+        if not set(members) <= set(self.ids):
             raise ProtocolViolation(Check.MALFORMED, "the cohort shows keys of a client that it does not list")
         for value in self.proof:
             _check_bytes(value, HASH_BYTES, "a hash")

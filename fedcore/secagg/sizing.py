@@ -101,15 +101,15 @@ def graph_size(
         )
     colluding = corrupt_clients(n, corrupt)
     if adversary is Adversary.ADAPTIVE:
-        found = _adaptive(n, n, colluding, dropout, security_bits, correctness_bits)
+        sized = _adaptive(n, n, colluding, dropout, security_bits, correctness_bits)
     else:
-        found = _published(n, colluding, dropout, adversary, security_bits, correctness_bits)
-    if found is None:
+        sized = _published(n, colluding, dropout, adversary, security_bits, correctness_bits)
+    if sized is None:
         raise ConfigurationError(
             f"{n} clients of which {colluding} collude and {dropout:.0%} drop out need a full graph, if any will do",
             check="full-graph",
         )
-    return found
+    return sized
 
 
 @lru_cache(maxsize=64)

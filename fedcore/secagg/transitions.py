@@ -133,18 +133,18 @@ STAGE_OF: Mapping[ServerEvent, ServerStage] = {event: stage for stage, event, _ 
 
 def client_transition(state: ClientState, event: ClientEvent) -> Transition[ClientState]:
     """The row of the table; IllegalTransition if there is none."""
-    found = CLIENT.get((state, event))
-    if found is None:
+    rule = CLIENT.get((state, event))
+    if rule is None:
         raise IllegalTransition(state, event)
-    return found
+    return rule
 
 
 def server_transition(stage: ServerStage, event: ServerEvent) -> Transition[ServerStage]:
     """The row of the table; IllegalTransition if there is none."""
-    found = SERVER.get((stage, event))
-    if found is None:
+    rule = SERVER.get((stage, event))
+    if rule is None:
         raise IllegalTransition(stage, event)
-    return found
+    return rule
 
 
 def render_diagram() -> str:

@@ -33,7 +33,7 @@ from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
-from fedcore.wire.record_file import Place
+from fedcore.wire.record_file import RecordLocation
 from fedcore.wire.tasks import ModelRef, Task
 from fedcore.wire.uploads import ReplyError
 
@@ -157,13 +157,13 @@ class PlainSimulation:
             for client, reason in stage.late(examples, sizes).items():
                 by_client[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
-    def _reply(self, client: int, answer: Answer | Exception, out: Place) -> PlainReply:
+    def _reply(self, client: int, answer: Answer | Exception, out: RecordLocation) -> PlainReply:
         if isinstance(answer, Exception):
             traceback.print_exception(answer)
             return self._dropped(client, error_of(answer))
         if answer.error is not None:
             return self._dropped(client, answer.error)
-        content = answer.held or out
+        content = answer.memory or out
         return PlainReply(node=client, content=content, examples=answer.examples or 0, metrics=answer.metrics)
 
     def _dropped(self, client: int, error: ReplyError) -> PlainReply:

@@ -58,23 +58,23 @@ class ModelFacts:
 
     def to_metadata(self) -> dict[str, str]:
         """As safetensors metadata; what there is nothing to say of is left out."""
-        said = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
-        texts = {name: _text(value) for name, value in said.items()}
+        values = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
+        texts = {name: _text(value) for name, value in values.items()}
         return _FORMAT | {_PREFIX + name: text for name, text in texts.items() if len(text) <= _MOST_CHARACTERS}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self | None:
         """The facts in a file's metadata, None if no fedcore wrote them; raises PeerError if they are damaged."""
         texts = {one.name: metadata.get(_PREFIX + one.name) for one in fields(cls)}
-        said: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
-        if not said:
+        values: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
+        if not values:
             return None
         try:
-            said["rounds"] = int(said["rounds"])
-            said |= {name: _finite(said[name]) for name in ("epsilon", "delta") if name in said}
-            said |= {name: _object(said[name]) for name in ("run_config", "told") if name in said}
-            datetime.fromisoformat(said["time"])
-            return cls(**said)
+            values["rounds"] = int(values["rounds"])
+            values |= {name: _finite(values[name]) for name in ("epsilon", "delta") if name in values}
+            values |= {name: _object(values[name]) for name in ("run_config", "told") if name in values}
+            datetime.fromisoformat(values["time"])
+            return cls(**values)
         except (KeyError, TypeError, ValueError, RecursionError):
             raise PeerError("the metadata of the model's file are not those that fedcore writes") from None
 

@@ -89,11 +89,11 @@ class Layout:
     specs: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        seen = set()
+        names = set()
         for spec in self.specs:
-            if spec.name in seen:
+            if spec.name in names:
                 raise EncodingError(f"tensor {spec.name!r} occurs twice in one model", check="tensor-twice")
-            seen.add(spec.name)
+            names.add(spec.name)
 
     @property
     def floats(self) -> tuple[TensorSpec, ...]:
@@ -127,9 +127,9 @@ class Layout:
                 continue
             if ours is None or theirs is None or ours.name != theirs.name:
                 expected = f"tensor {ours.name!r}" if ours else "no further tensor"
-                found = f"tensor {theirs.name!r}" if theirs else "no further tensor"
+                actual = f"tensor {theirs.name!r}" if theirs else "no further tensor"
                 raise EncodingError(
-                    f"{what}: expected {expected}, found {found}; keep the names and the order of the model's tensors",
+                    f"{what}: expected {expected}, found {actual}; keep the names and the order of the model's tensors",
                     check="tensor-names",
                 )
             raise EncodingError(

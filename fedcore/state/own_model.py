@@ -110,10 +110,10 @@ class OwnModelFolder:
         raise self._damaged("the file with its tensors is missing")
 
     def _check(self, model: OwnModel, app_sha256: str | None, layout: Layout | None) -> None:
-        found = model.record.app_sha256
-        if app_sha256 not in (None, found):
+        own_app = model.record.app_sha256
+        if app_sha256 not in (None, own_app):
             raise ConfigurationError(
-                f"the client's own model in {self.folder} is of app {found[:12]}…, this is app "
+                f"the client's own model in {self.folder} is of app {own_app[:12]}…, this is app "
                 f"{str(app_sha256)[:12]}…; install that app again, or move the folder away to start without one",
                 check="other-app",
             )

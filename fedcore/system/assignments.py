@@ -46,15 +46,15 @@ def split_assignments(text: str) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     rest = text.strip()
     while rest or not pairs:
-        found = _ASSIGNMENT.match(rest)
-        if found is None:
+        match = _ASSIGNMENT.match(rest)
+        if match is None:
             unbalanced = rest.count('"') % 2 or rest.count("'") % 2
             raise ConfigurationError(
                 f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}",
                 check="quotes" if unbalanced else "no-assignment",
             )
-        pairs.append((found[1].strip('"'), found[2]))
-        rest = rest[found.end() :].lstrip()
+        pairs.append((match[1].strip('"'), match[2]))
+        rest = rest[match.end() :].lstrip()
     return pairs
 
 

@@ -134,20 +134,20 @@ class Lock:
     Raises ConfigurationError(taken) when another process holds it, EnvironmentFailure when it cannot be locked.
     """
 
-    def __init__(self, path: Path, *, taken: str) -> None:
+    def __init__(self, path: Path, *, in_use: str) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
         try:
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            held = not any(_take(self._descriptor, pause) for pause in (0.0, *_LOOKED_AT_SECONDS))
+            locked = not any(_take(self._descriptor, pause) for pause in (0.0, *_LOOKED_AT_SECONDS))
         except OSError as error:
             os.close(self._descriptor)
             raise EnvironmentFailure(f"{path} cannot be locked: {error.strerror}") from error
-        if held:
+        if locked:
             os.close(self._descriptor)
-            raise ConfigurationError(taken, check="taken")
+            raise ConfigurationError(in_use, check="taken")
 
     def close(self) -> None:
         """Let another process have it; does nothing the second time."""

@@ -119,11 +119,11 @@ class BlockingConnection(Generic[Received]):
     """
 
     def __init__(
-        self, connection: socket.socket, expected: TypeAdapter[Received], *, gone: Callable[[], object]
+        self, connection: socket.socket, expected: TypeAdapter[Received], *, on_close: Callable[[], object]
     ) -> None:
         self._connection = connection
         self._expected = expected
-        self._gone = gone
+        self._on_close = on_close
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="connection", daemon=True).start()
 
@@ -141,7 +141,7 @@ class BlockingConnection(Generic[Received]):
                 for line in lines:
                     self._lines.put(line)
         finally:
-            self._gone()
+            self._on_close()
 
 
 def _line(message: BaseModel) -> bytes:

@@ -39,10 +39,10 @@ class LeftFiles:
         files, size = 0, 0
         for current, folders, names, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             below = os.path.relpath(current, self.folder)
-            wanted = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            visible = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
             # Below others no file has a plain path; and Python walks no deeper than its stack.
-            folders[:] = [name for name in wanted if is_plain_path(_joined(below, name))]
-            self.left_out += len(wanted) - len(folders)
+            folders[:] = [name for name in visible if is_plain_path(_joined(below, name))]
+            self.left_out += len(visible) - len(folders)
             for name in sorted(names):
                 path = _joined(below, name)
                 file = _open(name, descriptor) if is_plain_path(path) else None
@@ -84,13 +84,13 @@ def remove_left(folder: Path) -> None:
                 current.unlink()
                 continue
             with os.scandir(current) as entries:
-                found = list(entries)
-            for entry in found:
-                pending += _taken_out(entry, folder)
+                children = list(entries)
+            for entry in children:
+                pending += _removed(entry, folder)
             current.rmdir()
 
 
-def _taken_out(entry: os.DirEntry[str], folder: Path) -> list[Path]:
+def _removed(entry: os.DirEntry[str], folder: Path) -> list[Path]:
     """Remove a file or a link; move a folder next to `folder`, and say where it is."""
     with contextlib.suppress(OSError):
         if not entry.is_dir(follow_symlinks=False):
@@ -112,8 +112,8 @@ def _open(name: str, folder: int) -> BinaryIO | None:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(descriptor)
         return None
     return os.fdopen(descriptor, "rb")

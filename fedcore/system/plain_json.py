@@ -36,11 +36,11 @@ def from_plain(form: TypeAdapter[T], data: object, *, what: str, error: type[Con
 def _describe(refusal: ValidationError) -> str:
     """What is wrong first, after the name of the thing: "lacks 'scales'"."""
     first = refusal.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
+    where = ".".join(map(str, first["loc"]))
     match first["type"]:
         case "missing":
-            return f"lacks {place!r}"
+            return f"lacks {where!r}"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"has the unknown key {place!r}"
+            return f"has the unknown key {where!r}"
         case _:
-            return f"has a wrong value at {place!r}: {first['msg'].lower()}" if place else f"is wrong: {first['msg']}"
+            return f"has a wrong value at {where!r}: {first['msg'].lower()}" if where else f"is wrong: {first['msg']}"

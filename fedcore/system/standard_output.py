@@ -59,11 +59,11 @@ def checked_output() -> Iterator[None]:
     except SystemExit as ending:
         code = ending.code
     except OutputLost as lost:
-        code = _told(lost)
+        code = _report_loss(lost)
     try:
         sys.stdout.flush()
     except OutputLost as lost:
-        code = code or _told(lost)
+        code = code or _report_loss(lost)
         _silence()
     except BrokenPipeError:
         code = code or 1
@@ -89,7 +89,7 @@ def _named() -> Iterator[None]:
         raise OutputLost(f"standard output cannot be written ({why}); what was to be printed is lost") from error
 
 
-def _told(lost: OutputLost) -> int:
+def _report_loss(lost: OutputLost) -> int:
     with contextlib.suppress(OSError):
         print(f"error: {lost}", file=sys.stderr)  # noqa: T201 - the command's last word
     return lost.exit_code

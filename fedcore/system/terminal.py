@@ -20,13 +20,13 @@ _SUSPECT: Final = re.compile(r"[^\x20-\x7e]")
 
 def visible(text: str, *, keep: str = _LAYOUT) -> str:
     """`text` with what is not printable written as its escape, as in Python: \\x1b. keep: of it, what stays."""
-    return _SUSPECT.sub(lambda found: found[0] if found[0] in keep else _shown(found[0]), text)
+    return _SUSPECT.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), text)
 
 
 def visible_json(text: str) -> str:
     """The text of a JSON document, in which such characters can only be inside of strings, escaped as JSON does."""
     return _SUSPECT.sub(
-        lambda found: found[0] if found[0] in _LAYOUT or _is_plain(found[0]) else json.dumps(found[0])[1:-1], text
+        lambda match: match[0] if match[0] in _LAYOUT or _is_plain(match[0]) else json.dumps(match[0])[1:-1], text
     )
 
 
@@ -35,7 +35,7 @@ def escape(text: str) -> str:
     return _without_markup(visible(text))
 
 
-def _shown(char: str) -> str:
+def _escaped(char: str) -> str:
     return char if _is_plain(char) else char.encode("unicode_escape").decode()
 
 

@@ -64,13 +64,13 @@ class RoundTraces(Traces):
         class Ids(RandomIdGenerator):
             """Random, but for the span above all others."""
 
-            wanted: tuple[int, int] | None = None
+            next_ids: tuple[int, int] | None = None
 
             def generate_trace_id(self) -> int:
-                return self.wanted[0] if self.wanted else super().generate_trace_id()
+                return self.next_ids[0] if self.next_ids else super().generate_trace_id()
 
             def generate_span_id(self) -> int:
-                return self.wanted[1] if self.wanted else super().generate_span_id()
+                return self.next_ids[1] if self.next_ids else super().generate_span_id()
 
         self._ids = Ids()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class RoundTraces(Traces):
         trace, above = trace_ids(run, exchange)
         offset = time.time() - time.monotonic()
         with self._lock:
-            self._ids.wanted = (trace, above) if name == EXCHANGE else None
+            self._ids.next_ids = (trace, above) if name == EXCHANGE else None
             context = Context()
             if name != EXCHANGE:
                 parent = SpanContext(trace, above, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))

@@ -25,5 +25,5 @@ def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds, sharing its memory; the whole of one that is not sharded."""
     if not is_dtensor(tensor):
         return tensor
-    held: Tensor = tensor.to_local()
-    return held
+    own: Tensor = tensor.to_local()
+    return own

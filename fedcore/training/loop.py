@@ -102,13 +102,13 @@ class Evaluation:
         `eval_loss`, and `eval_acc` for the accuracy, are plain means. Of other metrics it is their sums over the
         weight, as `<name>/sums`: the mean over the clients times the total weight is then the federation's sums.
         """
-        found: dict[str, float | list[float]] = {"eval_loss": self.loss}
+        figures: dict[str, float | list[float]] = {"eval_loss": self.loss}
         for metric in self.metrics:
             if metric is accuracy:
-                found["eval_acc"] = self.accuracy
+                figures["eval_acc"] = self.accuracy
             else:
-                found[metric.sums_name] = [value / max(weight, 1) for value in self.sums[metric.name]]
-        return found
+                figures[metric.sums_name] = [value / max(weight, 1) for value in self.sums[metric.name]]
+        return figures
 
 
 def local_engine(
@@ -150,7 +150,7 @@ def train(
     )
 
     def all_steps() -> tuple[int, int, Tensor]:
-        steps_taken, examples_seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
+        step_count, example_count, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
         on_host, added = engine.device.type == "cpu", 0.0
         engine.model.train()
         with engine.seeded(seed):
@@ -160,15 +160,15 @@ def train(
                     added += part.item()
                 else:  # where a number would be waited for
                     loss += part
-                steps_taken += 1
-                examples_seen += batch.total
-        return steps_taken, examples_seen, loss + added
+                step_count += 1
+                example_count += batch.total
+        return step_count, example_count, loss + added
 
     doing = f"training with batch size {batch_size or 'all'}"
-    steps_taken, examples_seen, loss = within_memory(engine, all_steps, doing)
-    mean = float(engine.total(loss)) / examples_seen
+    step_count, example_count, loss = within_memory(engine, all_steps, doing)
+    mean = float(engine.total(loss)) / example_count
     refuse_missing(mean, data)
-    return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=steps_taken, loss=mean)
+    return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=step_count, loss=mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class TrainingPlan:
         """Size and number of the batches of one rank alone; raises ConfigurationError for what means nothing."""
         return steps_of(self.examples, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps)
 
-    def carry_out(self, engine: Engine, *, rule: LocalRule | None = None) -> TrainSummary:
+    def run(self, engine: Engine, *, rule: LocalRule | None = None) -> TrainSummary:
         """Train the engine's model by it."""
         return train(
             engine,
@@ -253,7 +253,7 @@ class _Count:
         self._sums = {metric.name: self._zeros(metric.length) for metric in metrics}
         self._losses = self._zeros(2)
         self._whole = self._loss.over == "batch" or any(metric.over == "set" for metric in metrics)
-        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._outputs: list[tuple[Tensor, Tensor]] = []
 
     def see(self, batch: Batch) -> None:
         """A batch of the test set; one of weight 0 is not part of it."""
@@ -262,7 +262,7 @@ class _Count:
             return
         if self._whole:
             rows = slice(0, 0) if batch.weights is not None else slice(None)
-            self._seen.append((output[rows], batch.y[rows]))
+            self._outputs.append((output[rows], batch.y[rows]))
         if batch.weights is None:
             self._add(output, batch.y, whole=False)
 
@@ -281,15 +281,15 @@ class _Count:
 
     def evaluation(self, examples: int, data: TrainingData) -> Evaluation:
         """After the last batch; every rank has to call it. Raises DataError if missing values make nonsense."""
-        if self._whole and (self._seen or self._engine.data_size > 1):
-            output, targets = (self._engine.together(torch.cat(parts)) for parts in zip(*self._seen, strict=True))
+        if self._whole and (self._outputs or self._engine.data_size > 1):
+            output, targets = (self._engine.together(torch.cat(parts)) for parts in zip(*self._outputs, strict=True))
             if self._engine.data_rank == 0:
                 self._add(output, targets, whole=True)
-        targets_seen, loss = self._engine.total(self._losses).tolist()
+        targets_total, loss = self._engine.total(self._losses).tolist()
         sums = {name: tuple(self._engine.total(value).tolist()) for name, value in self._sums.items()}
-        mean = loss / max(targets_seen, 1.0)
+        mean = loss / max(targets_total, 1.0)
         refuse_missing(mean, data)
-        return Evaluation(examples=examples, targets=round(targets_seen), loss=mean, metrics=self._metrics, sums=sums)
+        return Evaluation(examples=examples, targets=round(targets_total), loss=mean, metrics=self._metrics, sums=sums)
 
     def _zeros(self, length: int) -> Tensor:
         return torch.zeros(length, dtype=torch.float64, device=self._engine.device)
@@ -304,9 +304,9 @@ def refuse_missing(result: float, data: TrainingData) -> None:
         missing = np.isnan(rows) if rows.dtype.kind == "f" else np.zeros(rows.shape, bool)
         if missing.any():
             columns = np.flatnonzero(missing.any(axis=0))
-            shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            names = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
             raise DataError(
                 f"the {name} have missing values (nan) in {int(missing.any(axis=1).sum())} of {len(data)} examples, in "
-                f"columns {shown}: fill them in, as with the federation's means, or leave these examples out",
+                f"columns {names}: fill them in, as with the federation's means, or leave these examples out",
                 check="missing-values",
             )

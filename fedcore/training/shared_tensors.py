@@ -58,12 +58,12 @@ def personal_names(model: nn.Module, patterns: Sequence[str] = (), *, batch_norm
         batch_norm: all of its batch normalisation too.
     """
     tensors = model.state_dict(keep_vars=True)
-    found = batch_norm_names(model) if batch_norm else ()
-    if batch_norm and not found:
+    norms = batch_norm_names(model) if batch_norm else ()
+    if batch_norm and not norms:
         raise ConfigurationError(
             "the model has no batch normalisation layers that could be personal", check="no-batch-norm"
         )
-    _, personal = split_names(tensors, [*patterns, *map(glob.escape, found)])
+    _, personal = split_names(tensors, [*patterns, *map(glob.escape, norms)])
     mine = set(personal)
     homes: dict[int, str] = {}
     for name, tensor in tensors.items():

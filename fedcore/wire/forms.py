@@ -19,9 +19,9 @@ WIRE: Final = 2
 OTHER_VERSION: Final = "other-version"
 """The check that fails where two sides do not understand each other."""
 
-_SHOWN = re.compile(r"[A-Za-z0-9.+() -]{1,80}")
+_PRINTABLE = re.compile(r"[A-Za-z0-9.+() -]{1,80}")
 _NUMBER = re.compile(r"v(\d+)")
-_SAID = re.compile(r"\S+ \((forms [0-9.]+)\)")
+_WITH_FORMS = re.compile(r"\S+ \((forms [0-9.]+)\)")
 
 
 def our_forms() -> str:
@@ -38,20 +38,20 @@ def our_version() -> str:
 
 def understands(version: str) -> bool:
     """Whether this side understands one that says this of itself; versions of before say no forms."""
-    match = _SAID.fullmatch(version)
+    match = _WITH_FORMS.fullmatch(version)
     return match is not None and match[1] == our_forms()
 
 
 def refusal(*, server: str, client: str) -> str:
     """What both sides say then, and what to do; each is the version that the side says of itself."""
     return (
-        f"the server is fedcore {_shown(server)}, the client is fedcore {_shown(client)}: they do not understand each "
+        f"the server is fedcore {_safe(server)}, the client is fedcore {_safe(client)}: they do not understand each "
         "other. Install the server's version at the client, or upgrade the server, whichever is older"
     )
 
 
-def _shown(version: str) -> str:
+def _safe(version: str) -> str:
     """A peer's word, as it may be shown; without forms it is from before they were said."""
-    if not _SHOWN.fullmatch(version):
+    if not _PRINTABLE.fullmatch(version):
         return "of an unknown version"
-    return version if _SAID.fullmatch(version) else f"{version} (from before forms were numbered)"
+    return version if _WITH_FORMS.fullmatch(version) else f"{version} (from before forms were numbered)"

@@ -95,14 +95,14 @@ class MemoryRecords:
         _write(path, self.state.layout, self.state.metadata, self.state.write_to)
 
 
-Place: TypeAlias = Path | MemoryRecords
+RecordLocation: TypeAlias = Path | MemoryRecords
 """Where records are written to, and read from."""
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_records(place: Place, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
+def write_records(location: RecordLocation, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
     """Write a record file, whole or not at all. Raises AppError if its header grows too long, StorageFull."""
     arrays = {
         _tensor(number, index): array.values
@@ -112,11 +112,11 @@ def write_records(place: Place, records: Sequence[StoredRecord], *, durable: boo
     }
     header = _Header(records)
     state = ModelState.from_arrays({**arrays, BYTES: header.bytes_tensor()})
-    _write(place, state.layout, header.metadata(), state.write_to, durable=durable)
+    _write(location, state.layout, header.metadata(), state.write_to, durable=durable)
 
 
 def write_result(
-    place: Place,
+    location: RecordLocation,
     values: StoredValues,
     key: str,
     layout: Layout,
@@ -141,11 +141,11 @@ def write_result(
         write(_Renaming(sink, specs))
         tail.write_to(sink)
 
-    _write(place, Layout(specs=(*specs.values(), *tail.layout.specs)), header.metadata(), write_all, durable=durable)
+    _write(location, Layout(specs=(*specs.values(), *tail.layout.specs)), header.metadata(), write_all, durable=durable)
 
 
 def _write(
-    place: Place,
+    location: RecordLocation,
     layout: Layout,
     metadata: Mapping[str, str],
     write: Callable[[StateSink], None],
@@ -153,14 +153,14 @@ def _write(
     durable: bool = True,
 ) -> None:
     """Put there what `write` hands over, as a copy."""
-    if isinstance(place, Path):
-        with FileSink(place, layout, metadata, durable=durable) as file:
+    if isinstance(location, Path):
+        with FileSink(location, layout, metadata, durable=durable) as file:
             write(file)
         return
     memory = MemorySink(layout)
     write(memory)
-    place.state = memory.state()
-    place.state.metadata = metadata
+    location.state = memory.state()
+    location.state.metadata = metadata
 
 
 def check_flower_holds(layout: Layout) -> None:
@@ -221,36 +221,36 @@ class _Header:
         return value
 
 
-def _tensor(place: int, index: int) -> str:
-    return f"{place}.{index}"
+def _tensor(number: int, index: int) -> str:
+    return f"{number}.{index}"
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_records(place: Place) -> tuple[StoredRecord, ...]:
+def read_records(location: RecordLocation) -> tuple[StoredRecord, ...]:
     """The records of a file, their arrays mapped; raises PeerError for what is no sound record file."""
     try:
-        state = ModelState.open(place) if isinstance(place, Path) else place.state
+        state = ModelState.open(location) if isinstance(location, Path) else location.state
         text = state.metadata.get(KEY, "")
         if len(text) > MOST_HEADER_BYTES:
-            raise _unsound(place.name, "its header is too long")
+            raise _unsound(location.name, "its header is too long")
         document = json.loads(text)
-        return _RecordReader(place.name, state).records(document)
+        return _RecordReader(location.name, state).records(document)
     except EncodingError as error:
-        raise _unsound(place.name, str(error)) from None
+        raise _unsound(location.name, str(error)) from None
     except (ValueError, TypeError, LookupError, RecursionError):
-        raise _unsound(place.name, "its records cannot be read") from None
+        raise _unsound(location.name, "its records cannot be read") from None
 
 
-def arrays_state(path: Path, record: StoredArrays, place: int) -> ModelState:
-    """The tensors of an ArrayRecord, the record at `place` of a file, as the mapped state of a model.
+def arrays_state(path: Path, record: StoredArrays, number: int) -> ModelState:
+    """The tensors of an ArrayRecord, the record with this number in a file, as the mapped state of a model.
 
     Raises AppError for an array that is no tensor.
     """
     if raw := [array.name for array in record.arrays if array.form == "raw"]:
         raise AppError(f"array {raw[0]!r} is not a NumPy array of numbers, which an engine needs")
-    names = {array.name: _tensor(place, index) for index, array in enumerate(record.arrays)}
+    names = {array.name: _tensor(number, index) for index, array in enumerate(record.arrays)}
     return ModelState.open(path).renamed(names)
 
 
@@ -267,33 +267,34 @@ def config_values(records: Sequence[StoredRecord]) -> dict[str, dict[str, Value]
 class _RecordReader:
     """Checks that what the JSON of a file says and the tensors that are there are the same.
 
-    _taken: how many of the bytes belong to the values so far; each belongs to one, so they take no more than the file.
+    _position: how many of the bytes belong to the values so far; each belongs to one value, so they take no more than
+        the file.
     """
 
     name: str
     state: ModelState
-    _taken: int = 0
+    _position: int = 0
 
     def records(self, document: Any) -> tuple[StoredRecord, ...]:
         if not isinstance(document, dict) or list(document) != ["records"] or not isinstance(document["records"], list):
             raise _unsound(self.name, "its header is not that of a record file")
-        records = tuple(self._record(place, entry) for place, entry in enumerate(document["records"]))
+        records = tuple(self._record(number, entry) for number, entry in enumerate(document["records"]))
         if len({record.key for record in records}) < len(records):
             raise _unsound(self.name, "two records have the same name")
         named = sum(len(record.arrays) for record in records if isinstance(record, StoredArrays))
         if named + 1 != len(self.state) or BYTES not in self.state:
             raise _unsound(self.name, "it holds tensors that no record names")
-        if self._taken != self.state[BYTES].size:
+        if self._position != self.state[BYTES].size:
             raise _unsound(self.name, "it holds bytes that no value names")
         return records
 
-    def _record(self, place: int, entry: Any) -> StoredRecord:
+    def _record(self, number: int, entry: Any) -> StoredRecord:
         kind, key, items = entry
         if not isinstance(key, str) or not isinstance(items, list):
             raise _unsound(self.name, "a record has no name or no content")
         record: StoredRecord
         if kind == "array":
-            arrays = tuple(self._array(_tensor(place, index), item) for index, item in enumerate(items))
+            arrays = tuple(self._array(_tensor(number, index), item) for index, item in enumerate(items))
             record, names = StoredArrays(key=key, arrays=arrays), [array.name for array in arrays]
         elif kind in ("metric", "config"):
             values = {name: self._value(value) for name, value in items}
@@ -328,11 +329,11 @@ class _RecordReader:
         if (
             list(value) != [BYTES]
             or content.dtype != np.uint8
-            or start != self._taken
+            or start != self._position
             or not start <= end <= content.size
         ):
             raise _unsound(self.name, "a value lies outside of the file, or in another one")
-        self._taken = end
+        self._position = end
         return content[start:end].tobytes()
 
 

@@ -100,7 +100,7 @@ class NonceCache:
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(len(seen.nonces) for seen in self._keys.values())
+            return sum(len(cache.nonces) for cache in self._keys.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +168,7 @@ def verify_headers(
     *,
     resolve_key: Callable[[str], bytes],
     now: datetime | int,
-    seen: NonceCache,
+    nonces: NonceCache,
     max_age_s: int = DEFAULT_MAX_AGE_S,
 ) -> Verified:
     """Check a request's signature; Unauthorized, with the reason, unless everything holds.
@@ -195,7 +195,7 @@ def verify_headers(
     base = _signature_base(claim.components, method, path_and_query, digest, claim.covered)
     _check_signature(claim, base, resolve_key)
     # Last, so that nobody without a key can fill the memory.
-    seen.add(claim.key_id, claim.nonce, created=claim.created, oldest=_seconds(now) - max_age_s - CLOCK_SKEW_S)
+    nonces.add(claim.key_id, claim.nonce, created=claim.created, oldest=_seconds(now) - max_age_s - CLOCK_SKEW_S)
     return Verified(key_id=claim.key_id, content_sha256=base64.b64decode(matched[1]))
 
 

@@ -120,7 +120,7 @@ class Authenticator:
             headers,
             resolve_key=self._key,
             now=int(self.clock()),
-            seen=self.nonces,
+            nonces=self.nonces,
             max_age_s=MAX_AGE_SECONDS,
         )
         caller = ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.forked import ForkedGroup
 
-from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.execution import execute_run
 from fedcore.comparison.federation import ReusableFederation
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.run import Kill, PlannedRun
@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),
         }.items():
             kinds: list[str] = []
-            result = carry_out_run(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
+            result = execute_run(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
             found[name] = (result, run.folder, kinds)
             found.setdefault("warm", []).append(federation.is_running)
         found["federations"] = len(list((out / "federations").iterdir()))

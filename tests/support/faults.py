@@ -80,7 +80,7 @@ class _IgnoresTheQuorum(ClientSession):
 
 class _ReleasesBoth(ClientSession):
     def unmask(self, message: SignatureSet) -> UnmaskShares:
-        held = dict(self._secrets.held)
+        held = dict(self._secrets.shares)
         answer = super().unmask(message)
         if not held:
             return answer
@@ -107,11 +107,11 @@ class _ReleasesAgain(_ChangesItsMind):
         return super().sign_survivors(message)
 
     def unmask(self, message: SignatureSet) -> UnmaskShares:
-        held = dict(self._secrets.held)
+        held = dict(self._secrets.shares)
         if self._state is ClientState.RELEASED:
             self._state = ClientState.SIGNED
         answer = super().unmask(message)
-        self._secrets.held = held
+        self._secrets.shares = held
         return answer
 
 

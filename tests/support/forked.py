@@ -336,7 +336,7 @@ def _be_module(
     for output in set(outputs):
         output.close()
     told, module = confined
-    Sandbox.told(told).enter()
+    Sandbox.from_json(told).enter()
     numbers = {name: str(one.detach()) for name, one in inherited.items()}
     sys.argv = [module, str(connection.detach()), *(numbers.get(word, word) for word in arguments)]
     sys.modules.pop(module, None)  # it is to run as the program

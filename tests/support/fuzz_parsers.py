@@ -129,7 +129,7 @@ def _heads(corpus: Corpus) -> list[Parser]:
         method, _, target = first.partition(" ")
         headers = {line.partition(": ")[0].lower(): line.partition(": ")[2] for line in lines}
         verify_headers(
-            method, target, headers, resolve_key=lambda name: keys[client_of(name)], now=now, seen=NonceCache()
+            method, target, headers, resolve_key=lambda name: keys[client_of(name)], now=now, nonces=NonceCache()
         )
 
     return [

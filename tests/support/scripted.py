@@ -398,7 +398,7 @@ class Scripted:
                 int(key_id.removeprefix("client-"))
             ],
             now=int(time.time()),
-            seen=self.nonces,
+            nonces=self.nonces,
         )
         if hashlib.sha256(body).digest() != verified.content_sha256:
             raise Unauthorized("the body is another than the signed one")

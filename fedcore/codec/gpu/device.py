@@ -93,7 +93,7 @@ class DeviceVector:
         import torch
 
         order = {spec.name: number for number, (_, spec) in enumerate(part.tensors)}
-        found = torch.zeros((len(order), 2), dtype=torch.int64, device=self._device)
+        statistics = torch.zeros((len(order), 2), dtype=torch.int64, device=self._device)
         narrow = part.field_bits == 16
         units = torch.tensor(
             [factor * (1 << 16 if narrow else 1) for factor in factors],
@@ -117,7 +117,7 @@ class DeviceVector:
                         random[at:],
                         fields[at:],
                         units[span.index :],
-                        found[order[span.spec.name]],
+                        statistics[order[span.spec.name]],
                         span.size,
                         part.levels,
                         STORED=span.spec.dtype,
@@ -131,7 +131,7 @@ class DeviceVector:
                     )
                 base.release()
                 local.release()
-        largest, clipped = found.cpu().numpy().T
+        largest, clipped = statistics.cpu().numpy().T
         return [
             Rounded(index=index, spec=spec, largest=float(size), clipped=int(count))
             for (index, spec), size, count in zip(

@@ -58,19 +58,19 @@ def add_streams(
     """
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     start = lane * 8 - skip
-    held = words + start
+    target = words + start
     # -k is ~k + 1: the ones of all that are subtracted are added here, the complements below.
     ones = tl.zeros((1,), tl.int64)
     for term in range(term_count):
         ones -= tl.load(terms + term * 9 + 8).to(tl.int64)
-    t0 = tl.load(held, mask=(start >= 0) & (start < count), other=0) + ones
-    t1 = tl.load(held + 1, mask=(start >= -1) & (start + 1 < count), other=0) + ones
-    t2 = tl.load(held + 2, mask=(start >= -2) & (start + 2 < count), other=0) + ones
-    t3 = tl.load(held + 3, mask=(start >= -3) & (start + 3 < count), other=0) + ones
-    t4 = tl.load(held + 4, mask=(start >= -4) & (start + 4 < count), other=0) + ones
-    t5 = tl.load(held + 5, mask=(start >= -5) & (start + 5 < count), other=0) + ones
-    t6 = tl.load(held + 6, mask=(start >= -6) & (start + 6 < count), other=0) + ones
-    t7 = tl.load(held + 7, mask=(start >= -7) & (start + 7 < count), other=0) + ones
+    t0 = tl.load(target, mask=(start >= 0) & (start < count), other=0) + ones
+    t1 = tl.load(target + 1, mask=(start >= -1) & (start + 1 < count), other=0) + ones
+    t2 = tl.load(target + 2, mask=(start >= -2) & (start + 2 < count), other=0) + ones
+    t3 = tl.load(target + 3, mask=(start >= -3) & (start + 3 < count), other=0) + ones
+    t4 = tl.load(target + 4, mask=(start >= -4) & (start + 4 < count), other=0) + ones
+    t5 = tl.load(target + 5, mask=(start >= -5) & (start + 5 < count), other=0) + ones
+    t6 = tl.load(target + 6, mask=(start >= -6) & (start + 6 < count), other=0) + ones
+    t7 = tl.load(target + 7, mask=(start >= -7) & (start + 7 < count), other=0) + ones
     block = lane + first.to(tl.int64)
     chunk = block // chunk_blocks
     counter = (block - chunk * chunk_blocks).to(tl.uint32)
@@ -110,14 +110,14 @@ def add_streams(
         t5 = _pair(t5, x10 + k6, x11 + k7, flip)
         t6 = _pair(t6, x12 + counter, x13 + nonce_low, flip)
         t7 = _pair(t7, x14 + nonce_high, x15, flip)
-    tl.store(held, t0, mask=(start >= 0) & (start < count))
-    tl.store(held + 1, t1, mask=(start >= -1) & (start + 1 < count))
-    tl.store(held + 2, t2, mask=(start >= -2) & (start + 2 < count))
-    tl.store(held + 3, t3, mask=(start >= -3) & (start + 3 < count))
-    tl.store(held + 4, t4, mask=(start >= -4) & (start + 4 < count))
-    tl.store(held + 5, t5, mask=(start >= -5) & (start + 5 < count))
-    tl.store(held + 6, t6, mask=(start >= -6) & (start + 6 < count))
-    tl.store(held + 7, t7, mask=(start >= -7) & (start + 7 < count))
+    tl.store(target, t0, mask=(start >= 0) & (start < count))
+    tl.store(target + 1, t1, mask=(start >= -1) & (start + 1 < count))
+    tl.store(target + 2, t2, mask=(start >= -2) & (start + 2 < count))
+    tl.store(target + 3, t3, mask=(start >= -3) & (start + 3 < count))
+    tl.store(target + 4, t4, mask=(start >= -4) & (start + 4 < count))
+    tl.store(target + 5, t5, mask=(start >= -5) & (start + 5 < count))
+    tl.store(target + 6, t6, mask=(start >= -6) & (start + 6 < count))
+    tl.store(target + 7, t7, mask=(start >= -7) & (start + 7 < count))
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def round_update(
     random,
     fields,
     factor,
-    found,
+    statistics,
     count,
     levels,
     STORED: tl.constexpr,
@@ -165,13 +165,13 @@ def round_update(
     found
         int64 [2], which grow: the bits of the largest |local - base| as float32, and how many were clipped.
     """
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = place < count
-    delta = _delta(tl.load(local + place, mask=inside, other=0), tl.load(base + place, mask=inside, other=0), STORED)
+    index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = index < count
+    delta = _delta(tl.load(local + index, mask=inside, other=0), tl.load(base + index, mask=inside, other=0), STORED)
     # Bits of floating point numbers that are not negative are ordered as they are; infinity and NaN lie above.
     size = delta.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    tl.atomic_max(found, tl.max(size, 0).to(tl.int64))
-    bits = tl.load(random + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
+    tl.atomic_max(statistics, tl.max(size, 0).to(tl.int64))
+    bits = tl.load(random + index, mask=inside, other=0).to(tl.int32) & 0xFFFF
     unit = tl.load(factor)
     levels = levels.to(tl.int64)
     if BITS == 16:
@@ -181,7 +181,7 @@ def round_update(
         scaled = delta.to(tl.float64) * unit
         limit = levels.to(tl.float64)
     beyond = tl.abs(scaled) > limit
-    tl.atomic_add(found + 1, tl.sum(beyond.to(tl.int32), 0).to(tl.int64))
+    tl.atomic_add(statistics + 1, tl.sum(beyond.to(tl.int32), 0).to(tl.int64))
     # What is not finite is refused by the reader of `found`; until then it is only to be no undefined conversion.
     scaled = tl.where(beyond, tl.where(scaled > 0, limit, -limit), scaled)
     scaled = tl.where(size < 0x7F800000, scaled, 0)
@@ -190,26 +190,26 @@ def round_update(
         shift = tl.where(scaled < 0, -8388608.0, 8388608.0)
         nearest = tl.where(tl.abs(scaled) < 8388608.0, (scaled + shift) - shift, scaled)
         fixed = ((nearest.to(tl.int32) + bits) >> 16) + levels.to(tl.int32)
-        tl.store(fields + place, fixed.to(tl.int16), mask=inside)
+        tl.store(fields + index, fixed.to(tl.int16), mask=inside)
     elif BITS == 64:
         whole = tl.floor(scaled)
         # From 2^52 on the low bits of a float64 are a whole number.
         magic = tl.full((1,), 1 << 52, tl.int64).to(tl.float64)
         part = ((scaled - whole) * 65536 + magic).to(tl.int64, bitcast=True) & 0xFFFFFFFF
-        tl.store(fields + place, whole.to(tl.int64) + ((part + bits) >> 16) + levels, mask=inside)
+        tl.store(fields + index, whole.to(tl.int64) + ((part + bits) >> 16) + levels, mask=inside)
     else:
         # From 2^36 to its double, a float64 has 16 bits after the point.
         binade = (levels + (1 << 36)).to(tl.float64)
         fixed = ((scaled + binade).to(tl.int64, bitcast=True) + bits) >> 16
-        tl.store(fields + place, fixed.to(tl.int32), mask=inside)
+        tl.store(fields + index, fixed.to(tl.int32), mask=inside)
 
 
 @triton.jit(do_not_specialize=["count"])
 def pack_thirds(fields, words, count, SIZE: tl.constexpr):
     """Three 21-bit fields (int32 [count]) to each of the words, int64 [ceil(count / 3)]."""
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    first = place * 3
+    index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    first = index * 3
     low = tl.load(fields + first, mask=first < count, other=0).to(tl.int64)
     middle = tl.load(fields + first + 1, mask=first + 1 < count, other=0).to(tl.int64)
     high = tl.load(fields + first + 2, mask=first + 2 < count, other=0).to(tl.int64)
-    tl.store(words + place, low | (middle << 21) | (high << 42), mask=first < count)
+    tl.store(words + index, low | (middle << 21) | (high << 42), mask=first < count)

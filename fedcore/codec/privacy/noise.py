@@ -206,11 +206,11 @@ class NoiseSampler:
     def magnitudes(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
         """How many entries are at most U; `words` ([m]) are the first 63 bits of each U."""
         high = self._table.high
-        found: NDArray[np.int64] = np.searchsorted(high, words).astype(np.int64, copy=False)
-        undecided = np.flatnonzero(high[np.minimum(found, high.size - 1)] == words)
+        indices: NDArray[np.int64] = np.searchsorted(high, words).astype(np.int64, copy=False)
+        undecided = np.flatnonzero(high[np.minimum(indices, high.size - 1)] == words)
         for position in undecided.tolist():
-            found[position] = self._decide(int(words[position]), int(found[position]))
-        return found
+            indices[position] = self._decide(int(words[position]), int(indices[position]))
+        return indices
 
     def _decide(self, word: int, first: int) -> int:
         """The magnitude if entries from `first` on begin with `word`: 64 more bits of U decide."""

@@ -55,13 +55,13 @@ class TensorChange:
         Args:
             unit: of a field; a step is a fraction of it.
         """
-        found = list(parts)
+        changes = list(parts)
         return cls(
             spec=spec,
             step=math.ldexp(unit, -fraction_bits),
             contributors=contributors,
-            squares=math.ldexp(math.fsum(part.squares for part in found), 2 * fraction_bits),
-            elements=sum(part.elements for part in found),
+            squares=math.ldexp(math.fsum(part.squares for part in changes), 2 * fraction_bits),
+            elements=sum(part.elements for part in changes),
         )
 
     @property

@@ -63,7 +63,7 @@ cohorts, and that after it, which knows the tight one."""
 _COARSEST_STEP = 1 / 32
 _COARSEST_WIDE_STEP = 1 / 256
 """The same for 32-bit fields: about what 16 bits give if nothing holds a scale up."""
-_HELD = 4.0
+_RAISED = 4.0
 """A scale is held up if it is so many times what the updates need that are usual."""
 
 
@@ -254,13 +254,13 @@ def _wide_enough(encoding: Encoding, inputs: ScaleInputs) -> Encoding:
     """The same with the narrowest fields in which nothing usual is lost."""
     latest = inputs.latest
     changed = [index for index, size in enumerate(latest.sizes) if size and not encoding.groups[index].small]
-    held = [index for index in changed if _is_held(encoding, inputs, index)]
+    raised = [index for index in changed if _is_raised(encoding, inputs, index)]
     loose = [index for index in changed if not latest.measured[index]]
-    if encoding.field_bits <= NARROW_BITS and (held or loose):
+    if encoding.field_bits <= NARROW_BITS and (raised or loose):
         encoding = dataclasses.replace(encoding, field_bits=FINE_BITS)
     for bits, suspects, coarsest in (
-        (WIDE_BITS, {*held, *loose}, _COARSEST_STEP),
-        (FIRST_BITS, held, _COARSEST_WIDE_STEP),
+        (WIDE_BITS, {*raised, *loose}, _COARSEST_STEP),
+        (FIRST_BITS, raised, _COARSEST_WIDE_STEP),
     ):
         if not any(encoding.step(index) > inputs.usual[index] * coarsest for index in suspects):
             break
@@ -287,9 +287,9 @@ def _moves_too_little(encoding: Encoding, moved: tuple[float, ...]) -> bool:
     )
 
 
-def _is_held(encoding: Encoding, inputs: ScaleInputs, index: int) -> bool:
+def _is_raised(encoding: Encoding, inputs: ScaleInputs, index: int) -> bool:
     """Whether a scale is far above what the usual updates need."""
     latest = inputs.latest
     shrunk = inputs.usual[index] * latest.contributors / latest.sizes[index]
     room = headroom(encoding.settings, encoding.groups[index], encoding.n_max)
-    return encoding.scales[index] >= _HELD * power_of_two(latest.peaks[index] * shrunk * room)
+    return encoding.scales[index] >= _RAISED * power_of_two(latest.peaks[index] * shrunk * room)

@@ -61,8 +61,8 @@ def power_of_two(value: float) -> float:
 
 def size_word(ratio: float, n_max: int, digits: int = _SIZE_RANGE) -> int:
     """One client's word in `sizes`: its largest |w * delta| over the scale, rounded up."""
-    told = power_of_two(ratio) if n_max < POWERS_FROM else ratio
-    return _rounded_up(min(told, 2.0**digits), size_fraction_bits(n_max, digits))
+    reported = power_of_two(ratio) if n_max < POWERS_FROM else ratio
+    return _rounded_up(min(reported, 2.0**digits), size_fraction_bits(n_max, digits))
 
 
 def power_word(ratio: float, n_max: int) -> int:

@@ -46,7 +46,7 @@ class ScaleTrack:
     _latest: MagnitudeStatistics | None = None
     _lasting: tuple[float, ...] = ()
     _usual: tuple[float, ...] = ()
-    _asked: Encoding | None = None
+    _previous: Encoding | None = None
     _raised: tuple[float, ...] = ()
     _falls: int = 0
     _coarse_bits: int = 0
@@ -68,7 +68,7 @@ class ScaleTrack:
             again: no scale is below that of the last one.
         """
         first = first_encoding(settings, layout, n_max, metrics=metrics, failures=failures, rotation=rotation)
-        last = self._asked.scales if self._asked else first.scales
+        last = self._previous.scales if self._previous else first.scales
         least = self._raised or (0.0,) * len(last)
         if again:
             least = tuple(map(max, least, last))
@@ -88,7 +88,7 @@ class ScaleTrack:
             )
         if encoding.field_bits <= self._coarse_bits < FIRST_BITS:
             encoding = wider(dataclasses.replace(encoding, field_bits=self._coarse_bits))
-        self._asked = encoding
+        self._previous = encoding
         self._falls += not is_first(encoding)
         return encoding
 
@@ -127,9 +127,9 @@ class ScaleTrack:
     def _remember(self, statistics: MagnitudeStatistics, *, fades: bool) -> None:
         """Peaks that are loose bounds are not kept: the next sum that opens knows a tight one."""
         before = self._lasting or (0.0,) * len(statistics.peaks)
-        told = zip(before, statistics.peaks, statistics.measured, strict=True)
+        peaks = zip(before, statistics.peaks, statistics.measured, strict=True)
         self._lasting = tuple(
-            max(old * _left_of(old, peak) if fades else old, peak if sure else 0.0) for old, peak, sure in told
+            max(old * _left_of(old, peak) if fades else old, peak if sure else 0.0) for old, peak, sure in peaks
         )
 
 

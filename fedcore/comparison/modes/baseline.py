@@ -247,14 +247,14 @@ class RoundLog:
         return tuple(
             CurvePoint(
                 round=number,
-                samples=seen,
+                samples=examples,
                 seconds=at,
                 simulated_seconds=then,
                 bytes_up=sent,
                 bytes_down=received,
                 metrics=own.get(number, {}),
             )
-            for number, ((seen, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
+            for number, ((examples, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
         )
 
     def steps(self) -> dict[str, int]:

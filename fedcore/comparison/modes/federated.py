@@ -85,7 +85,7 @@ class Federated(Mode):
         return ReusableFederation(folder, plain=self.plain)
 
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
-        followed = warm.carry_out(run, emit)
+        followed = warm.execute(run, emit)
         about = describe(run, workers)
         result = result_of(run, followed, about)
         if about.schedule is None or not result.model_sha256:
@@ -105,11 +105,11 @@ def rounds_tested(
     followed: FederatedOutcome, sites: int, *, but: Container[int]
 ) -> dict[int, tuple[EvaluationProgress, ...]]:
     """Round -> what its model gave on each site; a round that some sites did not evaluate is left out."""
-    found: dict[int, list[EvaluationProgress]] = {}
+    by_round: dict[int, list[EvaluationProgress]] = {}
     for rounds in followed.tested.values():
         for number, tested in rounds.items():
-            found.setdefault(number, []).append(tested)
-    return {number: tuple(of) for number, of in found.items() if len(of) == sites and number not in but}
+            by_round.setdefault(number, []).append(tested)
+    return {number: tuple(of) for number, of in by_round.items() if len(of) == sites and number not in but}
 
 
 class Description(WorkerReport):
@@ -154,10 +154,10 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
     """All that is known without our own evaluation."""
     record = followed.record
     training = _training(followed, about.model_bytes)
-    schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.taken) else None
+    schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.examples) else None
     simulated = _simulated(run, record, training, schedule)
     own = OwnFigures.of(followed.results, evaluations_of(record))
-    samples = _samples(training, {} if record.privacy else followed.taken)
+    samples = _samples(training, {} if record.privacy else followed.examples)
     curve = curve_of(run.sites, training, samples, simulated, own)
     finished = record.status == "finished"
     model = run.folder / MODEL_FILE
@@ -235,28 +235,30 @@ def curve_of(
     points = [
         CurvePoint(
             round=exchange.server_round,
-            samples=seen,
+            samples=examples,
             seconds=at,
             simulated_seconds=then,
             bytes_up=sent,
             bytes_down=received,
             metrics=own.rounds.get(exchange.server_round, {}),
         )
-        for exchange, seen, at, then, sent, received in zip(training, samples, seconds, clock, up, down, strict=True)
+        for exchange, examples, at, then, sent, received in zip(
+            training, samples, seconds, clock, up, down, strict=True
+        )
     ]
     return (*start, *points)
 
 
-def _samples(training: Sequence[ExchangeDone], taken: TrainedExamples) -> list[int | None]:
+def _samples(training: Sequence[ExchangeDone], trained: TrainedExamples) -> list[int | None]:
     """Examples that the survivors took up to the end of each exchange; None from where nobody counted them."""
-    found: list[int | None] = []
+    totals: list[int | None] = []
     total: int | None = 0
     for exchange in training:
-        counts = [taken.get(name, {}).get(_trained_in(exchange, name)) for name in exchange.survivors]
+        counts = [trained.get(name, {}).get(_trained_in(exchange, name)) for name in exchange.survivors]
         known = [count for count in counts if count]
         total = total + sum(known) if total is not None and len(known) == len(counts) else None
-        found.append(total)
-    return found
+        totals.append(total)
+    return totals
 
 
 def _trained_in(exchange: ExchangeDone, name: str) -> int:
@@ -264,10 +266,10 @@ def _trained_in(exchange: ExchangeDone, name: str) -> int:
     return exchange.server_round - exchange.staleness.get(name, 0)
 
 
-def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: TrainedExamples) -> bool:
+def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], trained: TrainedExamples) -> bool:
     """Whether all clients took the examples that the run config says; own training code need not."""
     return all(
-        taken.get(name, {}).get(_trained_in(exchange, name)) == schedule.own_samples(site_of(name))
+        trained.get(name, {}).get(_trained_in(exchange, name)) == schedule.own_samples(site_of(name))
         for exchange in training
         for name in exchange.survivors
     )
@@ -281,8 +283,8 @@ def _sums(sites: int, training: Sequence[ExchangeDone]) -> dict[str, int]:
 def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> dict[str, int]:
     if schedule is None:
         return {}
-    taken = _sums(sites, training)
-    return {name: count * schedule.own_steps(site_of(name))[1] for name, count in taken.items()}
+    trainings = _sums(sites, training)
+    return {name: count * schedule.own_steps(site_of(name))[1] for name, count in trainings.items()}
 
 
 def _simulated(

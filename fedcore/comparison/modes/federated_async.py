@@ -60,7 +60,7 @@ class FederatedAsync(Federated):
         if run.network is not None and run.cost is not None and about.schedule is not None:
             rounds = int(run.config.get(ROUNDS_KEY, 1))
             warm.paces = paces(about.schedule, rounds, run.cost, run.network, quickest=QUICKEST_SECONDS)
-        followed = warm.carry_out(run, emit)
+        followed = warm.execute(run, emit)
         result = result_of(run, followed, about)
         result = replace(result, staleness=staleness_of(followed.record.exchanges, int(run.settings["max-staleness"])))
         if about.schedule is None or not result.model_sha256:

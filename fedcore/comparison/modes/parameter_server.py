@@ -84,7 +84,7 @@ class ParameterServer(Mode):
         except FedcoreError as error:
             workers.stop()
             result = replace(result, status="failed", reason=str(error))
-        trained = _assembled(training.told(result), task, training)
+        trained = _assembled(training.with_reports(result), task, training)
         shutil.rmtree(task.folder)
         return trained
 
@@ -121,7 +121,7 @@ class Training:
     finished: ServerEnded | None = None
     _began: bool = False
     _ended: dict[str, Ended] = field(default_factory=dict)
-    _gone: dict[str, float] = field(default_factory=dict)
+    _lost_at: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.traffic = {name: {0: TcpBytes()} for name in self.task.run.site_names}
@@ -144,7 +144,7 @@ class Training:
             reasons = [f"{name}: {end.reason}" for name, end in self._ended.items() if end.reason]
             raise RunFailed("; ".join(["all workers were lost", *reasons]))
 
-    def told(self, result: RunResult) -> RunResult:
+    def with_reports(self, result: RunResult) -> RunResult:
         """The result with what the processes reported while they trained."""
         last, ending = {name: counts[max(counts)] for name, counts in self.traffic.items()}, self.finished
         curve = tuple(self._point(report) for report in (self._start(), *self.rounds))
@@ -205,13 +205,13 @@ class Training:
             case ServerEnded() as report:
                 self.finished = report
             case Ended() as report:
-                self._gone.setdefault(event.name, time.monotonic())
+                self._lost_at.setdefault(event.name, time.monotonic())
                 self._ended[event.name] = report
 
     def _end_round(self, report: RoundOver) -> None:
         kill = self.task.run.kill
         if kill is not None and kill.round == report.round:
-            self._gone[worker_name(kill.site)] = time.monotonic()
+            self._lost_at[worker_name(kill.site)] = time.monotonic()
             self.workers.kill(worker_name(kill.site))
         before = self.rounds[-1] if self.rounds else self._start()
         lost = {loss.worker for loss in self.losses}
@@ -234,18 +234,18 @@ class Training:
         )
         self.rounds.append(report)
 
-    def _count_loss(self, gone: WorkerGone) -> None:
-        name, now = worker_name(gone.worker), time.monotonic()
+    def _count_loss(self, loss: WorkerGone) -> None:
+        name, now = worker_name(loss.worker), time.monotonic()
         consequence = (
             "the others went on; each later step is the mean over their examples"
             if self.task.mode.together
             else "the others went on and waited for it no more"
         )
-        seconds = now - self._gone.get(name, now)
-        self.losses.append(LostWorker(worker=name, round=gone.round, consequence=consequence, seconds=seconds))
+        seconds = now - self._lost_at.get(name, now)
+        self.losses.append(LostWorker(worker=name, round=loss.round, consequence=consequence, seconds=seconds))
         end, log = self._ended.get(name), self.workers.folder / "logs" / f"{name}.log"
-        why = f"{end.reason if end is not None and end.reason else gone.reason}; {consequence}; see {log}"
-        self.emit(ClientDropped(exchange=gone.round, client=name, stage="train", reason=why))
+        why = f"{end.reason if end is not None and end.reason else loss.reason}; {consequence}; see {log}"
+        self.emit(ClientDropped(exchange=loss.round, client=name, stage="train", reason=why))
 
     def _lose(self, name: str, end: Ended) -> None:
         """A process failed: shard 0 notices a worker that was killed, and goes on without it."""

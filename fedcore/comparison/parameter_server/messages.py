@@ -139,7 +139,7 @@ class PushPullReply:
         return cls(time, int(number))
 
 
-_APPLY, _ANSWER, _STEP_TAKEN, _SNAPSHOT = range(1, 5)
+_APPLY, _ANSWER, _STEP_DONE, _SNAPSHOT = range(1, 5)
 
 
 def write_action(action: Action | None, workers: int) -> Tensor:
@@ -152,7 +152,7 @@ def write_action(action: Action | None, workers: int) -> Tensor:
         case SendModel(worker):
             message[0], message[1] = _ANSWER, worker
         case StepTaken(worker):
-            message[0], message[1] = _STEP_TAKEN, worker
+            message[0], message[1] = _STEP_DONE, worker
         case Snapshot(number):
             message[0], message[1] = _SNAPSHOT, number
     return message
@@ -165,6 +165,6 @@ def read_action(message: Tensor) -> Action | None:
         return Apply(tuple(number for number, mark in enumerate(marks) if mark), value)
     if kind == _ANSWER:
         return SendModel(int(value))
-    if kind == _STEP_TAKEN:
+    if kind == _STEP_DONE:
         return StepTaken(int(value))
     return Snapshot(int(value)) if kind == _SNAPSHOT else None

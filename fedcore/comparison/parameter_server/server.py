@@ -163,7 +163,7 @@ class ShardProcess:
     lost: set[int] = field(default_factory=set)
     _released: list[WorkerThread] = field(default_factory=list)
 
-    def carry_out(self, action: Action, reply: PushPullReply) -> None:
+    def perform(self, action: Action, reply: PushPullReply) -> None:
         """Do what was decided; `reply` goes to the worker that it answers."""
         match action:
             case Apply(workers, scale):
@@ -257,7 +257,7 @@ class LeadingShard:
             for pair in self.followers:
                 pair.send(write_action(action, len(self.process.threads)))
             reply = self._reply(action)
-            self.process.carry_out(action, reply)
+            self.process.perform(action, reply)
             if isinstance(action, SendModel):
                 self._arrivals.away.add(action.worker)
             if isinstance(action, Snapshot):
@@ -286,10 +286,10 @@ class LeadingShard:
                 samples=state.samples,
                 seconds=time.monotonic() - self._began,
                 simulated_seconds=None if self.clock is None else self.clock.now,
-                loss=state.loss / max(1, state.seen),
+                loss=state.loss / max(1, state.recent_examples),
             )
         )
-        state.loss, state.seen = 0.0, 0
+        state.loss, state.recent_examples = 0.0, 0
 
     def _ending(self) -> ServerEnded:
         state = self.order
@@ -315,7 +315,7 @@ def run_follower(process: ShardProcess, leader: Pair) -> None:
         if isinstance(action, Apply):
             for worker in action.workers:
                 _await(process, process.threads[worker])
-        process.carry_out(action, PushPullReply(0.0, 0))
+        process.perform(action, PushPullReply(0.0, 0))
         if isinstance(action, Snapshot):
             leader.send(new_header())
 

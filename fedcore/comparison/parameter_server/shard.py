@@ -152,7 +152,7 @@ class ModelShard:
             raise ConfigurationError(
                 f"{type(self._optimizer).__name__} may look at whole tensors, which shards cut: use shards=1"
             )
-        self._held: list[tuple[nn.Parameter, slice]] = []
+        self._parameters: list[tuple[nn.Parameter, slice]] = []
         self._replace_parameters(module, ranges)
 
     @torch.no_grad()
@@ -168,8 +168,8 @@ class ModelShard:
         self.values[self._trained :] = total[self._trained :] / len(pushes)
         if scale != 1.0:
             total[: self._trained].mul_(scale)
-        for parameter, place in self._held:
-            parameter.grad = total[place].view(parameter.shape)
+        for parameter, span in self._parameters:
+            parameter.grad = total[span].view(parameter.shape)
         self._optimizer.step()
 
     def _replace_parameters(self, module: nn.Module, ranges: KeyRanges) -> None:
@@ -183,9 +183,9 @@ class ModelShard:
             whole = trained[key.name]
             shape = whole.shape if part.stop - part.start == whole.numel() else (-1,)
             start = key.start + part.start - self._range.start
-            place = slice(start, start + part.stop - part.start)
-            parameter = nn.Parameter(self.values[place].view(shape))
-            self._held.append((parameter, place))
+            span = slice(start, start + part.stop - part.start)
+            parameter = nn.Parameter(self.values[span].view(shape))
+            self._parameters.append((parameter, span))
             cut[whole] = (parameter, part)
         for group in self._optimizer.param_groups:
             group["params"] = [cut[whole][0] for whole in group["params"] if whole in cut]

@@ -88,8 +88,9 @@ class UpdateOrder:
     bound: s.
     together: sum the pushes of one clock into one step.
     round_samples: a round is over whenever as many more examples were pushed.
-    clocks: of the workers that still work. losses, seen: sum of the losses of the examples pushed since the last round
-        ended, and their number.
+    clocks: of the workers that still work.
+    loss: sum of the losses of the examples pushed since the last round ended.
+    recent_examples: their number.
     """
 
     clocks: dict[int, int]
@@ -100,7 +101,7 @@ class UpdateOrder:
     samples: int = 0
     updates: int = 0
     loss: float = 0.0
-    seen: int = 0
+    recent_examples: int = 0
     steps: Counter[int] = field(default_factory=Counter)
     stale_clocks: Counter[int] = field(default_factory=Counter)
     stale_updates: Counter[int] = field(default_factory=Counter)
@@ -169,7 +170,7 @@ class UpdateOrder:
         self.updates += 1
         examples, total = sum(push.examples for push in pushes), pushes[0].total
         self.samples += examples
-        self.seen += examples
+        self.recent_examples += examples
         self.loss += sum(push.loss for push in pushes)
         # A worker that was lost leaves a hole in the sum: the step is then the mean over the examples that are there.
         actions: list[Action] = [Apply(workers, total / examples if 0 < examples != total else 1.0)]

@@ -59,7 +59,7 @@ class ServerLink:
 
     def _parts(self, vector: Tensor) -> list[tuple[Pair, Tensor | None]]:
         return [
-            (pair, vector[place.start : place.stop]) for pair, place in zip(self.pairs, self.ranges.ranges, strict=True)
+            (pair, vector[span.start : span.stop]) for pair, span in zip(self.pairs, self.ranges.ranges, strict=True)
         ]
 
 

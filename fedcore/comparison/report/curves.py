@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import (
-    MOST_PLACES,
+    MOST_CELLS,
     Drawing,
     Hover,
     Look,
@@ -53,12 +53,12 @@ class MeanCurve:
 class CurveAxis:
     """A quantity that the metric is drawn against.
 
-    place: where a point is, in words.
+    position: where a point is, in words.
     """
 
     name: str
     label: str
-    place: str
+    position: str
     value: Callable[[CurvePoint], float | None]
     form: Format
     caption: str = ""
@@ -68,14 +68,14 @@ AXES = (
     CurveAxis(
         name="samples",
         label="examples trained on",
-        place="after {} examples",
+        position="after {} examples",
         value=lambda point: point.samples,
         form=count,
     ),
     CurveAxis(
         name="bytes",
         label="bytes up and down, per worker",
-        place="after {}",
+        position="after {}",
         value=lambda point: point.bytes_up + point.bytes_down,
         form=size,
         caption="A mode that sends nothing is a level line at its last value.",
@@ -83,7 +83,7 @@ AXES = (
     CurveAxis(
         name="seconds",
         label="seconds of training, measured here",
-        place="after {}",
+        position="after {}",
         value=lambda point: point.seconds,
         form=duration,
         caption="On this machine, evaluation and start left out.",
@@ -91,12 +91,12 @@ AXES = (
     CurveAxis(
         name="simulated-seconds",
         label="simulated seconds",
-        place="after {} of the simulated clock",
+        position="after {} of the simulated clock",
         value=lambda point: point.simulated_seconds,
         form=duration,
         caption="On the machines and links of the network model, or on simulated devices.",
     ),
-    CurveAxis(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
+    CurveAxis(name="rounds", label="rounds", position="after round {}", value=lambda point: point.round, form=count),
 )
 
 
@@ -134,14 +134,14 @@ def mean_line(
     """
     if any(run.curve and x(run.curve[-1]) is None for run in runs):
         return None
-    found = []
+    coordinates = []
     for points in zip(*(run.curve for run in runs), strict=False):
         where = Spread.of(x(point) for point in points)
         value = Spread.of(map(metric.at, points))
         if where is not None and value is not None and math.isfinite(value.mean):
             sd = value.sd or 0.0
-            found.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
-    return MeanCurve(*zip(*found, strict=True)) if found else None
+            coordinates.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
+    return MeanCurve(*zip(*coordinates, strict=True)) if coordinates else None
 
 
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
@@ -178,17 +178,17 @@ def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str
     if not values:
         return None
     rounds = sorted({number for line in values.values() for number in line})
-    shown = [number for number in rounds if number in rounds[:: _every(rounds)] or number == rounds[-1]]
+    chosen = [number for number in rounds if number in rounds[:: _every(rounds)] or number == rounds[-1]]
     rows = [
         (count(number), *(metric.form(line[number]) if number in line else NONE for line in values.values()))
-        for number in shown
+        for number in chosen
     ]
     return (f"round: {metric.column}", *values), rows
 
 
 def _every(values: Sequence[object]) -> int:
     """Which ones to take, so that they are not too many."""
-    return math.ceil(len(values) / MOST_PLACES)
+    return math.ceil(len(values) / MOST_CELLS)
 
 
 def _spread(comparison: Comparison, drawn: str) -> str:
@@ -242,7 +242,7 @@ def _hovers(axes: Axes, label: str, line: MeanCurve, metric: JudgedMetric, again
     for index, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
         if (index % _every(line.x) == 0 or index == last) and low <= x <= high and bottom <= y <= top:
             spread = f" ± {metric.form(line.high[index] - y)}" if line.high[index] > y else ""
-            text = f"{label}: {metric.form(y)}{spread}{unit} {against.place.format(against.form(x))}"
+            text = f"{label}: {metric.form(y)}{spread}{unit} {against.position.format(against.form(x))}"
             yield Hover.at(axes, x, y, text)
 
 
@@ -316,7 +316,7 @@ def _draw_sweep(
         percent_axis(axes)
     label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles, metric.form)
     return [
-        Hover.at(axes, places[value], spread.mean, f"{label}, {key}={value}: {metric.shown(spread)}")
+        Hover.at(axes, places[value], spread.mean, f"{label}, {key}={value}: {metric.format_spread(spread)}")
         for label, line in lines.items()
         for value, spread in line
     ]

@@ -22,7 +22,7 @@ from fedcore.monitoring.formatting import size
 _LEFT = 0.29
 _ROWS_TALL = 5.0  # inches that the rows of sites may take, however many there are
 _SWATCHES = 12  # with more labels than this, a scale of colours instead of a list
-_BARS_SHOWN = 40  # ages of updates; what is older is added to the last bar
+_MOST_BARS = 40  # ages of updates; what is older is added to the last bar
 
 
 def detail_drawings(comparison: Comparison) -> list[Drawing]:
@@ -88,10 +88,10 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
         )  # fmt: skip
     else:
         scale = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, len(labels) - 1), colors)
-        place = figure.add_axes((0.2, 1 - 0.32 / height, 0.5, 0.1 / height))
-        bar = figure.colorbar(scale, cax=place, orientation="horizontal")
+        legend = figure.add_axes((0.2, 1 - 0.32 / height, 0.5, 0.1 / height))
+        bar = figure.colorbar(scale, cax=legend, orientation="horizontal")
         bar.set_ticks([0, len(labels) - 1], labels=[labels[0], labels[-1]])
-        place.set_title("label", fontsize=8, loc="left", pad=3)
+        legend.set_title("label", fontsize=8, loc="left", pad=3)
     return hovers
 
 
@@ -154,7 +154,7 @@ def _draw_sites(
     if metric.percent:
         percent_axis(axes, "x")
     return [
-        Hover.at(axes, spread.mean, row, f"{label}, {site}: {metric.shown(spread)}")
+        Hover.at(axes, spread.mean, row, f"{label}, {site}: {metric.format_spread(spread)}")
         for row, (label, sites) in enumerate(spreads.items())
         for site, spread in sites.items()
     ]
@@ -214,7 +214,7 @@ def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
     counts: Counter[int] = Counter()
     for histogram in histograms:
         for age, number in histogram.items():
-            counts[min(age, _BARS_SHOWN)] += number
+            counts[min(age, _MOST_BARS)] += number
     total = counts.total() or 1
     return {age: counts[age] / total for age in sorted(counts)}
 
@@ -254,13 +254,13 @@ def _draw_privacy(
     grid = figure.subplots(3, 1)
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=_LEFT, right=0.84, bottom=0.1 / height, top=1 - 0.28 / height, hspace=0.5)
-    for axes, (title, spreads, shown) in zip(grid, panels, strict=True):
+    for axes, (title, spreads, label_of) in zip(grid, panels, strict=True):
         for row, (label, spread) in enumerate(spreads.items()):
             if spread is None or not math.isfinite(spread.mean):
                 continue
             axes.barh(row, spread.mean, xerr=spread.sd or None, height=0.7, color=styles[label].color, ecolor=INK)
             axes.annotate(
-                shown(spread.mean), (spread.mean + (spread.sd or 0), row), xytext=(4, 0),
+                label_of(spread.mean), (spread.mean + (spread.sd or 0), row), xytext=(4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize=8, annotation_clip=False,
             )  # fmt: skip
         axes.set_title(title, loc="left", fontsize=8, color=MUTED, pad=3)

@@ -56,7 +56,7 @@ _STYLE: dict[str, Any] = {
 }
 
 # A place to point at is at least this wide and high, and so many of one line have values: a curve may have thousands.
-_PLACE, MOST_PLACES = 10.0, 60
+_CELL, MOST_CELLS = 10.0, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Hover:
         corners = self.axes.transData.transform(list(zip(self.x, self.y, strict=True))) * 72 / self._dpi
         (x0, y0), (x1, y1) = ((x, height - y) for x, y in corners)
         left, top = min(x0, x1), min(y0, y1)
-        wide, high = max(abs(x1 - x0), _PLACE), max(abs(y1 - y0), _PLACE)
+        wide, high = max(abs(x1 - x0), _CELL), max(abs(y1 - y0), _CELL)
         left, top = left - (wide - abs(x1 - x0)) / 2, top - (high - abs(y1 - y0)) / 2
         middle = left + wide / 2
         anchor = "start" if middle < width / 3 else "end" if middle > 0.6 * width else "middle"
@@ -192,9 +192,9 @@ def label_lines(
     line = _FONT / 72 / inches
     sizes = [line * (2.3 if "\n" in short(label) else 1.2) for label in order]
     edge = axes.get_yaxis_transform()
-    for label, wanted, place in zip(order, heights, spread_out(heights, sizes), strict=True):
-        look, height = styles[label], low + place * (high - low)
-        start = low + min(max(wanted, 0.0), 1.0) * (high - low)
+    for label, value, position in zip(order, heights, spread_out(heights, sizes), strict=True):
+        look, height = styles[label], low + position * (high - low)
+        start = low + min(max(value, 0.0), 1.0) * (high - low)
         inside: dict[str, Any] = {"transform": edge, "clip_on": False, "color": look.color}
         axes.plot([1.005, 1.04], [start, height], linewidth=0.6, alpha=0.7, **inside)
         axes.plot([1.045, 1.125], [height] * 2, linestyle=look.dash, **inside)
@@ -208,8 +208,8 @@ def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """Move ascending places apart until none overlap, each as high as `sizes` says; from 0 to 1 if they fit."""
     moved: list[float] = []
     edge = 0.0
-    for place, height in zip(places, sizes, strict=True):
-        moved.append(max(place, edge + height / 2))
+    for position, height in zip(places, sizes, strict=True):
+        moved.append(max(position, edge + height / 2))
         edge = moved[-1] + height / 2
     edge = max(1.0, sum(sizes))
     for index in reversed(range(len(moved))):

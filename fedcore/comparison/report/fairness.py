@@ -76,11 +76,11 @@ def _complete(comparison: Comparison) -> FairnessCheck:
 
 def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     values, worst = {}, 0.0
-    for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
+    for where, peers in _peers([run for run in finished(runs) if samples_of(run)]):
         counts = {_name(run): samples_of(run) or 0 for run in peers}
         low, high = min(counts.values()), max(counts.values())
         worst = max(worst, (high - low) / high)
-        values[place] = _same_or_each({name: count(number) for name, number in counts.items()})
+        values[where] = _same_or_each({name: count(number) for name, number in counts.items()})
     detail = "counted where they were trained on, repetitions with them, all workers together"
     if worst:
         detail += f"; {100 * worst:.2g} % between the fewest and the most"
@@ -131,10 +131,10 @@ def _equal(
     """Whether all runs that should be equal have the same value; a run without one has ""."""
     known = [run for run in runs if value(run)]
     absent = [run.mode for run in finished(runs) if not value(run)]
-    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
-    equal = all(len(set(values.values())) == 1 for values in found.values())
+    by_peers = {where: {_name(run): value(run) for run in peers} for where, peers in _peers(known)}
+    equal = all(len(set(values.values())) == 1 for values in by_peers.values())
     return _check(
-        name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent, why=why
+        name, equal, detail, {where: _same_or_each(values) for where, values in by_peers.items()}, absent, why=why
     )
 
 

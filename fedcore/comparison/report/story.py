@@ -30,7 +30,7 @@ from fedcore.monitoring.progress import epsilon_line
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 _ROUNDS_NAMED: Final = 8
 OWN_EVALUATION: Final = "The metrics are those that the app's own evaluation reports, weighted as the app says."
-_SAW: Final = {
+_SERVER_VIEWS: Final = {
     "secure": "the server saw only sums",
     "private": "the server saw only sums with noise in them",
     "plain": "the server could read every update",
@@ -50,7 +50,7 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         *(story.sentences() if story else ()),
         *([_best(runs, metric)] if story is None or runs.keys() - story.labels else []),
         *_left_out(runs),
-        *_against_pooled(runs, metric, told=story.together if story and story.alone and story.pooled else ""),
+        *_against_pooled(runs, metric, except_label=story.together if story and story.alone and story.pooled else ""),
         *_own_tests(runs, metric),
         *_secrecy(runs, metric),
         *_privacy(runs),
@@ -83,7 +83,7 @@ class Story:
         def best(labels: Iterable[str]) -> str:
             return max((one for one in labels if one in known), key=lambda one: metric.rank(known[one]), default="")
 
-        together = next(filter(None, (best(_protected(runs, protection)) for protection in _SAW)), "")
+        together = next(filter(None, (best(_protected(runs, protection)) for protection in _SERVER_VIEWS)), "")
         if not together:
             return None
         alone, pooled = (
@@ -104,15 +104,15 @@ class Story:
     def _reached(self) -> str:
         protection = in_report(self.runs[self.together][0].kind).protection
         which = f" ({self.together})" if len(_protected(self.runs, protection)) > 1 else ""
-        shown = {label: self.metric.shown(spread) for label, spread in _finals(self.runs, self.metric).items()}
-        first = shown[self.together]
+        texts = {label: self.metric.format_spread(spread) for label, spread in _finals(self.runs, self.metric).items()}
+        first = texts[self.together]
         first = f"{first} {self.metric.name}" if self.metric.percent else f"{self.metric.name} {first}"
         text = f"Together{which} {first}"
         if self.alone:
-            text += f", each site alone {shown[self.alone]} on everyone's test data"
+            text += f", each site alone {texts[self.alone]} on everyone's test data"
         if self.pooled:
-            text += f", pooled {shown[self.pooled]}"
-        return f"{text}; {_SAW[protection]}."
+            text += f", pooled {texts[self.pooled]}"
+        return f"{text}; {_SERVER_VIEWS[protection]}."
 
     def _worth(self) -> str:
         won = self._lead(self.together, self.alone)
@@ -196,7 +196,7 @@ def _best(runs: Runs, metric: JudgedMetric) -> str:
     best = [label for label, spread in spreads.items() if metric.form(spread.mean) == metric.form(top.mean)]
     over = f"over {top.n} seeds" if top.n > 1 else "one seed"
     text = f"{_listed([_title(label, runs) for label in best])} {'ends' if len(best) == 1 else 'end'} best: "
-    text += f"{metric.name} {metric.shown(top)}{' ' if top.n > 1 else ', '}{over}."
+    text += f"{metric.name} {metric.format_spread(top)}{' ' if top.n > 1 else ', '}{over}."
     near = [
         label
         for label, spread in spreads.items()
@@ -215,27 +215,27 @@ def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
     """What sites alone have on their own test examples, next to what a common model has there."""
     own = {label: Spread.of(map(metric.own, of)) for label, of in runs.items()}
     common = "".join(
-        f", and the one of {label} {metric.shown(spread)}"
+        f", and the one of {label} {metric.format_spread(spread)}"
         for label in [*_protected(runs, "secure"), *_protected(runs, "plain")][:1]
         if (spread := own[label]) is not None
     )
     test = "on its own site's test examples, an easier test the more the sites differ"
     return [
-        f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.shown(spread)}{common}."
+        f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.format_spread(spread)}{common}."
         for label, of in runs.items()
         if in_report(of[0].kind).alone and (spread := own[label]) is not None
     ]
 
 
-def _against_pooled(runs: Runs, metric: JudgedMetric, told: str) -> list[str]:
+def _against_pooled(runs: Runs, metric: JudgedMetric, except_label: str) -> list[str]:
     """Secure modes against pooled data, else plain ones.
 
     Args:
-        told: of which it was said before.
+        except_label: of which it was said before.
     """
     pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
     federated = _protected(runs, "secure") or _protected(runs, "plain")
-    return [_difference(runs, label, pooled[0], metric) for label in federated if pooled and label != told]
+    return [_difference(runs, label, pooled[0], metric) for label in federated if pooled and label != except_label]
 
 
 def _protected(runs: Runs, protection: str) -> dict[str, str]:
@@ -315,8 +315,8 @@ def _difference(runs: Runs, label: str, other: str, metric: JudgedMetric) -> str
         return f"{label} ends level with {other} ({_chance(spread)})."
     text = f"{label} ends {mean_sd(by, metric.form)} {metric.unit} {'above' if spread.mean > 0 else 'below'} {other}"
     # Of an accuracy everyone knows which is better; and what is within the spread is neither.
-    told = metric.percent or (spread.sd is not None and by.mean <= spread.sd)
-    verdict = "" if told else f", which is {'better' if metric.sign * spread.mean > 0 else 'worse'}"
+    obvious = metric.percent or (spread.sd is not None and by.mean <= spread.sd)
+    verdict = "" if obvious else f", which is {'better' if metric.sign * spread.mean > 0 else 'worse'}"
     return f"{text} ({_chance(spread)}){verdict}."
 
 

@@ -143,7 +143,7 @@ class JudgedMetric:
         known = [value for point in run.curve if (value := self.at(point)) is not None and not math.isnan(value)]
         return max(known, key=lambda value: self.sign * value, default=None)
 
-    def shown(self, spread: Spread) -> str:
+    def format_spread(self, spread: Spread) -> str:
         """With its standard deviation and unit."""
         return mean_sd(spread, self.form) + (" %" if self.percent else "")
 
@@ -174,7 +174,7 @@ class ToTarget:
             virtual_seconds=Spread.of(one.virtual_seconds for one in known),
         )
 
-    def shown(self, spread: Spread | None, form: Format) -> str:
+    def format_spread(self, spread: Spread | None, form: Format) -> str:
         """A mean over all runs; where some did not reach the target, there is none, and how many did is said."""
         return mean_sd(spread, form) if self.reached == self.runs else f"reached by {self.reached} of {self.runs}"
 

@@ -105,7 +105,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
     return tuple(result)
 
 
-def _seen_by(one: Summary) -> str:
+def _visible_to(one: Summary) -> str:
     return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
 
 
@@ -119,7 +119,7 @@ def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
         if _alone(comparison):
             own = "at its own site" + (" %" if metric.percent else "")
             result.append(ReportColumn(title=own, cell=lambda one: mean(one.own, form), narrow=False))
-    result.append(ReportColumn(title="seen by", cell=_seen_by))
+    result.append(ReportColumn(title="seen by", cell=_visible_to))
     if loss and (metric is None or loss != metric.name):
         result.append(
             ReportColumn(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
@@ -133,10 +133,10 @@ def _target_columns(comparison: Comparison) -> list[ReportColumn]:
         return []
 
     def cell(kind: str, form: Format) -> Callable[[Summary], str]:
-        def shown(one: Summary) -> str:
-            return one.to_target.shown(getattr(one.to_target, kind), form) if one.to_target else NONE
+        def target_cell(one: Summary) -> str:
+            return one.to_target.format_spread(getattr(one.to_target, kind), form) if one.to_target else NONE
 
-        return shown
+        return target_cell
 
     clock = ("simulated", "virtual_seconds") if comparison.simulated else ("seconds", "seconds")
     return [
@@ -174,10 +174,8 @@ def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[s
 def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and rows, one row for each mode and point."""
     summaries = summarize(comparison)
-    shown_columns = columns(comparison, summaries)
-    return tuple(column.title for column in shown_columns), [
-        tuple(column.cell(one) for column in shown_columns) for one in summaries
-    ]
+    chosen = columns(comparison, summaries)
+    return tuple(column.title for column in chosen), [tuple(column.cell(one) for column in chosen) for one in summaries]
 
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
@@ -308,7 +306,7 @@ def terminal_table(comparison: Comparison) -> Table:
 def _caption(comparison: Comparison) -> str:
     lines = [escape(sentence) for sentence in headline(comparison)]
     for check in broken(fairness(comparison)):
-        values = "; ".join(f"{place}: {value}" for place, value in check.values.items())
+        values = "; ".join(f"{where}: {value}" for where, value in check.values.items())
         lines.append(f"[red]{check.name}: {check.status}, {escape(check.detail)} {escape(_cut(values))}[/]")
     lines += [
         f"[red]{escape(run.mode)}, seed {run.seed}, failed: {escape(_cut(run.reason))}[/]"

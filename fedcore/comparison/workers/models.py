@@ -192,8 +192,8 @@ def _evaluate(
     test = _Test(problem, {site: problem.test(site) for site in sites})
     for number, models in rounds.items():
         report(test.each_everywhere(number, models) if alone else test.together(number, models))
-    for number, told in tested.items():
-        report(Evaluated(round=number, metrics=_together(test.counts(one) for one in told).figures()))
+    for number, results in tested.items():
+        report(Evaluated(round=number, metrics=_together(test.counts(one) for one in results).figures()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +217,8 @@ class _Counts:
 
     def figures(self) -> dict[str, float]:
         """The metrics, and the mean loss."""
-        found = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
-        return {**found, LOSS: self.loss / max(1, self.weight)}
+        values = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
+        return {**values, LOSS: self.loss / max(1, self.weight)}
 
 
 def _together(counts: Iterable[_Counts]) -> _Counts:

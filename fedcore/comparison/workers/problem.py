@@ -50,13 +50,13 @@ class Problem:
         Raises ConfigurationError if the app does its own training, or keeps a part of the model on its clients.
         """
         try:
-            found = load_object(app.folder, app.clientapp, LocalApp)
+            local_app = load_object(app.folder, app.clientapp, LocalApp)
         except AppError as error:
             raise ConfigurationError(
                 f"{error}; this mode trains the app's model itself and needs a ClientApp made by supervised_app, or by "
                 f"local_app(..., data=...), of fedcore.flower.apps.engine_app {_ANY}"
             ) from None
-        if found.data is None:
+        if local_app.data is None:
             raise ConfigurationError(
                 "this mode trains the app's model itself, and its local_app does not say on which data: write "
                 f"local_app(..., data=lambda job: (training part, test part), loss=..., metrics=[...]) {_ANY}"
@@ -64,10 +64,10 @@ class Problem:
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
-        personal = with_strategy(found.definition.personal(dict(config)), dict(config))
+        personal = with_strategy(local_app.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
-        return cls(app=found, data=found.data, config=config, sites=sites)
+        return cls(app=local_app, data=local_app.data, config=config, sites=sites)
 
     @classmethod
     def of(cls, run: PlannedRun) -> Problem:
@@ -99,12 +99,12 @@ class Problem:
         return LocalJob(
             config=dict(self.config),
             node=share_of_client(site + 1, self.sites),
-            message={"server-round": server_round, **self._told},
+            message={"server-round": server_round, **self._statistics},
             client=site + 1,
         )
 
     @cached_property
-    def _told(self) -> dict[str, Any]:
+    def _statistics(self) -> dict[str, Any]:
         """The statistics that the clients of a federation of these sites would be told before they train."""
         config = dict(self.config)
         jobs = [

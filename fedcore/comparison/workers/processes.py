@@ -251,7 +251,7 @@ def _main(
     _take_environment(json.loads(environment))
     status = 0
     try:
-        FunctionCall(function, arguments, sockets).carry_out(_report_to(connection))
+        FunctionCall(function, arguments, sockets).execute(_report_to(connection))
     except BaseException as error:  # the app's code may raise anything, SystemExit too
         traceback.print_exc()
         reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"

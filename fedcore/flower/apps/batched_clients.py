@@ -17,7 +17,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalTask
 from fedcore.state import ModelState
-from fedcore.wire.record_file import Place
+from fedcore.wire.record_file import RecordLocation
 from fedcore.wire.tasks import Task
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ClientMessage(Protocol):
     def content(self) -> Path: ...
 
     @property
-    def out(self) -> Place: ...
+    def out(self) -> RecordLocation: ...
 
 
 def ignore_line(line: str) -> None:
@@ -77,9 +77,9 @@ class BatchedClients:
                 made = done.pop(client) if client in done else self.runner(client).run(task, model)
                 yield client, made
 
-    def answer(self, asked: Mapping[int, ClientMessage]) -> Iterator[tuple[int, Answer | Exception]]:
+    def answer(self, messages: Mapping[int, ClientMessage]) -> Iterator[tuple[int, Answer | Exception]]:
         """What each client answers to its message, in their order; an exception of its app is an answer too."""
-        for _, group in itertools.groupby(asked.items(), lambda one: (one[1].content, one[1].task.message_type)):
+        for _, group in itertools.groupby(messages.items(), lambda one: (one[1].content, one[1].task.message_type)):
             alike = dict(group)
             client, first = next(iter(alike.items()))
             together = self._together_for(first.task, list(alike))
@@ -87,8 +87,8 @@ class BatchedClients:
             for chunk in _chunks(list(alike), together, first.task):
                 local_tasks, done = self._answered(together, content, {client: alike[client] for client in chunk})
                 for client in chunk:
-                    found = local_tasks.get(client), done.pop(client, None)
-                    yield client, self._reply(client, alike[client], content, *found)
+                    prepared = local_tasks.get(client), done.pop(client, None)
+                    yield client, self._reply(client, alike[client], content, *prepared)
 
     def _together_for(self, task: Task, clients: Sequence[int]) -> SupervisedBatches | None:
         """Batches the clients' work; None if it cannot be batched."""
@@ -104,23 +104,23 @@ class BatchedClients:
             self._together = SupervisedBatches(app, runner.engine, at_once=self.at_once, warn=self.warn)
         return self._together if app is not None else None
 
-    def _read(self, client: int, asked: ClientMessage) -> LocalContent | Path:
+    def _read(self, client: int, message: ClientMessage) -> LocalContent | Path:
         """The content that all get, read once for a `TensorApp`; as it is if a client will say what is wrong."""
         try:
-            ours = self.runner(client).local_app(asked.task) is not None
-            return LocalContent.read(asked.content) if ours else asked.content
+            ours = self.runner(client).local_app(message.task) is not None
+            return LocalContent.read(message.content) if ours else message.content
         except Exception:
-            return asked.content
+            return message.content
 
     def _answered(
-        self, together: SupervisedBatches | None, content: LocalContent | Path, asked: Mapping[int, ClientMessage]
+        self, together: SupervisedBatches | None, content: LocalContent | Path, messages: Mapping[int, ClientMessage]
     ) -> tuple[dict[int, LocalTask], dict[int, LocalResult]]:
         """What messages with one content ask, and the results that could be had together."""
         if together is None or isinstance(content, Path):
             return {}, {}
-        first = next(iter(asked.values()))
+        first = next(iter(messages.values()))
         try:
-            local_tasks = {i: self.runner(i).local_task(one.task, content) for i, one in asked.items()}
+            local_tasks = {i: self.runner(i).local_task(one.task, content) for i, one in messages.items()}
         except Exception:  # each client says by itself what is wrong
             return {}, {}
         jobs = {client: local_task.job for client, local_task in local_tasks.items()}
@@ -129,15 +129,15 @@ class BatchedClients:
     def _reply(
         self,
         client: int,
-        asked: ClientMessage,
+        message: ClientMessage,
         content: LocalContent | Path,
         local_task: LocalTask | None,
         result: LocalResult | None,
     ) -> Answer | Exception:
         try:
             if local_task is not None and result is not None:
-                return self.runner(client).reply(local_task, result, asked.out)
-            return self.runner(client).answer(asked.task, content, asked.out)
+                return self.runner(client).reply(local_task, result, message.out)
+            return self.runner(client).answer(message.task, content, message.out)
         except Exception as error:
             return error
 

@@ -213,12 +213,12 @@ class LocalApp(TensorApp):
         warm = self.warm_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            before, began = warm.engine.examples_taken, time.monotonic()
+            before, began = warm.engine.examples_trained, time.monotonic()
             result = weighed(self._trained(warm, job, model, store), job.message)
             if progress_protocol.progress_enabled() and warm.engine.world.rank == 0:
-                taken = warm.engine.examples_taken - before
+                count = warm.engine.examples_trained - before
                 progress_protocol.print_progress(
-                    progress_protocol.TrainingProgress(round=job.server_round, examples=taken)
+                    progress_protocol.TrainingProgress(round=job.server_round, examples=count)
                 )
             progress_protocol.wait_for_pace(began, job.server_round)
             return result
@@ -245,17 +245,17 @@ class LocalApp(TensorApp):
 
     def _trained(self, warm: Warm, job: LocalJob, model: ModelState | None, store: OwnModelStore) -> LocalResult:
         work = warm.personalization
-        asked = AlgorithmWork.of(job, work, store)
-        if asked is not None:
-            self._check_optimizer(asked.algorithm)
-        own = model if asked is None else asked.model_of(model)
+        steps = AlgorithmWork.of(job, work, store)
+        if steps is not None:
+            self._check_optimizer(steps.algorithm)
+        own = model if steps is None else steps.model_of(model)
         work.prepare(own, store, job.server_round, lambda pull: self._fit(warm, replace(job, rule=pull)))
-        rule = _proximal(job, warm.engine) if asked is None else asked.begin(model)
+        rule = _proximal(job, warm.engine) if steps is None else steps.begin(model)
         examples, metrics = split_examples(self._fit(warm, replace(job, rule=rule)))
-        if asked is not None:
-            metrics |= asked.finish(job.server_round)
+        if steps is not None:
+            metrics |= steps.finish(job.server_round)
         work.keep(store, job.server_round, metrics)
-        out = work if asked is None else asked
+        out = work if steps is None else steps
         return LocalResult(examples=examples, metrics=metrics, layout=out.layout(), write=out.write)
 
     def _check_optimizer(self, algorithm: LocalAlgorithm) -> None:
@@ -272,19 +272,19 @@ class LocalApp(TensorApp):
 
     def tested(self, engine: Engine, job: LocalJob) -> Metrics:
         """Test the engine's model on one client."""
-        found = self._evaluate(engine, job)
+        metrics = self._evaluate(engine, job)
         if progress_protocol.progress_enabled() and self.data is not None:
             result = evaluate(engine, self.data(job)[1], metrics=self.metrics)
             if engine.world.rank == 0:
-                told = progress_protocol.EvaluationProgress(
+                progress = progress_protocol.EvaluationProgress(
                     round=job.server_round,
                     examples=result.examples,
                     targets=result.targets,
                     loss=result.loss,
                     sums=result.sums,
                 )
-                progress_protocol.print_progress(told)
-        return found
+                progress_protocol.print_progress(progress)
+        return metrics
 
     def _begin(self, warm: Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""

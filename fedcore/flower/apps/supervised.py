@@ -49,7 +49,7 @@ def supervised_app(
     """
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
-        return SupervisedApp.reported(SupervisedApp.plan_by(data, job).carry_out(engine, rule=job.rule))
+        return SupervisedApp.reported(SupervisedApp.plan_by(data, job).run(engine, rule=job.rule))
 
     def check(engine: Engine, job: LocalJob) -> Metrics:
         _, examples = data(job)

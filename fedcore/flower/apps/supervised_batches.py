@@ -58,7 +58,7 @@ class SupervisedBatches:
     ) -> None:
         self._app, self._engine_config, self._at_once, self._warn = app, engine, at_once, warn
         self._known: _EngineCheck | None = None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def size(self, config: UserConfig, *, trains: bool) -> int:
         """How many clients to ask for at a time."""
@@ -81,7 +81,7 @@ class SupervisedBatches:
         warm = self._app.warm_for(next(iter(jobs.values())).config, self._engine_config)
         if warm.engine.world.size > 1 or progress_protocol.progress_enabled():
             return {}
-        reason = _kept_on_clients(warm, self._app)
+        reason = _own_state(warm, self._app)
         if reason is None and trains:
             reason = self._about(warm).reason or _own_steps(next(iter(jobs.values())))
         if reason is not None:
@@ -99,8 +99,8 @@ class SupervisedBatches:
                     return {}
                 trained = train_together(warm.engine, plans, mu=mu)
                 layout, sent = warm.personalization.layout(), _sent(warm)
-                for (client, plan), found in zip(clients.items(), trained, strict=True):
-                    if result := _result(app, plan, found, layout, sent):
+                for (client, plan), client_result in zip(clients.items(), trained, strict=True):
+                    if result := _result(app, plan, client_result, layout, sent):
                         results[client] = weighed(result, jobs[client].message)
         except Exception as error:  # the app's own model and loss, under vmap: anything can come out of it
             self._give_up(warm, f"vmap cannot do it: {_first_line(error)}")
@@ -139,12 +139,12 @@ class SupervisedBatches:
         return {}
 
     def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             self._warn(f"clients train one by one: {reason}")
 
 
-def _kept_on_clients(warm: Warm, app: SupervisedApp) -> str | None:
+def _own_state(warm: Warm, app: SupervisedApp) -> str | None:
     personal = warm.personalization.personal
     if personal.parts or personal.whole:
         return "a part of the model stays on each client"
@@ -154,8 +154,8 @@ def _kept_on_clients(warm: Warm, app: SupervisedApp) -> str | None:
 
 
 def _own_steps(job: LocalJob) -> str | None:
-    asked = job.message.get(STRATEGY, "")
-    return f"strategy {asked} has steps of its own" if asked else None
+    strategy = job.message.get(STRATEGY, "")
+    return f"strategy {strategy} has steps of its own" if strategy else None
 
 
 def _plans(app: SupervisedApp, jobs: Mapping[int, LocalJob]) -> dict[int, TrainingPlan]:
@@ -183,18 +183,18 @@ def _alike(plans: Mapping[int, TrainingPlan]) -> list[dict[int, TrainingPlan]]:
 
 
 def _result(
-    app: SupervisedApp, plan: TrainingPlan, found: TrainedClient, layout: Layout, sent: _Sent
+    app: SupervisedApp, plan: TrainingPlan, trained: TrainedClient, layout: Layout, sent: _Sent
 ) -> LocalResult | None:
     """What one client reports; None if its data are to blame, which is said in its own turn."""
     try:
-        refuse_missing(found.summary.loss, plan.data)
+        refuse_missing(trained.summary.loss, plan.data)
     except DataError:
         return None
-    examples, metrics = split_examples(app.reported(found.summary))
+    examples, metrics = split_examples(app.reported(trained.summary))
 
     def write(sink: StateSink | None) -> None:
         """This client's trained tensors, the others as they were sent."""
-        own = [(entry, found.parameters.get(name)) for entry, name in sent]
+        own = [(entry, trained.parameters.get(name)) for entry, name in sent]
         entries = [entry if tensor is None else Entry(entry.spec, tensor) for entry, tensor in own]
         save_entries(entries, sink, World())
 

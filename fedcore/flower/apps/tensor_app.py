@@ -19,7 +19,7 @@ from fedcore.flower.apps.own_model_store import OwnModelStore
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire.base import MetricValue
-from fedcore.wire.record_file import Place, StoredValues, write_records, write_result
+from fedcore.wire.record_file import RecordLocation, StoredValues, write_records, write_result
 
 if TYPE_CHECKING:
     from fedcore.training.engines import LocalRule
@@ -73,14 +73,16 @@ class LocalResult:
         with FileSink(path, self.layout, durable=durable) as sink:
             self.write(sink)
 
-    def save_reply(self, place: Place | None, values: StoredValues, key: str, *, durable: bool = True) -> None:
+    def save_reply(
+        self, location: RecordLocation | None, values: StoredValues, key: str, *, durable: bool = True
+    ) -> None:
         """Write a record file of `values` and the new model, if there is one, as ArrayRecord `key`; as `save`."""
-        if place is None:
+        if location is None:
             self.save(None)
         elif self.layout is None or self.write is None:
-            write_records(place, (values,), durable=durable)
+            write_records(location, (values,), durable=durable)
         else:
-            write_result(place, values, key, self.layout, self.write, durable=durable)
+            write_result(location, values, key, self.layout, self.write, durable=durable)
 
 
 def write_state(state: ModelState) -> Write:

@@ -297,9 +297,9 @@ _METRICS_REMEDY = (
 def _flowers_own(title: str, kind: type) -> AppError:
     reasons = [_REASONS[base.__name__] for base in kind.__mro__ if base.__name__ in _REASONS]
     reason = reasons[0] if reasons else "it is not known to need nothing but the mean"
-    place = _app_frame(list(callers()))
+    where = _app_frame(list(callers()))
     return AppError(
-        f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
+        f"{title} cannot run with secure aggregation: {reason}{where}. Choose a strategy that uses only the mean "
         f"({_SOME}), or {_PLAIN}{_grouped(kind)}",
         check="secure-aggregation" if reasons else "unknown-strategy",
     )
@@ -314,23 +314,23 @@ def _grouped(kind: type) -> str:
 def _own_loop(frames: list[FrameType], wants: Wants) -> str:
     """Why code that takes replies itself is refused."""
     app = next(filter(_of_app, frames), frames[0])
-    place = f"{_short(app.f_code.co_filename)}:{app.f_lineno}"
+    where = f"{_short(app.f_code.co_filename)}:{app.f_lineno}"
     if _is_workflow(frames[0]):
         return (
-            f"{place}: Flower's SecAgg workflow cannot run inside secure aggregation: its keys, shares and masked "
+            f"{where}: Flower's SecAgg workflow cannot run inside secure aggregation: its keys, shares and masked "
             "vectors are single replies. Leave the workflow and its mods out, and call the strategy's start: secure "
             f"mode adds masks by itself. Or {_PLAIN}"
         )
     name = app.f_code.co_qualname.replace("<locals>.", "")
     if wants == "groups":
         return (
-            f"{place}: {name} takes the replies itself and would get the weighted mean of each group in place of one "
+            f"{where}: {name} takes the replies itself and would get the weighted mean of each group in place of one "
             f"reply for each client. {_GROUPS_REMEDY}"
         )
     gets = "sum" if wants == "sum" else "weighted mean"
     start = "" if wants == "sum" else "call the start of one of Flower's strategies, or "
     return (
-        f"{place}: {name} takes the replies itself and would get one, the clients' {gets}, in place of one reply for "
+        f"{where}: {name} takes the replies itself and would get one, the clients' {gets}, in place of one reply for "
         f"each client. If the {wants} is all that it needs, declare it: @fedcore.{wants}_only above the function, or "
         f"{wants}_only = True in its class. Otherwise {start}{_PLAIN}"
     )

@@ -69,9 +69,9 @@ def declared_class(kind: type, owner: type, wants: Wants) -> bool:
     The most derived class that says anything about it decides.
     """
     for declaring in kind.__mro__:
-        said = vars(declaring).get(ATTRIBUTES[wants])
-        if said is not None:
-            return said is True and issubclass(declaring, owner)
+        declared = vars(declaring).get(ATTRIBUTES[wants])
+        if declared is not None:
+            return declared is True and issubclass(declaring, owner)
     return False
 
 

@@ -56,7 +56,7 @@ def _start(original: Callable[..., Any], model: ModelState, grid: ExchangeGrid) 
         bound = signature.bind(*args, **kwargs)
         if grid.awaits_start:
             own = bound.arguments["initial_arrays"]
-            bound.arguments["initial_arrays"] = _in_place_of(own, model)
+            bound.arguments["initial_arrays"] = _replacement_for(own, model)
             grid.awaits_start = False
         return original(*bound.args, **bound.kwargs)
 
@@ -72,14 +72,14 @@ def _initial_parameters(original: Callable[..., Any], model: ModelState, grid: E
         own = server.strategy.initialize_parameters(client_manager=server._client_manager)  # noqa: SLF001
         arrays = arrays_from_state(model)
         if own is not None:
-            arrays = _in_place_of(compat.parameters_to_arrayrecord(own, keep_input=True), model)
+            arrays = _replacement_for(compat.parameters_to_arrayrecord(own, keep_input=True), model)
         grid.awaits_start = False
         return compat.arrayrecord_to_parameters(arrays, keep_input=True)
 
     return get
 
 
-def _in_place_of(own: ArrayRecord, model: ModelState) -> ArrayRecord:
+def _replacement_for(own: ArrayRecord, model: ModelState) -> ArrayRecord:
     """The model in the order of the app's own; raises ConfigurationError that names what differs."""
     ours, theirs = state_from_arrays(own).layout, model.layout
     names, others = ({spec.name for spec in layout.specs} for layout in (ours, theirs))

@@ -18,7 +18,7 @@ _SETTINGS: Final = (
     "min_available_nodes", "min_train_nodes", "min_evaluate_nodes",
     "min_available_clients", "min_fit_clients", "min_evaluate_clients",
 )  # fmt: skip
-_TOLD_EVERY: Final = 10.0
+_REPORT_SECONDS: Final = 10.0
 _APART: Final = 60.0
 """Seconds between two questions for nodes after which the second begins another wait."""
 
@@ -87,7 +87,7 @@ class Polling:
         if self._last is None or now - self._last > _APART:
             self._last_report = now
         self._last = now
-        if now - self._last_report < _TOLD_EVERY:
+        if now - self._last_report < _REPORT_SECONDS:
             return False
         self._last_report = now
         return True

@@ -70,11 +70,11 @@ class SecureGrid(ExchangeGrid):
         """One exchange; raises AppError if the messages differ, or single replies are wanted."""
         if not messages:
             return []
-        if (asked := messages[0].metadata.message_type) in (
+        if (message_type := messages[0].metadata.message_type) in (
             MessageTypeLegacy.GET_PARAMETERS,
             MessageTypeLegacy.GET_PROPERTIES,
         ):
-            raise AppError(_LEGACY_QUESTION.format(asked))
+            raise AppError(_LEGACY_QUESTION.format(message_type))
         with self._refusing():
             check_mean_only(messages[0].metadata.message_type, self.groups)
         if not all(same_content(messages[0], message) for message in messages[1:]):

@@ -82,7 +82,7 @@ class AlgorithmStrategy(FedAvg):
             config[STRATEGY] = self.strategy
         if self.weighs_one:
             config[CLIENTS_WEIGH_ONE] = True
-        config.update(self.told())
+        config.update(self.client_settings())
         sent = self.sent(arrays)
         if isinstance(grid, ExchangeGrid):
             grid.beside = frozenset(set(sent) - set(arrays))
@@ -115,7 +115,7 @@ class AlgorithmStrategy(FedAvg):
 
     # --- for the algorithms ---------------------------------------------------------------------------------------
 
-    def told(self) -> Mapping[str, float]:
+    def client_settings(self) -> Mapping[str, float]:
         """What else the clients have to know."""
         return {}
 
@@ -198,7 +198,7 @@ class FedDyn(AlgorithmStrategy):
         self.alpha = alpha
         self.moved: Arrays = {}
 
-    def told(self) -> Mapping[str, float]:
+    def client_settings(self) -> Mapping[str, float]:
         return {ALPHA: self.alpha}
 
     def step(self, model: Arrays, mean: Arrays, metrics: MetricRecord, part: float) -> Arrays:
@@ -225,7 +225,7 @@ class AdaptiveClipping(AlgorithmStrategy):
             raise ConfigurationError(f"clip-quantile must be less than 1, not {quantile:g}")
         self.bound, self.quantile, self.rate = first, quantile, rate
 
-    def told(self) -> Mapping[str, float]:
+    def client_settings(self) -> Mapping[str, float]:
         return {BOUND: self.bound}
 
     def step(self, model: Arrays, mean: Arrays, metrics: MetricRecord, part: float) -> Arrays:
@@ -265,8 +265,8 @@ def values_of(record: ArrayRecord) -> Arrays:
 def _from(model: Arrays, mean: Arrays, name: str, factor: float) -> NDArray[Any]:
     """Model + factor * (mean - model), in float64."""
     start = model[name].astype(np.float64)
-    found: NDArray[Any] = start + factor * (mean[name] - start)
-    return found
+    array: NDArray[Any] = start + factor * (mean[name] - start)
+    return array
 
 
 def _like(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:

@@ -48,10 +48,10 @@ class MetricAggregation:
         means: dict[str, Value] = dict(aggregate_metricrecords(contents, weight_key))
         records = [next(iter(content.metric_records.values())) for content in contents]
         weight = math.fsum(cast(float, record[weight_key]) for record in records)
-        found: dict[str, Value | None] = dict(means)
+        values: dict[str, Value | None] = dict(means)
         for step in self.steps:
-            found.update(step(means, weight))
-        return MetricRecord(cast(Any, {name: value for name, value in found.items() if value is not None}))
+            values.update(step(means, weight))
+        return MetricRecord(cast(Any, {name: value for name, value in values.items() if value is not None}))
 
 
 def combined(*aggregations: MetricAggregation) -> MetricAggregation:
@@ -145,7 +145,7 @@ def finish(metrics: Sequence[Metric]) -> MetricAggregation:
     checked = [metric for metric in checked_metrics(metrics) if metric is not accuracy]
 
     def step(means: Mapping[str, Value], weight: float) -> dict[str, Value | None]:
-        found: dict[str, Value | None] = {}
+        values: dict[str, Value | None] = {}
         for metric, prefix in itertools.product(checked, ("", PREFIX)):
             name = prefix + metric.sums_name
             if prefix and name not in means:
@@ -153,8 +153,8 @@ def finish(metrics: Sequence[Metric]) -> MetricAggregation:
             sums = torch.tensor(_values(means, name), dtype=torch.float64) * weight
             if len(sums) != metric.length:
                 raise AppError(f"metric {name!r} has {len(sums)} values, not {metric.length}", check="value-count")
-            found |= {name: None, prefix + metric.name: metric.value(sums)}
-        return found
+            values |= {name: None, prefix + metric.name: metric.value(sums)}
+        return values
 
     return MetricAggregation((step,))
 

@@ -180,8 +180,8 @@ def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:
     """A line with the last figures that are read off sums; nothing if there are none."""
     last = max(rounds, default=0)
     names = [metric.name for metric in client.metrics if last and metric.name in rounds[last]]
-    shown = "  ".join(f"{name} {rounds[last][name]:.4f}" for name in names)
-    return f"round {last}: {shown}" if shown else ""
+    figures = "  ".join(f"{name} {rounds[last][name]:.4f}" for name in names)
+    return f"round {last}: {figures}" if figures else ""
 
 
 def participation(config: UserConfig) -> dict[str, float | int]:

@@ -50,4 +50,4 @@ def numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, int | float):
             yield name, float(value)
         elif isinstance(value, list) and len(value) <= _MOST_ENTRIES:
-            yield from numbers({f"{name}/{place}": entry for place, entry in enumerate(value)})
+            yield from numbers({f"{name}/{index}": entry for index, entry in enumerate(value)})

@@ -40,15 +40,15 @@ class Tracking:
             try:
                 tracking._open[track] = track.open(run)
             except Exception as error:
-                tracking._gone(track, error)
+                tracking._report_loss(track, error)
         return tracking
 
     def __call__(self, event: RunEvent) -> None:
         """Take one event of the run."""
         if isinstance(event, RunEnded):
             self._succeeded = event.status is RunStatus.FINISHED
-        if (found := self._figures.of(event)) is not None:
-            step, values = found
+        if (point := self._figures.of(event)) is not None:
+            step, values = point
             self._each(lambda tracker: tracker.log(step, values))
 
     def keep(self, file: Path, kind: str = "model") -> None:
@@ -70,8 +70,8 @@ class Tracking:
                 tell(tracker)
             except Exception as error:
                 del self._open[track]
-                self._gone(track, error)
+                self._report_loss(track, error)
 
-    def _gone(self, track: Track, error: Exception) -> None:
+    def _report_loss(self, track: Track, error: Exception) -> None:
         first = str(error).strip().partition("\n")[0]
         self.warn(f"{track} failed and is told nothing more, the run goes on: {type(error).__name__}: {first}")

@@ -22,7 +22,7 @@ _FOLDERS_ONLY: Final = ("tensorboard", "wandb")
 TRACKERS: Final[Registry[Any]] = Registry(
     "tracker",
     "fedcore.trackers",
-    {name: f"fedcore.monitoring.trackers.{place}" for name, place in _OWN.items()},
+    {name: f"fedcore.monitoring.trackers.{module}" for name, module in _OWN.items()},
     where="--track",
     accept=with_methods("log", "keep", "close"),
 )

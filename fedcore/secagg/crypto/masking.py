@@ -95,14 +95,14 @@ def apply_masks(
     check_vector(words)
     if threads < 1 or offset < 0:
         raise UsageError("threads must be 1 or more, offset 0 or more")
-    held = tuple(terms)
-    workers = min(threads, words.nbytes * len(held) // WORKER_BYTES)
+    own_terms = tuple(terms)
+    workers = min(threads, words.nbytes * len(own_terms) // WORKER_BYTES)
     if workers <= 1:
-        _Worker(held).add(words, offset)
+        _Worker(own_terms).add(words, offset)
     elif words.size >= workers * BLOCK_WORDS:
-        _share_ranges(words, held, offset, workers)
+        _share_ranges(words, own_terms, offset, workers)
     else:
-        _share_terms(words, held, offset, workers)
+        _share_terms(words, own_terms, offset, workers)
 
 
 def check_vector(words: NDArray[np.uint64]) -> None:

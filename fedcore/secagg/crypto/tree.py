@@ -34,9 +34,9 @@ class Tree:
 
     def prove(self, indices: Sequence[int]) -> tuple[bytes, ...]:
         """What `root_of` needs in addition to these leaves (ascending, distinct)."""
-        found: list[bytes] = []
-        self._collect(indices, 0, len(indices), 0, self._count, found)
-        return tuple(found)
+        proof: list[bytes] = []
+        self._collect(indices, 0, len(indices), 0, self._count, proof)
+        return tuple(proof)
 
     def _build(self, leaves: Sequence[bytes], start: int, stop: int) -> bytes:
         if stop - start == 1:
@@ -47,15 +47,15 @@ class Tree:
         self._hashes[start, stop] = value
         return value
 
-    def _collect(self, indices: Sequence[int], low: int, high: int, start: int, stop: int, found: list[bytes]) -> None:
+    def _collect(self, indices: Sequence[int], low: int, high: int, start: int, stop: int, proof: list[bytes]) -> None:
         """Add what proves the leaves `start` .. `stop`, of which indices[low:high] are known."""
         if low == high:
-            found.append(self._hashes[start, stop])
+            proof.append(self._hashes[start, stop])
         elif stop - start > 1:
             middle = _middle(start, stop)
             cut = bisect_left(indices, middle, low, high)
-            self._collect(indices, low, cut, start, middle, found)
-            self._collect(indices, cut, high, middle, stop, found)
+            self._collect(indices, low, cut, start, middle, proof)
+            self._collect(indices, cut, high, middle, stop, proof)
 
 
 def root_of(leaves: Mapping[int, bytes], count: int, proof: Sequence[bytes]) -> bytes:

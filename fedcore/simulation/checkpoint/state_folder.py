@@ -52,7 +52,7 @@ class StateFolder:
         except OSError as error:
             raise ConfigurationError(f"--state: {path} cannot be a folder: {error.strerror}") from None
         with contextlib.ExitStack() as stack:
-            lock = stack.enter_context(Lock(path, taken=f"--state: another simulation is at work in {path}"))
+            lock = stack.enter_context(Lock(path, in_use=f"--state: another simulation is at work in {path}"))
             secret = _secret_of(path, identity)
             stack.pop_all()
         return cls(path=path, secret=secret, _lock=lock)

@@ -149,7 +149,7 @@ class InlineSessions:
 
     def heard(self, client: int) -> frozenset[int]:
         """Whose keys a client has verified."""
-        return self._sessions[client].heard
+        return self._sessions[client].verified_clients
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]

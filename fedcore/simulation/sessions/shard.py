@@ -91,7 +91,7 @@ class SessionShard:
         """R1: each client with the shares and pair secrets for it, from the `sharers`; whose keys each has verified."""
         for client, shares, pair_secrets in deliveries:
             self._sessions[client].receive_shares(ShareDelivery(sharers, shares, pair_secrets))
-        return [(client, self._sessions[client].heard) for client, _, _ in deliveries]
+        return [(client, self._sessions[client].verified_clients) for client, _, _ in deliveries]
 
     def begin_sum(self, encoding: AnyEncoding) -> None:
         """R2 begins."""

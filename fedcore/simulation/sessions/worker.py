@@ -20,10 +20,10 @@ from fedcore.system.json_lines import BlockingConnection
 def main() -> None:
     """Carry out what the simulation orders until it closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulation ends this process
-    connection = BlockingConnection(socket.socket(fileno=int(sys.argv[1])), CALLS.orders, gone=lambda: os._exit(0))
+    connection = BlockingConnection(socket.socket(fileno=int(sys.argv[1])), CALLS.orders, on_close=lambda: os._exit(0))
     shard = SessionShard()
     while True:
-        connection.send(CALLS.carry_out(shard, connection.receive()))
+        connection.send(CALLS.execute(shard, connection.receive()))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ class InlineExecutor:
             if isinstance(answer, Exception) or answer.error is not None:
                 yield client, answer
             else:
-                yield client, replace(answer, held=here[client].out)
+                yield client, replace(answer, memory=here[client].out)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Their runners know it from then on."""

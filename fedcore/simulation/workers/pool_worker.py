@@ -142,7 +142,7 @@ def serve(begin: Begin, descriptor: int) -> NoReturn:
     _use_threads(begin.threads)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # all print into one
-    connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, gone=end)
+    connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, on_close=end)
     try:
         worker = Worker.of(begin, lambda line: _send(connection, WarningLine(line=line)))
         _send(connection, AppLoaded(pinned=worker.pinned))

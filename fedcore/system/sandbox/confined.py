@@ -17,7 +17,7 @@ from fedcore.system.sandbox.sandbox import Sandbox
 def main() -> None:
     """Take on the sandbox and run the module as `python -m` would."""
     sandbox, module, *arguments = sys.argv[1:]
-    Sandbox.told(sandbox).enter()
+    Sandbox.from_json(sandbox).enter()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -25,7 +25,7 @@ _VERSION_FLAG: Final = 1
 _PATH_RULE: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION: Final = 0x20080522
-_KEPT_CAPABILITIES: Final = sum(1 << number for number in (0, 1, 2, 3, 14, 23))
+_CAPABILITIES: Final = sum(1 << number for number in (0, 1, 2, 3, 14, 23))
 """To read and own files of others (chown, dac_override, dac_read_search, fowner), to pin memory (ipc_lock), and to
 place threads (sys_nice)."""
 
@@ -46,8 +46,8 @@ def abi() -> int:
     """The version that the kernel offers, 0 for none."""
     if sys.platform != "linux":
         return 0
-    found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
-    return max(0, int(found))
+    version = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    return max(0, int(version))
 
 
 def give_up_privileges() -> None:
@@ -59,9 +59,9 @@ def give_up_privileges() -> None:
     if sys.platform != "linux":
         return
     _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-    header, held = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
-    _checked(_libc().capget(header, held), "capget")
-    low = [word & _KEPT_CAPABILITIES for word in struct.unpack("=6I", held.raw)[:3]]
+    header, sets = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
+    _checked(_libc().capget(header, sets), "capget")
+    low = [word & _CAPABILITIES for word in struct.unpack("=6I", sets.raw)[:3]]
     _checked(_libc().capset(header, struct.pack("=6I", *low, 0, 0, 0)), "capset")
 
 

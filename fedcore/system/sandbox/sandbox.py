@@ -103,16 +103,16 @@ class Sandbox:
         """What `command` has after the interpreter and its flags."""
         package = sys.modules[module.partition(".")[0]].__file__
         read = (*python_paths(), Path(package).parent) if package else python_paths()
-        told = {
+        values = {
             "read": [str(path) for path in (*read, *self.read)],
             "write": [str(path) for path in self.write],
             "network": self.network,
             "confined": self.confined,
         }
-        return ["-m", "fedcore.system.sandbox.confined", json.dumps(told), module]
+        return ["-m", "fedcore.system.sandbox.confined", json.dumps(values), module]
 
     @classmethod
-    def told(cls, text: str) -> Self:
+    def from_json(cls, text: str) -> Self:
         """The sandbox that `command` put into words."""
         words = json.loads(text)
         paths = {key: tuple(map(Path, words[key])) for key in ("read", "write")}

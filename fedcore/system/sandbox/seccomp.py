@@ -121,7 +121,7 @@ def program(machine: Machine, *, process: int, network: bool) -> list[Instructio
     and queues that processes share by number are refused. Of resources a process changes its own, which it calls 0, or
     `process` where it is that one. Without `network` there is no socket but Unix-domain ones.
     """
-    found = [
+    rules = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, machine.architecture),
         _return(_REFUSE),
@@ -131,8 +131,8 @@ def program(machine: Machine, *, process: int, network: bool) -> list[Instructio
     ]
     for name, body in _rules(process, network=network).items():
         if name in machine.numbers:
-            found += [(_EQUAL, 0, len(body), machine.numbers[name]), *body]
-    return [*found, _return(_ALLOW)]
+            rules += [(_EQUAL, 0, len(body), machine.numbers[name]), *body]
+    return [*rules, _return(_ALLOW)]
 
 
 def _rules(process: int, *, network: bool) -> dict[str, _Body]:

@@ -42,7 +42,7 @@ class Calls(Generic[Target]):
         message: WorkerMessage = kind.model_construct(**arguments)
         return message
 
-    def carry_out(self, target: Target, order: Any) -> WorkerMessage:
+    def execute(self, target: Target, order: Any) -> WorkerMessage:
         """Call the method that the order names; the answer holds what it returned, or raised."""
         arguments = {key: getattr(order, key) for key in type(order).model_fields if key != "kind"}
         try:
@@ -81,7 +81,7 @@ class FunctionCall:
             tuple(sockets),
         )
 
-    def carry_out(self, first: object) -> None:
+    def execute(self, first: object) -> None:
         """Import the function and call it."""
         function = imported(self.function)
         message = _arguments_of(function).model_validate_json(self.arguments)

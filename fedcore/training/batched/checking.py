@@ -73,7 +73,7 @@ def _alone(
             signs = torch.randint(0, 2, parameter.shape, generator=generator, device=engine.device).mul_(2).sub_(1)
             parameter.mul_(1 + wrong_by * signs.to(parameter.dtype))
     engine.reset_optimizer()
-    plan.carry_out(engine, rule=rule)
+    plan.run(engine, rule=rule)
     return {name: p.detach().clone() for name, p in engine.module.named_parameters() if p.requires_grad}
 
 

@@ -33,13 +33,13 @@ def _of_engine(engine: Engine) -> str | None:
     config = engine.config
     if type(engine) is not SingleEngine or engine.world.size != 1:
         return f"engine {config.engine} trains one model on all its ranks"
-    for setting, wanted in (
+    for setting, needed in (
         ("checkpoint", config.checkpoint),
         ("compile", config.compile),
         ("micro-batches", config.micro_batches > 1),
         (f"precision = {config.precision}", config.precision != "fp32"),
     ):
-        if wanted:
+        if needed:
             return f"the engine's setting {setting} is for one model at a time"
     return None
 

@@ -62,11 +62,11 @@ class Stack:
         for group in self._optimizer.param_groups:
             group["params"] = [new[tensor] for tensor in group["params"]]
         for old, tensor in new.items():
-            kept = self._optimizer.state.pop(old, {})
-            if kept:
+            state = self._optimizer.state.pop(old, {})
+            if state:
                 self._optimizer.state[tensor] = {
                     what: value[: self.clients] if isinstance(value, Tensor) and value.dim() else value
-                    for what, value in kept.items()
+                    for what, value in state.items()
                 }
 
 

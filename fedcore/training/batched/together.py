@@ -57,15 +57,15 @@ def train_stack(
     order = sorted(range(len(plans)), key=lambda i: -plans[i].batches[1])
     batches = StackedBatches([plans[i] for i in order], engine.device, padding=padding)
     stack = Stack(engine, len(plans))
-    losses, seen = (torch.zeros(len(plans), dtype=torch.float64, device=engine.device) for _ in range(2))
+    losses, weights = (torch.zeros(len(plans), dtype=torch.float64, device=engine.device) for _ in range(2))
     engine.model.train()
     for batch in batches:
         stack.narrow(len(batch.totals))
         values = _losses(engine, stack.leaves, batch)
         stack.step(values, batch.totals, clip_norm=plans[0].clip_norm, mu=mu)
         losses[: stack.clients] += values.detach()
-        seen[: stack.clients] += batch.totals
-    means = (losses / seen).tolist()
+        weights[: stack.clients] += batch.totals
+    means = (losses / weights).tolist()
     trained = {
         client: TrainedClient(
             summary=TrainSummary(examples=plans[client].examples, steps=batches.steps[index], loss=means[index]),

@@ -66,7 +66,7 @@ class Engine(ABC):
 
     model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`. module: the
     model without what the engine wrapped around it. data_rank, data_size: this rank's place among those that get
-    different examples, and their number. examples_taken: examples of all batches up to now, over all ranks.
+    different examples, and their number. examples_trained: examples of all batches up to now, over all ranks.
     """
 
     model: nn.Module
@@ -81,7 +81,7 @@ class Engine(ABC):
         self.recipe = recipe
         self.config = config
         self.world = world
-        self.examples_taken = 0
+        self.examples_trained = 0
         self._share_of: tuple[float, torch.dtype, torch.device, type] | None = None
         self._last_share = torch.zeros(())
         self.loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
@@ -147,7 +147,7 @@ class Engine(ABC):
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
-        self.examples_taken += batch.total
+        self.examples_trained += batch.total
         count, losses = self.config.micro_batches or 1, []
         for number, micro_batch in enumerate(batch.split(count), start=1):
             with self._synchronised(number == count):
@@ -159,9 +159,9 @@ class Engine(ABC):
 
     def _share(self, loss: Tensor, share: float) -> Tensor:
         """`share` as a gradient of `loss`; steps of one size have the same, unless somebody wrote into it."""
-        wanted = share, loss.dtype, loss.device, type(loss)
-        if self._share_of != wanted or self._last_share._version:  # noqa: SLF001 - torch's count of writes
-            self._share_of, self._last_share = wanted, torch.full_like(loss, share)
+        kind = share, loss.dtype, loss.device, type(loss)
+        if self._share_of != kind or self._last_share._version:  # noqa: SLF001 - torch's count of writes
+            self._share_of, self._last_share = kind, torch.full_like(loss, share)
         return self._last_share
 
     def clip(self, max_norm: float) -> Tensor:
@@ -214,14 +214,14 @@ class Engine(ABC):
         """This rank's part of the squared norm of the gradient, such that the sum over all ranks is the whole."""
         return self._squares([(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None])
 
-    def _squares(self, held: list[tuple[Tensor, int]]) -> Tensor:
+    def _squares(self, tensors: list[tuple[Tensor, int]]) -> Tensor:
         """The same of tensors, each with how many ranks hold what this rank holds of it."""
-        if not held:
+        if not tensors:
             return torch.zeros((), device=self.device)
-        wide = functools.reduce(torch.promote_types, (tensor.dtype for tensor, _ in held), torch.float32)
-        norms = torch._foreach_norm([tensor for tensor, _ in held], dtype=wide)  # noqa: SLF001
+        wide = functools.reduce(torch.promote_types, (tensor.dtype for tensor, _ in tensors), torch.float32)
+        norms = torch._foreach_norm([tensor for tensor, _ in tensors], dtype=wide)  # noqa: SLF001
         squares = torch.stack(norms).to(self.device).float().square()
-        copies = [number for _, number in held]
+        copies = [number for _, number in tensors]
         if len(set(copies)) == 1:
             # A number, and not a tensor: a copy to a GPU in every step would make the processor wait for all before it.
             return (squares / copies[0]).sum()
@@ -380,9 +380,9 @@ class Engine(ABC):
     def _average_buffers(self) -> None:
         if self.data_size == 1:
             return
-        kept = self.module.state_dict(keep_vars=True)
+        state = self.module.state_dict(keep_vars=True)
         for name, buffer in self.module.named_buffers():
-            if name in kept and buffer.is_floating_point():
+            if name in state and buffer.is_floating_point():
                 self.world.sum(buffer).div_(self.world.size)
 
 

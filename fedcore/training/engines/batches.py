@@ -157,13 +157,13 @@ def _order(examples: int, generator: torch.Generator, *, shuffled: bool) -> Tens
 TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
 """Arrays in memory, or a map-style dataset of pairs (x, y)."""
 
-_KEPT = 4
+_MOST_ARRAYS = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
 
 _DATA_SHARE = 4
 """Of the memory that a rank may have on a GPU, the part for data sets: the rest is for training."""
 
-_Place = tuple[int, int]
+_Index = tuple[int, int]
 """Row of an example, and the seed of what is drawn for it."""
 
 
@@ -175,7 +175,7 @@ class _Order:
         self.seed = 0
         self._examples = examples
 
-    def __iter__(self) -> Iterator[list[_Place]]:
+    def __iter__(self) -> Iterator[list[_Index]]:
         for step, part in enumerate(self.rows):
             rows = range(self._examples) if isinstance(part.rows, slice) else part.rows.tolist()
             yield [(row, derive_seed("example", self.seed, step, row)) for row in rows]
@@ -191,9 +191,9 @@ class _Seeded(Dataset[Any]):
     def __init__(self, data: Dataset[Any]) -> None:
         self._data = data
 
-    def __getitems__(self, places: list[_Place]) -> list[Any]:
+    def __getitems__(self, indices: list[_Index]) -> list[Any]:
         with preserve_generators():
-            return [self._read(*place) for place in places]
+            return [self._read(*index) for index in indices]
 
     def _read(self, row: int, seed: int) -> Any:
         seed_generators(seed)
@@ -277,7 +277,7 @@ class Loaders:
         if self.room is None or id(data) in self._arrays:
             return True
         room = self.room - _bytes(data)
-        while self._arrays and sum(_bytes(kept) for kept, _, _ in self._arrays.values()) > room:
+        while self._arrays and sum(_bytes(array) for array, _, _ in self._arrays.values()) > room:
             del self._arrays[next(iter(self._arrays))]
         return room >= 0
 
@@ -295,8 +295,8 @@ class Loaders:
                 own_x, own_y = (t[part.rows].clone(memory_format=torch.contiguous_format) for t in (x, y))
                 yield self._batch(as_features(own_x), own_y, part)
             else:
-                wanted = self._sent(part.rows)
-                yield self._batch(as_features(x.index_select(0, wanted)), y.index_select(0, wanted), part)
+                on_device = self._sent(part.rows)
+                yield self._batch(as_features(x.index_select(0, on_device)), y.index_select(0, on_device), part)
 
     def _from_host(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         for part in rows:
@@ -347,6 +347,6 @@ def _bytes(data: Split) -> int:
     return int(data.x.nbytes + data.y.nbytes)
 
 
-def _make_room(kept: dict[Any, Any]) -> None:
-    if len(kept) >= _KEPT:
-        del kept[next(iter(kept))]
+def _make_room(arrays: dict[Any, Any]) -> None:
+    if len(arrays) >= _MOST_ARRAYS:
+        del arrays[next(iter(arrays))]

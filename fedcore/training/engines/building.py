@@ -143,7 +143,7 @@ def outline(module: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def place(module: nn.Module, device: torch.device) -> None:
+def move_to(module: nn.Module, device: torch.device) -> None:
     """Move parameters and buffers to `device`, in place.
 
     Those without memory get some, and are NaN until they are loaded, so that nobody trains without. Tensors with

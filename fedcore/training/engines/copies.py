@@ -50,14 +50,14 @@ def check_copies(entries: Sequence[Entry], world: World, *, rounds: bool = False
 
     Every rank has to call it, with the same entries.
     """
-    held = [entry for entry in entries if _may_be_copied(entry)]
-    if world.size == 1 or not held:
+    own = [entry for entry in entries if _may_be_copied(entry)]
+    if world.size == 1 or not own:
         return
-    told = torch.zeros((world.size, len(held) + 1), dtype=torch.int64)
-    told[world.rank] = torch.tensor([_machine(world), *(_digest(entry) for entry in held)])
-    table: list[list[int]] = world.sum(told.to(world.device)).tolist()
+    digests = torch.zeros((world.size, len(own) + 1), dtype=torch.int64)
+    digests[world.rank] = torch.tensor([_machine(world), *(_digest(entry) for entry in own)])
+    table: list[list[int]] = world.sum(digests.to(world.device)).tolist()
     allowed = ROUNDING if rounds or len({row[0] for row in table}) > 1 else 0.0
-    unlike = [found for place, entry in enumerate(held, 1) for found in _unlike(entry, [row[place] for row in table])]
+    unlike = [line for number, entry in enumerate(own, 1) for line in _unlike(entry, [row[number] for row in table])]
     far = [(pair, by) for pair in unlike if not (by := _difference(pair, world)) <= allowed]
     if far:
         raise AppError(_explained(far))
@@ -107,7 +107,7 @@ def _unlike(entry: Entry, digests: Sequence[int]) -> Iterator[_Unlike]:
 
 def _difference(pair: _Unlike, world: World) -> float:
     """By how much two copies differ, relative to the largest element, the same on every rank; nan for one with nan."""
-    found = torch.zeros((), dtype=torch.float64, device=world.device)
+    difference = torch.zeros((), dtype=torch.float64, device=world.device)
     if world.rank in (pair.first, pair.other) and pair.entry.tensor is not None:
         own = local(pair.entry.tensor).detach().contiguous().to("cpu" if world.shared else world.device)
         if world.rank == pair.other:
@@ -115,8 +115,8 @@ def _difference(pair: _Unlike, world: World) -> float:
         else:
             theirs = torch.empty_like(own)
             dist.recv(theirs, src=pair.other)
-            found += _relative(own, theirs).to(world.device)
-    return float(world.sum(found))
+            difference += _relative(own, theirs).to(world.device)
+    return float(world.sum(difference))
 
 
 def _relative(one: Tensor, two: Tensor) -> Tensor:
@@ -127,11 +127,13 @@ def _relative(one: Tensor, two: Tensor) -> Tensor:
 
 def _explained(far: Sequence[tuple[_Unlike, float]]) -> str:
     names = list(dict.fromkeys(pair.entry.spec.name for pair, _ in far))
-    told = [f"{pair.entry.spec.name} by {by:.2g} of its size (ranks {pair.first} and {pair.other})" for pair, by in far]
-    more = f", and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+    lines = [
+        f"{pair.entry.spec.name} by {by:.2g} of its size (ranks {pair.first} and {pair.other})" for pair, by in far
+    ]
+    more = f", and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
     return (
         f"the ranks' copies of {len(names)} tensor{'s' if len(names) > 1 else ''} differ after training, of which only "
-        f"one would count: {', '.join(told[:_MOST_NAMED])}{more}. Train through engine.step, engine.backward or "
+        f"one would count: {', '.join(lines[:_MOST_NAMED])}{more}. Train through engine.step, engine.backward or "
         "engine.model, with engine.batches; a loop that calls parts of engine.module, or has batches of its own, calls "
         "engine.average_gradients() before each step of an optimizer, and draws what all ranks need alike from one seed"
     )

@@ -24,7 +24,7 @@ from fedcore.training.engines.stages import Cut, Schedule, Stage, check_micro_ba
 from fedcore.training.engines.transfer import Entry, optimizer_entries, parameter_of
 from fedcore.training.seeds import derive_seed, seeded
 
-_KEPT = 4
+_MOST_SCHEDULES = 4
 """Shapes of micro-batches whose buffers are kept: as a rule whole and last batch, in training and in evaluation."""
 
 
@@ -91,7 +91,7 @@ class PipelineEngine(Engine):
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
-        self.examples_taken += batch.total
+        self.examples_trained += batch.total
         before = {parameter: parameter.grad for parameter in self._shared}
         for parameter in before:
             parameter.grad = None
@@ -144,7 +144,7 @@ class PipelineEngine(Engine):
     def _schedule(self, shape: _Shape, x: Tensor) -> Schedule:
         """The schedule for micro-batches of a shape, with its buffers; all ranks come to need a new one together."""
         if shape not in self._schedules:
-            if len(self._schedules) >= _KEPT:
+            if len(self._schedules) >= _MOST_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[shape] = make_schedule(
                 self.config.schedule,

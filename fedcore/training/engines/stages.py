@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from fedcore.errors import ConfigurationError
-from fedcore.training.engines.building import outline, place, plan_of, tied_names
+from fedcore.training.engines.building import move_to, outline, plan_of, tied_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Cut:
             if layer not in own:
                 path, _, name = layer.rpartition(".")
                 setattr(module.get_submodule(path), name, nn.Identity())
-        place(module, device)
+        move_to(module, device)
 
     def boundaries(self, example: Tensor) -> list[Tensor]:
         """What enters each stage, and what leaves the last one, as tensors without memory. example: a micro-batch."""
@@ -110,10 +110,10 @@ def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
         )
     sizes = [sum(p.numel() for p in whole.get_submodule(layer).parameters()) for layer in layers]
     ends = _balanced(sizes, ranks * runs)
-    found = Cut(whole=whole, stages=tuple(layers[start:stop] for start, stop in itertools.pairwise(ends)), ranks=ranks)
+    cut = Cut(whole=whole, stages=tuple(layers[start:stop] for start, stop in itertools.pairwise(ends)), ranks=ranks)
     for name in whole.state_dict():
-        found.owner(name)
-    return found
+        cut.owner(name)
+    return cut
 
 
 def _balanced(sizes: Sequence[int], stages: int) -> list[int]:
@@ -127,12 +127,12 @@ def _balanced(sizes: Sequence[int], stages: int) -> list[int]:
     def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
         if left == 1:
             return (sums[-1] - sums[start] or math.inf, (len(sizes),))
-        found: tuple[float, tuple[int, ...]] = (math.inf, ())
+        smallest: tuple[float, tuple[int, ...]] = (math.inf, ())
         for stop in range(start + 1, len(sizes) - left + 2):
             size = (sums[stop] - sums[start]) or math.inf
             rest, ends = best(stop, left - 1)
-            found = min(found, (max(size, rest), (stop, *ends)))
-        return found
+            smallest = min(smallest, (max(size, rest), (stop, *ends)))
+        return smallest
 
     largest, ends = best(0, stages) if stages <= len(sizes) else (math.inf, ())
     if largest == math.inf:

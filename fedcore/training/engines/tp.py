@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from fedcore.errors import ConfigurationError
 from fedcore.training.dtensors import local
 from fedcore.training.engines.base import Engine
-from fedcore.training.engines.building import ParallelPlan, Split, place, plan_of, prepare, tied_names, unplaced
+from fedcore.training.engines.building import ParallelPlan, Split, move_to, plan_of, prepare, tied_names, unplaced
 from fedcore.training.engines.copies import average_gradients
 from fedcore.training.engines.transfer import Entry
 
@@ -39,7 +39,7 @@ class TensorEngine(Engine):
             shape = (self.data_size, self._tensor_size)
             self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "tensor"))
             split_layers(self.module, plan_of(self.module), self._mesh["tensor"])
-        place(self.module, self.device)
+        move_to(self.module, self.device)
         if self.data_size > 1:
             self._average_over(self._mesh["data"])
 
@@ -145,7 +145,7 @@ def split_layers(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Non
 
 def _resolve(module: nn.Module, patterns: Mapping[str, Split]) -> dict[str, Split]:
     """The name of each layer that a pattern means; * stands for one part of a name."""
-    found: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     for pattern, split in patterns.items():
         parts = pattern.split(".")
         names = [
@@ -155,8 +155,8 @@ def _resolve(module: nn.Module, patterns: Mapping[str, Split]) -> dict[str, Spli
         ]
         if not names:
             raise ConfigurationError(f"the parallel plan splits {pattern!r}, but the model has no such layer")
-        found.update(dict.fromkeys(names, split))
-    return found
+        splits.update(dict.fromkeys(names, split))
+    return splits
 
 
 def _check_divides(name: str, layer: nn.Module, split: Split, ranks: int) -> None:

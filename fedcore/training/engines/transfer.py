@@ -33,7 +33,7 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
-_KEPT_BYTES = 1 << 26
+_MOST_BYTES = 1 << 26
 """How much of a mapped file may stay in memory while it is read."""
 
 Region = tuple[slice, ...]
@@ -82,7 +82,7 @@ def load_entries(entries: Sequence[Entry], state: ModelState | None, world: Worl
         else:
             _hand_out(entry, whole, world)
         read += entry.spec.nbytes
-        if state is not None and read > _KEPT_BYTES:
+        if state is not None and read > _MOST_BYTES:
             state.release()
             read = 0
 
@@ -121,8 +121,8 @@ def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
 def numpy_view(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
     """The elements in the storage dtype, flat and contiguous, in the memory of the host."""
     flat = tensor.detach().cpu().contiguous().view(-1)
-    found: NDArray[Any] = (flat.view(torch.uint16) if spec.dtype == "BF16" else flat).numpy()
-    return found
+    array: NDArray[Any] = (flat.view(torch.uint16) if spec.dtype == "BF16" else flat).numpy()
+    return array
 
 
 def part_of(tensor: DTensor, rank: int) -> Region:
@@ -184,10 +184,10 @@ def _fill(entry: Entry, whole: Tensor | None) -> None:
 def _set(entry: Entry, values: Tensor) -> None:
     if entry.tensor is None:
         return
-    held = local(entry.tensor)
-    held.copy_(values)
+    own = local(entry.tensor)
+    own.copy_(values)
     if entry.nonnegative:
-        held.clamp_(min=0)
+        own.clamp_(min=0)
 
 
 def _hand_out(entry: Entry, whole: Tensor | None, world: World) -> None:
@@ -232,12 +232,12 @@ def _collect_parts(spec: TensorSpec, tensor: DTensor, sink: StateSink | None, wo
         sink.write(spec, 0, numpy_view(whole, spec))
 
 
-def _from_rank(rank: int, held: Tensor, shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor | None:
+def _from_rank(rank: int, own: Tensor, shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor | None:
     """On rank 0, what `rank` holds; None on the others."""
     if rank == 0 or world.rank not in (0, rank):
-        return held if world.rank == 0 else None
+        return own if world.rank == 0 else None
     if world.rank == rank:
-        dist.send(held.detach().contiguous().to(world.device), dst=0)
+        dist.send(own.detach().contiguous().to(world.device), dst=0)
         return None
     received = _empty(shape, spec, world)
     dist.recv(received, src=rank)
@@ -245,8 +245,8 @@ def _from_rank(rank: int, held: Tensor, shape: Sequence[int], spec: TensorSpec, 
 
 
 def _to_rank_0(entry: Entry, world: World) -> Tensor | None:
-    held = _empty((0,), entry.spec, world) if entry.tensor is None else entry.tensor
-    return _from_rank(entry.owner, held, entry.spec.shape, entry.spec, world)
+    own = _empty((0,), entry.spec, world) if entry.tensor is None else entry.tensor
+    return _from_rank(entry.owner, own, entry.spec.shape, entry.spec, world)
 
 
 def _empty(shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor:

@@ -91,8 +91,8 @@ class Embedding(nn.Module):
         length, context = tokens.shape[1], self.positions.num_embeddings
         if length > context:
             raise UsageError(f"an input of {length} tokens is longer than the model's context of {context}")
-        found: Tensor = self.tokens(tokens) + self.positions.weight[:length]
-        return found
+        embedded: Tensor = self.tokens(tokens) + self.positions.weight[:length]
+        return embedded
 
 
 class Attention(nn.Module):

@@ -210,7 +210,7 @@ def _run_statistics(start: Start, question: Mapping[str, Any], backend: ServerBa
 def main(arguments: Sequence[str]) -> int:
     """Take over the socket whose descriptor is the only argument."""
     connection = socket.socket(fileno=int(arguments[0]))
-    status = run(BlockingConnection(connection, TO_APP, gone=lambda: os._exit(SERVER_GONE)))
+    status = run(BlockingConnection(connection, TO_APP, on_close=lambda: os._exit(SERVER_GONE)))
     sys.stdout.flush()
     sys.stderr.flush()
     return status

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.execution import execute_run
 from fedcore.comparison.measure.clock import allreduce_seconds
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.modes.baseline import worker_to_blame
@@ -63,7 +63,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(mode: str) -> tuple[RunResult, Path]:
         folder = tmp_path_factory.mktemp("run")
         record = RunRecord()
-        result = carry_out_run(mode_run(mode, folder), lambda event: record.add(event, 0.0))
+        result = execute_run(mode_run(mode, folder), lambda event: record.add(event, 0.0))
         assert (result.status, result.reason) == ("finished", "")
         assert record.status == "finished"
         assert record.samples() == result.samples
@@ -173,7 +173,7 @@ def test_only_the_last_model_stays(carried_out: Run):
 
 @pytest.mark.parametrize("mode", ["centralized", "allreduce", "local-sgd", "local"])
 def test_a_killed_worker_is_told_of_and_nothing_hangs(tmp_path: Path, mode: str):
-    result = carry_out_run(mode_run(mode, tmp_path, Kill(site=1, round=1)), ignore)
+    result = execute_run(mode_run(mode, tmp_path, Kill(site=1, round=1)), ignore)
     (loss,) = result.losses
     assert loss.round == 1
     assert loss.seconds < 60
@@ -212,7 +212,7 @@ def test_who_was_killed_is_found_when_another_is_seen_to_end_first(tmp_path: Pat
 
 
 def test_what_the_app_raises_is_the_reason(tmp_path: Path):
-    result = carry_out_run(mode_run("allreduce", tmp_path, partition="nonsense"), ignore)
+    result = execute_run(mode_run("allreduce", tmp_path, partition="nonsense"), ignore)
     assert result.status == "failed"
     assert "nonsense" in result.reason
     assert result.losses == ()
@@ -220,7 +220,7 @@ def test_what_the_app_raises_is_the_reason(tmp_path: Path):
 
 def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
     run = mode_run("centralized", tmp_path, app="tests/apps/tiny")
-    result = carry_out_run(run, ignore)
+    result = execute_run(run, ignore)
     assert (result.status, result.reason) == ("finished", "")
     assert result.samples is None, "the app's own loop takes them, and what it reports are weights"
     assert set(result.metrics) == {"eval_loss"}

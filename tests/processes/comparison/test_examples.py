@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.raising import raises
 
-from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
-from fedcore.comparison.carry_out import RunStart
+from fedcore import CompareJob, FlowerApp, execute_comparison, parse_modes
+from fedcore.comparison.execution import RunStart
 from fedcore.comparison.judging import JudgedBy
 from fedcore.errors import ConfigurationError
 from fedcore.wire.events import EventSink, ignore
@@ -36,7 +36,7 @@ def compared(name: str, modes: str, sites: int, folder: Path, rounds: int):
         out=folder / "out",
         run_config={"num-server-rounds": rounds},
     )
-    return carry_out(job, unwatched)
+    return execute_comparison(job, unwatched)
 
 
 def figures(comparison, name: str) -> dict[str, float]:

@@ -37,21 +37,21 @@ def ended(status: str, reason: str = "") -> RunRecord:
 
 def test_a_model_is_fetched_once() -> None:
     held: dict[str, str] = {}
-    given = SentModels(held=held)
+    given = SentModels(on_clients=held)
     for server_round, model in ((1, "a"), (1, "b"), (2, "b"), (2, "c")):
         given.see(exchange(server_round, model))
         given.see(done(server_round))
     assert given.models == ["a", "b", "b", "c"]
     assert [len(names) for names in given.fetched] == [2, 2, 0, 2]
     # The next run of the same federation.
-    again = SentModels(held=held)
+    again = SentModels(on_clients=held)
     again.see(exchange(1, "c"))
     again.see(done(1))
     assert again.fetched == [frozenset()]
 
 
 def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
-    given = SentModels(held={})
+    given = SentModels(on_clients={})
     given.see(exchange(1, "a", ["client-1"]))
     given.see(exchange(1, "a"))
     given.see(done(1))

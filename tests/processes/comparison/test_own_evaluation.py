@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.reporting_app import JUDGING, reporting_app
 
-from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
-from fedcore.comparison.carry_out import RunStart
+from fedcore import CompareJob, FlowerApp, execute_comparison, parse_modes
+from fedcore.comparison.execution import RunStart
 from fedcore.comparison.judging import JudgedBy, MetricChoice
 from fedcore.wire.events import EventSink, ignore
 
@@ -31,7 +31,7 @@ def test_every_mode_is_judged_by_what_the_server_app_evaluates(tmp_path: Path) -
         out=tmp_path / "out",
         metric=MetricChoice(name="accuracy"),
     )
-    comparison = carry_out(job, unwatched)
+    comparison = execute_comparison(job, unwatched)
     assert [run.reason for run in comparison.runs] == ["", ""]
     assert (comparison.judged_by, comparison.own_evaluation) == (JudgedBy(name="accuracy", better="max"), True)
     assert len({run.initial_sha256 for run in comparison.runs}) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.execution import execute_run
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.results import RunResult
 from fedcore.comparison.run import MODEL_FILE, PlannedRun
@@ -41,7 +41,7 @@ def planned(mode: str, folder: Path, app: Path = SURVIVAL, **config: Any) -> Pla
 
 
 def carried_out(mode: str, folder: Path) -> RunResult:
-    result = carry_out_run(planned(mode, folder), ignore)
+    result = execute_run(planned(mode, folder), ignore)
     assert (result.status, result.reason) == ("finished", "")
     return result
 
@@ -72,7 +72,7 @@ def test_sums_are_added_over_the_sites(tmp_path: Path) -> None:
 
 def test_a_mode_that_would_divide_a_batch_fails_by_name(tmp_path: Path) -> None:
     """Where nobody asked before it started."""
-    result = carry_out_run(planned("centralized[ranks=2]", tmp_path), ignore)
+    result = execute_run(planned("centralized[ranks=2]", tmp_path), ignore)
     assert result.status == "failed"
     assert "cox" in result.reason
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.comparison.carry_out import carry_out_run
+from fedcore.comparison.execution import execute_run
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.run import Kill, PlannedRun
 from fedcore.comparison.workers.processes import Workers
@@ -53,7 +53,7 @@ def make(tmp_path):
 
 def train(run, emit=silent):
     """The result of a run that finishes, and its last model."""
-    result = carry_out_run(run, emit)
+    result = execute_run(run, emit)
     assert result.status == "finished", result.reason
     return result, dict(ModelState.open(run.folder / "model.safetensors"))
 
@@ -147,8 +147,8 @@ def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
             assert name == "client-2"
             super().kill("shard-1")
 
-    monkeypatch.setattr("fedcore.comparison.carry_out.Workers", Instead)
-    result = carry_out_run(make("ps-ssp[s=1,shards=2]", kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), silent)
+    monkeypatch.setattr("fedcore.comparison.execution.Workers", Instead)
+    result = execute_run(make("ps-ssp[s=1,shards=2]", kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), silent)
     assert result.status == "failed"
     assert "shard-1 was lost in round" in result.reason
     assert "accuracy" in result.curve[1].metrics
@@ -162,12 +162,12 @@ def test_a_worker_that_is_lost_before_the_training_ends_the_run(make, monkeypatc
             if name == "client-2":
                 self.kill(name)
 
-    monkeypatch.setattr("fedcore.comparison.carry_out.Workers", Killing)
-    result = carry_out_run(make("ps-ssp"), silent)
+    monkeypatch.setattr("fedcore.comparison.execution.Workers", Killing)
+    result = execute_run(make("ps-ssp"), silent)
     assert (result.status, result.reason) == ("failed", "client-2: ended by SIGKILL, before the training began")
 
 
 def test_a_run_that_loses_all_its_workers_fails(make):
-    result = carry_out_run(make("ps-async", sites=1, kill=Kill(site=0, round=1)), silent)
+    result = execute_run(make("ps-async", sites=1, kill=Kill(site=0, round=1)), silent)
     assert result.status == "failed"
     assert "all workers were lost" in result.reason

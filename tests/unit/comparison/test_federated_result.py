@@ -9,7 +9,13 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.comparison.federation import FederatedOutcome, TrainedExamples, taken_in, told_since, told_tests
+from fedcore.comparison.federation import (
+    FederatedOutcome,
+    TrainedExamples,
+    evaluations_by_round,
+    examples_by_round,
+    progress_since,
+)
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.modes.federated import Description, result_of, rounds_tested
 from fedcore.comparison.modes.federated_async import staleness_of
@@ -33,7 +39,7 @@ TOLD = {"client-1": {1: 8, 2: 8}, "client-2": {1: 12, 2: 12}}
 
 
 def followed(
-    *, survivors: tuple[str, ...] = ("client-1", "client-2"), taken: TrainedExamples = TOLD, **started: Any
+    *, survivors: tuple[str, ...] = ("client-1", "client-2"), examples: TrainedExamples = TOLD, **started: Any
 ) -> FederatedOutcome:
     """Two rounds; in the second one `survivors` are left, and nobody has to fetch the model."""
     record = RunRecord()
@@ -48,7 +54,7 @@ def followed(
         record.add(event("exchange-done", **base, message_type="evaluate", examples=5, metrics=found), 2)
     record.add(event("ended"), 3.0)
     fetched = (BOTH, BOTH, frozenset(), BOTH)
-    return FederatedOutcome(record=record, losses=(), models=("a", "b", "b", "c"), fetched=fetched, taken=taken)
+    return FederatedOutcome(record=record, losses=(), models=("a", "b", "b", "c"), fetched=fetched, examples=examples)
 
 
 def run(tmp_path: Path, **changes: Any) -> PlannedRun:
@@ -126,19 +132,19 @@ def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:
 
 def test_examples_are_those_that_clients_took_whatever_the_settings_say(tmp_path: Path) -> None:
     """Own training code may go over its data as often as it likes, and then nobody knows its steps."""
-    taken = {"client-1": {1: 8, 2: 80}, "client-2": {1: 12, 2: 12}}
+    examples = {"client-1": {1: 8, 2: 80}, "client-2": {1: 12, 2: 12}}
     about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
-    result = result_of(run(tmp_path), followed(taken=taken), about)
+    result = result_of(run(tmp_path), followed(examples=examples), about)
     assert [point.samples for point in result.curve] == [20, 20 + 92]
     assert (result.steps, result.simulated_seconds) == ({}, None)
-    half = result_of(run(tmp_path), followed(taken={"client-1": TOLD["client-1"]}), about)
+    half = result_of(run(tmp_path), followed(examples={"client-1": TOLD["client-1"]}), about)
     assert [point.samples for point in half.curve] == [None, None]
 
 
 def test_what_an_app_says_of_itself_is_not_taken_for_its_examples(tmp_path: Path) -> None:
     """It reports 7 of each round, which is a weight."""
     about = Description(parameters=0, model_bytes=0, schedule=None)
-    result = result_of(run(tmp_path), followed(taken={}), about)
+    result = result_of(run(tmp_path), followed(examples={}), about)
     assert [point.samples for point in result.curve] == [None, None]
     assert result.steps == {}
     assert result.simulated_seconds is None
@@ -172,9 +178,9 @@ def test_a_clients_log_says_what_its_app_did_in_this_run(tmp_path: Path, capsys:
     lines = [f"12:00:00 client-1  app          {line}  [plain: the server can read this]" for line in printed]
     with log.open("a") as file:
         file.write("\n".join(["hello", *lines]) + "\n")
-    found = told_since(log, before)
-    assert taken_in(found) == {1: 30, 2: 34}
-    (test,) = told_tests(found).values()
+    found = progress_since(log, before)
+    assert examples_by_round(found) == {1: 30, 2: 34}
+    (test,) = evaluations_by_round(found).values()
     assert (test.round, test.loss, tuple(test.sums["auc"])) == (2, math.inf, long.sums["auc"])
 
 

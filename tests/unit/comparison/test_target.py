@@ -84,8 +84,8 @@ def test_the_command_tells_when(tmp_path: Path) -> None:
     losses = {point["round"]: point["metrics"]["eval_loss"] for point in document["runs"][0]["curve"]}
     between = (losses[1] + losses[2]) / 2
     words += ["--report", str(report), "--force", "--target", f"eval_loss:{between}"]
-    told = json.loads(CliRunner().invoke(app, words).stdout)["target"]
-    assert told["reached"]["round"] == 2
+    summary = json.loads(CliRunner().invoke(app, words).stdout)["target"]
+    assert summary["reached"]["round"] == 2
     document = json.loads((report / "report.json").read_text())
     assert document["judged_by"] == {"name": "eval_loss", "better": "min"}
     (summary,) = document["summary"]

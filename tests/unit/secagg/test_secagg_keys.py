@@ -104,7 +104,7 @@ def test_what_bears_secrets_shows_none_of_their_fields(drbg):
     pair.encapsulate(peer.public)  # from now on the pair remembers what X25519 agreed on
     assert repr(pair) == f"KeyPair(agreement={Agreement.HYBRID!r}, public={pair.public!r})"
     held = DealtShares(b"k" * 33, b"s" * 33)
-    secrets = ClientSecrets(seal_pair=pair, mask_pair=pair, self_secret=Secret(b"b" * 32), held={1: held})
+    secrets = ClientSecrets(seal_pair=pair, mask_pair=pair, self_secret=Secret(b"b" * 32), shares={1: held})
     assert (repr(held), repr(secrets)) == ("DealtShares()", "ClientSecrets()")
     assert repr(PastAnswer(b"d" * 32, held)) == f"PastAnswer(digest={b'd' * 32!r})"
 

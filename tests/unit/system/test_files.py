@@ -53,10 +53,10 @@ def test_an_error_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "lock"])
 def test_a_folder_or_a_file_is_held_once(tmp_path: Path, name: str) -> None:
-    lock = Lock(tmp_path / name, taken="taken")
+    lock = Lock(tmp_path / name, in_use="taken")
     with pytest.raises(ConfigurationError, match="taken"):
-        Lock(tmp_path / name, taken="taken")
+        Lock(tmp_path / name, in_use="taken")
     lock.close()
     lock.close()
-    with Lock(tmp_path / name, taken="taken"):
+    with Lock(tmp_path / name, in_use="taken"):
         pass

@@ -41,7 +41,7 @@ async def test_both_ends_speak_until_one_hangs_up() -> None:
     ours, theirs = socket.socketpair()
     gone = threading.Event()
     near = await AsyncConnection.over(ours, PING)
-    far = BlockingConnection(theirs, PING, gone=gone.set)
+    far = BlockingConnection(theirs, PING, on_close=gone.set)
     await near.send(Ping(number=1))
     assert await asyncio.to_thread(far.receive) == Ping(number=1)
     far.send(Ping(number=2))

@@ -74,7 +74,7 @@ def test_a_secret_must_not_lie_in_what_may_be_read(tmp_path: Path) -> None:
 
 def test_a_sandbox_survives_the_way_to_its_process(tmp_path: Path) -> None:
     sandbox = Sandbox(read=(tmp_path / "a b",), write=(tmp_path / "ü",), network=True)
-    told = Sandbox.told(sandbox.command("fedcore.system")[-2])
+    told = Sandbox.from_json(sandbox.command("fedcore.system")[-2])
     assert told.read[-1] == tmp_path / "a b"
     assert (told.write, told.network, told.confined) == (sandbox.write, True, True)
 

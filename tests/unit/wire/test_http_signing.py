@@ -31,7 +31,7 @@ def sign(target: str = TARGET, *, method: str = "PUT", **changes) -> dict[str, s
 
 
 def verify(headers, target: str = TARGET, *, method: str = "PUT", **changes):
-    arguments = {"resolve_key": KEYS.__getitem__, "now": NOW, "seen": NonceCache()} | changes
+    arguments = {"resolve_key": KEYS.__getitem__, "now": NOW, "nonces": NonceCache()} | changes
     return verify_headers(method, target, headers, **arguments)
 
 
@@ -217,18 +217,18 @@ def test_age(age, good):
 
 def test_a_request_is_good_once():
     seen = NonceCache()
-    verify(sign(), seen=seen)
+    verify(sign(), nonces=seen)
     with raises(Unauthorized, check="replayed"):
-        verify(sign(), seen=seen, now=NOW + 300)
-    verify(sign(nonce="n-2"), seen=seen)
+        verify(sign(), nonces=seen, now=NOW + 300)
+    verify(sign(nonce="n-2"), nonces=seen)
 
 
 def test_a_forged_request_does_not_use_up_the_nonce():
     seen = NonceCache()
     with pytest.raises(Unauthorized):
-        verify(sign(key=OTHER_KEY), seen=seen)
+        verify(sign(key=OTHER_KEY), nonces=seen)
     assert len(seen) == 0
-    verify(sign(), seen=seen)
+    verify(sign(), nonces=seen)
 
 
 def test_reasons_quote_nothing_of_the_request():
@@ -281,9 +281,9 @@ def test_a_full_cache_of_one_key_leaves_the_others_alone():
 
 def test_requests_from_before_the_start_are_refused():
     seen = NonceCache(not_before=NOW)
-    verify(sign(now=NOW, nonce="a"), seen=seen)
+    verify(sign(now=NOW, nonce="a"), nonces=seen)
     with raises(Unauthorized, check="older"):
-        verify(sign(now=NOW - 1, nonce="b"), seen=seen)
+        verify(sign(now=NOW - 1, nonce="b"), nonces=seen)
 
 
 def test_one_of_many_threads_wins():

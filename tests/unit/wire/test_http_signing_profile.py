@@ -29,7 +29,7 @@ FIELDS = ("Content-Digest", "Signature-Input", "Signature")
 
 def ours(method: str, target: str, headers: Mapping[str, str]) -> Verified | None:
     try:
-        return verify_headers(method, target, headers, resolve_key=KEYS.__getitem__, now=NOW, seen=NonceCache())
+        return verify_headers(method, target, headers, resolve_key=KEYS.__getitem__, now=NOW, nonces=NonceCache())
     except Unauthorized:
         return None
 

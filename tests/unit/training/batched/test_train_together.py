@@ -71,7 +71,7 @@ def one_by_one(engine: Engine, given: Sequence[TrainingPlan], mu: float) -> list
                 own[name].copy_(value)
         engine.reset_optimizer()
         rule = Proximal(mu=mu, anchor=engine.snapshot()) if mu else None
-        found.append((plan.carry_out(engine, rule=rule), weights(engine)))
+        found.append((plan.run(engine, rule=rule), weights(engine)))
     with torch.no_grad():
         for name, value in start.items():
             own[name].copy_(value)

@@ -1,6 +1,6 @@
 """Carries out the runs of a comparison one after another; a finished run is not run again.
 
-`carry_out_run` is the frame that all modes have in common: events from start to end, workers that end with the run, the
+`execute_run` is the frame that all modes have in common: events from start to end, workers that end with the run, the
 evaluation of its models, and the last model, which stays.
 """
 
@@ -59,7 +59,7 @@ Watch: TypeAlias = Callable[[RunStart], AbstractContextManager[EventSink]]
 """Called before each run; the run's events go to what it opens."""
 
 
-def carry_out(
+def execute_comparison(
     job: CompareJob, watch: Watch, *, force: bool = False, drop: Callable[[str], None] | None = None
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
@@ -86,7 +86,7 @@ def carry_out(
     facts.check_strategies(runs)
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
-        results = execute(runs, runner, watch, seen=lambda result: check_metric(job, facts, result))
+        results = execute_runs(runs, runner, watch, on_result=lambda result: check_metric(job, facts, result))
     return build_comparison(possible, runs, results, facts)
 
 
@@ -117,8 +117,8 @@ def _unseen(result: RunResult) -> None:
     del result
 
 
-def execute(
-    runs: Sequence[PlannedRun], runner: Runner, watch: Watch, *, seen: Callable[[RunResult], None] = _unseen
+def execute_runs(
+    runs: Sequence[PlannedRun], runner: Runner, watch: Watch, *, on_result: Callable[[RunResult], None] = _unseen
 ) -> tuple[RunResult, ...]:
     """The results of all runs, in their order.
 
@@ -126,18 +126,18 @@ def execute(
     a result with status "failed", and the next one begins.
 
     Args:
-        seen: called with each of them, before the next run begins.
+        on_result: called with each of them, before the next run begins.
     """
     results = finished(runs)
     for result in results.values():
-        seen(result)
+        on_result(result)
     for position, (number, run) in enumerate(in_groups(runs), start=1):
         if number in results:
             continue
         start = RunStart(run=run, number=position, total=len(runs), seconds_left=seconds_left(runs, results))
         with watch(start) as emit:
             results[number] = _into_folder(run, runner, emit)
-        seen(results[number])
+        on_result(results[number])
     return tuple(results[number] for number in range(len(runs)))
 
 
@@ -250,7 +250,7 @@ class ModeRunner:
             self._stack.close()
             self._group = run.mode.warm_group
             self._warm = self._start_group(run) if self._group else None
-        return carry_out_run(run, emit, self._warm)
+        return execute_run(run, emit, self._warm)
 
     def _start_group(self, run: PlannedRun) -> AbstractContextManager[Any]:
         folder = self.folder / WARM_FOLDER
@@ -261,7 +261,7 @@ class ModeRunner:
         return processes
 
 
-def carry_out_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager[Any] | None = None) -> RunResult:
+def execute_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager[Any] | None = None) -> RunResult:
     """Carry out one run of any mode; whatever fails, the result says it.
 
     Args:

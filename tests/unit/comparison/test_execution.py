@@ -6,7 +6,7 @@ from pathlib import Path
 from support.raising import raises
 
 from fedcore.comparison.app_facts import AppFacts
-from fedcore.comparison.carry_out import build_comparison, check_metric, finished, in_groups, seconds_left
+from fedcore.comparison.execution import build_comparison, check_metric, finished, in_groups, seconds_left
 from fedcore.comparison.judging import JudgedBy, MetricChoice
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.plan import CompareJob, plan
