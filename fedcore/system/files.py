@@ -27,8 +27,12 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def replacing(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
     """A new file next to `path` that takes its place when the block ends well; an error leaves `path` as it was.
 
-    mode: of the new file, less the umask. durable: whether file and name are on the disk when the block has ended, so
-    that no power failure takes them back. Raises OSError.
+    Raises OSError.
+
+    Args:
+        mode: of the new file, less the umask.
+        durable: whether file and name are on the disk when the block has ended, so that no power failure takes them
+            back.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:

@@ -28,7 +28,10 @@ Received = TypeVar("Received")
 
 @dataclass(frozen=True, slots=True)
 class AsyncConnection(Generic[Received]):
-    """The side with an event loop. expected: the messages that may come."""
+    """The side with an event loop.
+
+    expected: the messages that may come.
+    """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

@@ -25,7 +25,9 @@ def is_plain_path(path: str) -> bool:
 
 @dataclass(slots=True)
 class LeftFiles:
-    """The files below a folder. left_out: how many were passed over, once all were read.
+    """The files below a folder.
+
+    left_out: how many were passed over, once all were read.
 
     Passed over are links, also hard ones, what is no file, names that are hidden or cannot be printed, and what is
     beyond MOST_FILES or MOST_BYTES; folders whose files would have no plain path count once.

@@ -35,7 +35,12 @@ def limit_memory(share: float, device: torch.device | None = None) -> None:
     """Let this process have at most that share of the memory of a GPU, 0 to 1, for what torch allocates.
 
     An allocation beyond it fails like one on a full device. What CUDA itself takes (some hundred MiB a process) comes
-    on top. device: by default the current one. Raises ConfigurationError if there is no GPU.
+    on top.
+
+    Raises ConfigurationError if there is no GPU.
+
+    Args:
+        device: by default the current one.
     """
     import torch
 

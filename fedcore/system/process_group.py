@@ -39,7 +39,8 @@ def join(store: Store, *, rank: int, world_size: int, local_rank: int, local_wor
 def join_on_this_machine(*, rank: int, ranks: int, port: int, listening: int | None) -> None:
     """Join `ranks` processes of one machine. The store of rank 0 is on `port` of the loopback.
 
-    listening: descriptor of a socket that listens there already, for rank 0, so that nobody races for a port.
+    Args:
+        listening: descriptor of a socket that listens there already, for rank 0, so that nobody races for a port.
     """
     _stay_on_loopback()
     store = TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, master_listen_fd=listening)

@@ -19,7 +19,11 @@ _SUSPECT: Final = re.compile(r"[^\x20-\x7e]")
 
 
 def visible(text: str, *, keep: str = _LAYOUT) -> str:
-    """`text` with what is not printable written as its escape, as in Python: \\x1b. keep: of it, what stays."""
+    """`text` with what is not printable written as its escape, as in Python: \\x1b.
+
+    Args:
+        keep: of it, what stays.
+    """
     return _SUSPECT.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), text)
 
 

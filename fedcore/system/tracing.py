@@ -53,7 +53,8 @@ class Traces:
 class RoundTraces(Traces):
     """Hands spans to OpenTelemetry.
 
-    service: `fedcore-server` or `fedcore-client`. instance: which of them.
+    service: `fedcore-server` or `fedcore-client`.
+    instance: which of them.
     """
 
     def __init__(self, processor: SpanProcessor, *, service: str, instance: str) -> None:

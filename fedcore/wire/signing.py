@@ -173,11 +173,11 @@ def verify_headers(
 ) -> Verified:
     """Check a request's signature; Unauthorized, with the reason, unless everything holds.
 
-    path_and_query: as it came over the wire, percent-encoded.
-    headers: header fields by name in any case; of a field that came several times, `items()` may
-        give each line.
-    resolve_key: from a key's name to the raw Ed25519 public key (32 bytes); KeyError if unknown.
-    now: seconds since 1970, or an aware datetime.
+    Args:
+        path_and_query: as it came over the wire, percent-encoded.
+        headers: header fields by name in any case; of a field that came several times, `items()` may give each line.
+        resolve_key: from a key's name to the raw Ed25519 public key (32 bytes); KeyError if unknown.
+        now: seconds since 1970, or an aware datetime.
     """
     digest, signature_input, signature = _fields(headers)
     matched = _CONTENT_DIGEST.fullmatch(digest)

@@ -22,7 +22,10 @@ OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAveraging(Baseline):
-    """One rank for each site. outer: options of the optimizer that takes the mean movement for its gradient."""
+    """One rank for each site.
+
+    outer: options of the optimizer that takes the mean movement for its gradient.
+    """
 
     consequence: ClassVar[str] = "every average needs the model of every rank, so that the run ended"
 

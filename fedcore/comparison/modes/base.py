@@ -29,7 +29,12 @@ Readers: TypeAlias = Literal["", "nobody", "server", "sites", "pooled"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a mode. default: says its type, too. least: the smallest number. choices: all words; () for any."""
+    """An option of a mode.
+
+    default: says its type, too.
+    least: the smallest number.
+    choices: all words; () for any.
+    """
 
     default: Scalar
     least: float = 0
@@ -54,9 +59,10 @@ class Option:
 class InReport:
     """What the report has to know of a mode, beyond what its runs found.
 
-    pooled: all data are in one place, so that the federated modes are measured against it. alone: each site has a model
-    of its own. protection: what a federation does for its updates; "" if there is none. readers: who can read what a
-    single site sends, its update or its gradient.
+    pooled: all data are in one place, so that the federated modes are measured against it.
+    alone: each site has a model of its own.
+    protection: what a federation does for its updates; "" if there is none.
+    readers: who can read what a single site sends, its update or its gradient.
     """
 
     pooled: bool = False
@@ -69,8 +75,9 @@ class InReport:
 class Trained:
     """What the processes of a mode leave behind.
 
-    result: all but what an evaluation finds, whether the run finished or not. models: round -> the models that each
-    site is to be evaluated with, 0 for the first; those of the last round are the run's own. {}: nothing to evaluate.
+    result: all but what an evaluation finds, whether the run finished or not.
+    models: round -> the models that each site is to be evaluated with, 0 for the first; those of the last round are the
+        run's own. {}: nothing to evaluate.
     tested: of rounds whose models are nowhere, what each site's client found that evaluated them in the same way.
     """
 
@@ -81,7 +88,11 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode(ABC):
-    """One way to train the same app on the same data. name: as on the command line. title: in a few words."""
+    """One way to train the same app on the same data.
+
+    name: as on the command line.
+    title: in a few words.
+    """
 
     any_app: ClassVar[bool] = False
     """Whether it takes any Flower app; the others train the app's model themselves."""
@@ -125,7 +136,11 @@ class Mode(ABC):
         return ""
 
     def warm_processes(self, folder: Path) -> AbstractContextManager[Any]:
-        """The processes of the warm group, to be started when first needed. folder: for their files."""
+        """The processes of the warm group, to be started when first needed.
+
+        Args:
+            folder: for their files.
+        """
         raise NotImplementedError(f"{self.name} has processes for each run")
 
     def global_batch(self, run: PlannedRun) -> int:
@@ -136,6 +151,10 @@ class Mode(ABC):
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
         """Start the processes of one run, and follow them to their end.
 
-        workers: none of them lives yet. warm: what `warm_processes` made. Raises FedcoreError if nothing of the run
-        is worth keeping; a run that got further and failed has a result with a reason.
+        Raises FedcoreError if nothing of the run is worth keeping; a run that got further and failed has a result with
+        a reason.
+
+        Args:
+            workers: none of them lives yet.
+            warm: what `warm_processes` made.
         """

@@ -168,9 +168,12 @@ def worker_to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended
 class RoundLog:
     """What the workers have reported up to now. A round is whole when every worker that was not lost has reported it.
 
-    names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
-    rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. results: what its strategy
-    found. reason: why the run ended before its time, empty if it did not.
+    names: the workers, in the order of their sites.
+    ready: what each said before its first round.
+    rounds: the whole rounds, each by worker.
+    evaluations: by round, where a worker evaluates the model itself.
+    results: what its strategy found.
+    reason: why the run ended before its time, empty if it did not.
     """
 
     names: tuple[str, ...]

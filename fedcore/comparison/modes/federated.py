@@ -35,8 +35,10 @@ _DECIDED = {"aggregation", "min-clients", "asynchrony"}
 class Federated(Mode):
     """Seconds and bytes are those of completed training exchanges.
 
-    First and last model are evaluated on every site where the app says on which data; those between
-    are known by what their clients told of them. protection: "private" is secure aggregation with differential privacy.
+    First and last model are evaluated on every site where the app says on which data; those between are known by what
+    their clients told of them.
+
+    protection: "private" is secure aggregation with differential privacy.
     """
 
     any_app: ClassVar[bool] = True
@@ -116,7 +118,9 @@ class Description(WorkerReport):
     """What the app says of a run.
 
     model_bytes, sent_sha256: of the first file that clients fetch to train, which may hold more than the model; 0 and
-    "" where the run begins without a model. schedule: None for an app that does its own training.
+    "" where the run begins without a model.
+
+    schedule: None for an app that does its own training.
     """
 
     parameters: int = 0
@@ -224,7 +228,8 @@ def curve_of(
 ) -> tuple[CurvePoint, ...]:
     """A point for each round, and one for the first model where the app evaluated it.
 
-    samples, simulated: at the end of each of the training exchanges; the latter empty without such a clock.
+    Args:
+        samples, simulated: at the end of each of the training exchanges; the latter empty without such a clock.
     """
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / sites for exchange in training)

@@ -44,9 +44,10 @@ _GRACE: Final = 1.0
 class ParameterServer(Mode):
     """One process for each shard of the server, and one for each worker.
 
-    together: one step is made for all workers at once. bounded: a worker may be at most s steps ahead. slept: workers
-    really take the time that the network model says, and messages are handled as they come: what the simulated clock is
-    checked against.
+    together: one step is made for all workers at once.
+    bounded: a worker may be at most s steps ahead.
+    slept: workers really take the time that the network model says, and messages are handled as they come: what the
+        simulated clock is checked against.
     """
 
     together: bool = False
@@ -108,8 +109,9 @@ def _assembled(result: RunResult, task: ServerTask, training: Training) -> Train
 class Training:
     """The processes of a run while they train.
 
-    rounds: what shard 0 reported after each. traffic: worker -> round -> bytes, counted when the worker saw that the
-    round was over. finished: what shard 0 said at the end.
+    rounds: what shard 0 reported after each.
+    traffic: worker -> round -> bytes, counted when the worker saw that the round was over.
+    finished: what shard 0 said at the end.
     """
 
     task: ServerTask

@@ -173,8 +173,10 @@ def evaluate_rounds(
 ) -> dict[int, Evaluated]:
     """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
 
-    tested: of other rounds, whose models are nowhere, what each site's client found. Raises RunFailed if the
-    app's own code fails, or where its data are not known.
+    Raises RunFailed if the app's own code fails, or where its data are not known.
+
+    Args:
+        tested: of other rounds, whose models are nowhere, what each site's client found.
     """
     reports = workers.call("evaluator", _evaluate, run, rounds, tested, silence=SILENCE_SECONDS)
     return {report.round: report for report in reports if isinstance(report, Evaluated)}
@@ -198,7 +200,11 @@ def _evaluate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts:
-    """Sums over test examples. weight: of the loss. sums: of each metric."""
+    """Sums over test examples.
+
+    weight: of the loss.
+    sums: of each metric.
+    """
 
     examples: int = 0
     weight: int = 0

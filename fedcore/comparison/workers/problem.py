@@ -33,9 +33,11 @@ _ANY = "(centralized and the federated modes take any Flower app)"
 class Problem:
     """One training problem, divided over sites.
 
-    app: what `supervised_app` made, or `local_app` with data. data: of the app. config: the whole run config.
+    app: what `supervised_app` made, or `local_app` with data.
+    data: of the app.
+    config: the whole run config.
     sites: how many parts the data are divided into; site i of the comparison is partition i of the app, and the client
-    that provisioning calls client-(i+1).
+        that provisioning calls client-(i+1).
     """
 
     app: LocalApp
@@ -85,7 +87,11 @@ class Problem:
         return int(self.config[ROUNDS_KEY])
 
     def recipe(self, wrap: Callable[[MakeOptimizer], MakeOptimizer] = lambda make: make) -> Recipe:
-        """For an engine. wrap: what makes the optimizer out of the app's own."""
+        """For an engine.
+
+        Args:
+            wrap: what makes the optimizer out of the app's own.
+        """
         definition, config = self.app.definition, dict(self.config)
         return Recipe(
             build=lambda: definition.build(config),

@@ -66,7 +66,11 @@ ReportSink: TypeAlias = Callable[[WorkerReport], None]
 
 
 class Ended(WorkerReport):
-    """The last report of every worker. exitcode: negative for a signal. reason: empty if it returned."""
+    """The last report of every worker.
+
+    exitcode: negative for a signal.
+    reason: empty if it returned.
+    """
 
     exitcode: int
     reason: str = ""
@@ -82,7 +86,11 @@ class WorkerEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _RunningWorker:
-    """A process that was started. connection: where its reports arrive. failure: how it says that it ended."""
+    """A process that was started.
+
+    connection: where its reports arrive.
+    failure: how it says that it ended.
+    """
 
     process: ForkServerProcess
     connection: Connection
@@ -115,7 +123,8 @@ class _RunningWorker:
 class Workers:
     """The workers of one run. Use as a context manager: leaving it ends all of them.
 
-    folder: its `logs` get one file for each worker. environment: laid over this process's own.
+    folder: its `logs` get one file for each worker.
+    environment: laid over this process's own.
     """
 
     folder: Path

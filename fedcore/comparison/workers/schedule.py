@@ -23,8 +23,9 @@ from fedcore.wire.base import Scalar
 class Schedule:
     """The work of one round, the same in every round but for the order.
 
-    counts: training examples of each site. batch_size: of one worker's step, 0 for all its examples. epochs, steps: of
-    a worker in one round; exactly one is positive.
+    counts: training examples of each site.
+    batch_size: of one worker's step, 0 for all its examples.
+    epochs, steps: of a worker in one round; exactly one is positive.
     """
 
     counts: tuple[int, ...]
@@ -68,8 +69,9 @@ class Schedule:
     def global_steps(self, size: int) -> tuple[int, int]:
         """Batch size, and steps in one round, of synchronous training: as many examples as the budget has.
 
-        size: examples of one step of all workers together, 0 for all examples. With epochs the budget is met exactly,
-        with steps to within one batch.
+        Args:
+            size: examples of one step of all workers together, 0 for all examples. With epochs the budget is met
+                exactly, with steps to within one batch.
         """
         size = min(size or self.examples, self.examples)
         if self.epochs:
@@ -82,7 +84,11 @@ class Schedule:
         return _samples(self.examples, *self.global_steps(size))
 
     def own(self, site: int, *, seed: int) -> Iterator[Rows]:
-        """One worker's batches of one round, at its own pace. seed: of this site in this round."""
+        """One worker's batches of one round, at its own pace.
+
+        Args:
+            seed: of this site in this round.
+        """
         size, steps = self.own_steps(site)
         return shared_rows(self.counts[site], size, steps, seed=seed, rank=0, ranks=1)
 
@@ -94,7 +100,8 @@ class Schedule:
     def pooled(self, size: int, *, seeds: Sequence[int], rank: int = 0, ranks: int = 1) -> Iterator[Rows]:
         """The global batches of one round, as rows of all sites' examples one site after the other.
 
-        rank, ranks: of a group that has all the data; each takes its part of every batch.
+        Args:
+            rank, ranks: of a group that has all the data; each takes its part of every batch.
         """
         shares = [self.share(site, size, seed=seed) for site, seed in enumerate(seeds)]
         offsets = [sum(self.counts[:site]) for site in range(len(self.counts))]

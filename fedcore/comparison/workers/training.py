@@ -36,7 +36,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class WorkerReady(WorkerReport):
-    """Before the first round. counts: examples of the sites that the worker reads. sent, received: bytes until now."""
+    """Before the first round.
+
+    counts: examples of the sites that the worker reads.
+    sent, received: bytes until now.
+    """
 
     counts: tuple[int, ...]
     parameters: int
@@ -48,7 +52,8 @@ class RoundDone(WorkerReport):
     """At the end of every round, and of this round alone.
 
     examples: taken in the round, repetitions counted; where they were not `counted`, what the app said of itself.
-    loss: sum over them, None if nobody said. sent, received: bytes.
+    loss: sum over them, None if nobody said.
+    sent, received: bytes.
     """
 
     round: int
@@ -147,8 +152,9 @@ def train_together(
 ) -> None:
     """One rank of all, on the examples of its own site.
 
-    port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given. averages: models, each
-    rank having one of its own; otherwise gradients.
+    Args:
+        port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
+        averages: models, each rank having one of its own; otherwise gradients.
     """
     _join(site, run.sites, port, listening)
     world = World.current()
@@ -209,9 +215,11 @@ class Averaging:
 class RoundLoop:
     """A worker's rounds.
 
-    rows, seed: of a round, by its number. folder: for snapshots, None if another worker writes them. tensors: names
-    of those that the first model has, and every snapshot. lost_after: the round after which this worker waits for its
-    end by SIGKILL, 0 for none. averaging: where models are averaged.
+    rows, seed: of a round, by its number.
+    folder: for snapshots, None if another worker writes them.
+    tensors: names of those that the first model has, and every snapshot.
+    lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
+    averaging: where models are averaged.
     """
 
     report: ReportSink

@@ -29,11 +29,12 @@ Arrays = dict[str, NDArray[Any]]
 class AlgorithmStrategy(FedAvg):
     """What they share. One object leads one run.
 
-    strategy: its name. tells_clients: whether they have to know it. weighs_one: whether every client weighs 1, and not
-    its number of examples. needs: the metric of the training that it reads, "" for none.
-
+    strategy: its name.
+    tells_clients: whether they have to know it.
+    weighs_one: whether every client weighs 1, and not its number of examples.
+    needs: the metric of the training that it reads, "" for none.
     trained: names of the tensors that the clients' steps change; buffers, such as running means, are averaged as under
-    FedAvg. None: every floating point tensor.
+        FedAvg. None: every floating point tensor.
     """
 
     mean_only = True
@@ -126,8 +127,10 @@ class AlgorithmStrategy(FedAvg):
     def step(self, model: Arrays, mean: Arrays, metrics: MetricRecord, part: float) -> Arrays:
         """The new values of the tensors that are not simply their mean, in their dtypes.
 
-        model: that the round began with. mean, metrics: of the clients. part: |S| / N, clients in the sum to all,
-        where each weighs 1.
+        Args:
+            model: that the round began with.
+            mean, metrics: of the clients.
+            part: |S| / N, clients in the sum to all, where each weighs 1.
         """
         return {}
 
@@ -213,7 +216,9 @@ class FedDyn(AlgorithmStrategy):
 class AdaptiveClipping(AlgorithmStrategy):
     """Andrew et al. 2021, section 2: the mean of the clipped updates, and C <- C exp(-eta_C (mean b - gamma)).
 
-    first: C of round 1. quantile: gamma, the share of updates that should not be clipped. rate: eta_C.
+    first: C of round 1.
+    quantile: gamma, the share of updates that should not be clipped.
+    rate: eta_C.
     """
 
     strategy = "adaptive-clipping"

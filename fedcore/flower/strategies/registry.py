@@ -97,10 +97,14 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     for the default of its own: 1 for FedAvgM and SCAFFOLD, 0.1 for FedAdam and FedAdagrad, 0.01 for FedYogi, 0.7 for
     DiLoCo), `server-momentum` (FedAvgM, DiLoCo), `beta-1`, `beta-2` (FedAdam, FedYogi), `tau` (these and FedAdagrad),
     `feddyn-alpha` (FedDyn), `clip-first`, `clip-quantile` and `clip-rate` (adaptive clipping); a key that is missing
-    leaves the default. trained: names of the tensors that the clients train (`LocalApp.trained`), which SCAFFOLD needs;
-    by default all of floating point. options: whatever else Flower's FedAvg takes.
-    A strategy from a package reads the keys that its class names.
+    leaves the default. A strategy from a package reads the keys that its class names.
+
     Raises UnknownName for a strategy that is not installed, ConfigurationError for a value out of range.
+
+    Args:
+        trained: names of the tensors that the clients train (`LocalApp.trained`), which SCAFFOLD needs; by default all
+            of floating point.
+        options: whatever else Flower's FedAvg takes.
     """
     name = str(config.get(NAME, "fedavg"))
     choice = STRATEGIES[name]
@@ -137,9 +141,12 @@ def averaging_server(
     clients report for the ClientApp's metrics become figures of the whole federation (`finish`), the last of which it
     prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
     where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
-    test: reads a test set where the ServerApp runs. With `central-test` = N in the run config the model is tested on N
-    examples of it before the first round and after each, as Flower's `evaluate_fn`; most want `fraction-evaluate` = 0
-    then. strategy: makes another than the run config names; it is called as `make_strategy` is.
+
+    Args:
+        test: reads a test set where the ServerApp runs. With `central-test` = N in the run config the model is tested
+            on N examples of it before the first round and after each, as Flower's `evaluate_fn`; most want
+            `fraction-evaluate` = 0 then.
+        strategy: makes another than the run config names; it is called as `make_strategy` is.
     """
     app = AveragingServer(reports=_reported(client) if strategy is make_strategy else None)
 

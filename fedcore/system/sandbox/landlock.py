@@ -68,9 +68,13 @@ def give_up_privileges() -> None:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
     """From now on this thread, and what it starts, has only these files and folders, with all below them.
 
-    read: may be read and executed. write: may be changed too. tcp: whether it keeps TCP and abstract sockets, which
-    ranks need to find each other. Signals reach what it starts itself. What is not there is left out. To be called
-    before the process has a second thread, which would keep all rights. Raises OSError.
+    Signals reach what it starts itself. What is not there is left out. To be called before the process has a second
+    thread, which would keep all rights. Raises OSError.
+
+    Args:
+        read: may be read and executed.
+        write: may be changed too.
+        tcp: whether it keeps TCP and abstract sockets, which ranks need to find each other.
     """
     version = abi()
     rights = (1 << _RIGHTS_OF_ABI.get(version, 16)) - 1

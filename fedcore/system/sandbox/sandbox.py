@@ -62,8 +62,10 @@ _OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the person who starts the agent or the server adds. variables: by name. read: files and folders.
+    """What the person who starts the agent or the server adds.
 
+    variables: by name.
+    read: files and folders.
     confined: False takes the limits on files and network away, to look for a fault.
     """
 
@@ -84,7 +86,8 @@ class Rules:
 class Sandbox:
     """Files and folders that a process may `read`, and may `write` too; nothing else of the machine's.
 
-    network: whether it may use that, which ranks that find each other need. confined: False for no such limits.
+    network: whether it may use that, which ranks that find each other need.
+    confined: False for no such limits.
     """
 
     read: tuple[Path, ...]
@@ -167,8 +170,10 @@ def describe(*, confined: bool, network: bool) -> tuple[str, bool]:
 def clean_environment(rules: Rules, home: Path) -> dict[str, str]:
     """The variables of this process that user code gets: those that a computation needs, and the named ones.
 
-    home: a private folder, which it gets as HOME and for temporary files. Raises ConfigurationError for a name that is
-    not set.
+    Raises ConfigurationError for a name that is not set.
+
+    Args:
+        home: a private folder, which it gets as HOME and for temporary files.
     """
     if absent := [name for name in rules.variables if name not in os.environ]:
         raise ConfigurationError(

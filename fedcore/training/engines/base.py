@@ -50,9 +50,10 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 class Recipe:
     """What to train.
 
-    build: makes the model, whose weights come with `Engine.load`; until then they mean nothing. keep_weights: those
-    that `build` gives, the same on every rank, do mean something, as where only an adapter's are loaded; a sharding
-    engine then needs memory for the whole model when it starts. optimizer: makes one for a model's parameters.
+    build: makes the model, whose weights come with `Engine.load`; until then they mean nothing.
+    keep_weights: those that `build` gives, the same on every rank, do mean something, as where only an adapter's are
+        loaded; a sharding engine then needs memory for the whole model when it starts.
+    optimizer: makes one for a model's parameters.
     """
 
     build: Callable[[], nn.Module]
@@ -64,9 +65,10 @@ class Recipe:
 class Engine(ABC):
     """One model on one or more ranks. Every rank has to make the same calls in the same order.
 
-    model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`. module: the
-    model without what the engine wrapped around it. data_rank, data_size: this rank's place among those that get
-    different examples, and their number. examples_trained: examples of all batches up to now, over all ranks.
+    model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`.
+    module: the model without what the engine wrapped around it.
+    data_rank, data_size: this rank's place among those that get different examples, and their number.
+    examples_trained: examples of all batches up to now, over all ranks.
     """
 
     model: nn.Module
@@ -122,10 +124,13 @@ class Engine(ABC):
     # --- a step -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch, *, clip_norm: float = 0.0, rule: LocalRule | None = None) -> Tensor:
-        """One optimizer step on a batch. clip_norm: bound on the L2 norm of the gradient, 0 for none. rule: changes the
-        gradient first.
+        """One optimizer step on a batch.
 
         Returns this rank's part of the sum of the examples' losses before the step, a float32 scalar.
+
+        Args:
+            clip_norm: bound on the L2 norm of the gradient, 0 for none.
+            rule: changes the gradient first.
         """
         self._drop_gradients()
         loss = self.backward(batch)
@@ -249,9 +254,13 @@ class Engine(ABC):
     ) -> Iterator[Batch]:
         """This rank's share of each batch, in an order that `seed` alone decides.
 
-        data: arrays, or a map-style dataset of (x, y) that `workers` processes read. batch_size: over all ranks; 0 is
-        one full batch. epochs, steps: exactly one is positive. sharded: each rank reads data of its own, instead of
-        all reading the same. Raises ConfigurationError for settings that mean nothing, on all ranks alike.
+        Raises ConfigurationError for settings that mean nothing, on all ranks alike.
+
+        Args:
+            data: arrays, or a map-style dataset of (x, y) that `workers` processes read.
+            batch_size: over all ranks; 0 is one full batch.
+            epochs, steps: exactly one is positive.
+            sharded: each rank reads data of its own, instead of all reading the same.
         """
         rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
         return self.read(data, rows, workers=workers, seed=seed)
@@ -263,9 +272,12 @@ class Engine(ABC):
     def passes(
         self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
     ) -> Iterator[Batch]:
-        """Every example once and in order, for an evaluation. batch_size: of one rank.
+        """Every example once and in order, for an evaluation.
 
         A rank whose share is shorter gets examples of weight 0 instead.
+
+        Args:
+            batch_size: of one rank.
         """
         counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
         rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
@@ -311,7 +323,8 @@ class Engine(ABC):
     def together(self, rows: Tensor) -> Tensor:
         """The rows of all ranks that have different examples, in their order: [n, ...] -> [sum of n, ...].
 
-        rows: as many as this rank has, maybe none; every rank has to call it.
+        Args:
+            rows: as many as this rank has, maybe none; every rank has to call it.
         """
         if self.data_size == 1:
             return rows
@@ -327,8 +340,11 @@ class Engine(ABC):
     def load(self, state: ModelState | None, *, optimizer: bool = False, only: Collection[str] | None = None) -> None:
         """Set parameters and buffers to those of a state, which a rank other than 0 need not have.
 
-        optimizer: the state has the optimizer's tensors, too. only: names that it has, by default all. Raises
-        EncodingError, on every rank, where names, dtypes or shapes differ from the model's.
+        Raises EncodingError, on every rank, where names, dtypes or shapes differ from the model's.
+
+        Args:
+            optimizer: the state has the optimizer's tensors, too.
+            only: names that it has, by default all.
         """
         load_entries(self.entries(optimizer=optimizer, only=only), state, self.world)
 

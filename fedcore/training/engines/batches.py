@@ -35,8 +35,10 @@ from fedcore.training.seeds import derive_seed, preserve_generators, seed_genera
 class Batch:
     """One rank's share of a batch.
 
-    x, y: inputs and targets [n, ...]. total: examples of the batch over all ranks. weights: float32 [n], or None for
-    all ones; a rank with no share gets one example of weight 0, since it has to take part in the collectives.
+    x, y: inputs and targets [n, ...].
+    total: examples of the batch over all ranks.
+    weights: float32 [n], or None for all ones; a rank with no share gets one example of weight 0, since it has to take
+        part in the collectives.
     """
 
     x: Tensor
@@ -68,7 +70,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One rank's share of a batch, as row numbers. empty: this rank has no share; its only row has weight 0."""
+    """One rank's share of a batch, as row numbers.
+
+    empty: this rank has no share; its only row has weight 0.
+    """
 
     rows: Tensor | slice
     total: int
@@ -78,7 +83,9 @@ class Rows:
 def steps_of(examples: int, *, batch_size: int, epochs: int, steps: int) -> tuple[int, int]:
     """Batch size and number of steps that the settings mean; raises ConfigurationError when they mean nothing.
 
-    batch_size: 0 means one full batch. epochs, steps: exactly one is positive.
+    Args:
+        batch_size: 0 means one full batch.
+        epochs, steps: exactly one is positive.
     """
     if (epochs > 0) == (steps > 0) or min(epochs, steps) < 0:
         raise ConfigurationError(f"set either epochs or steps to a positive number (epochs {epochs}, steps {steps})")
@@ -114,8 +121,10 @@ def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: i
     """This rank's rows of `steps` batches of `size`, where rank r alone can read its `counts[r]` examples.
 
     A pass takes every example once. Its batches are consecutive ranges of one sequence, in which the examples of each
-    rank are spread evenly: a rank with a third of the examples has about a third of each batch. seed: has to be
-    another one on each rank, or they go through their data in the same order.
+    rank are spread evenly: a rank with a third of the examples has about a third of each batch.
+
+    Args:
+        seed: has to be another one on each rank, or they go through their data in the same order.
     """
     examples = sum(counts)
     places = torch.cat([(torch.arange(count, dtype=torch.float64) + 0.5) / count for count in counts])
@@ -138,7 +147,8 @@ def ordered_rows(
 ) -> Iterator[Rows]:
     """This rank's rows of one pass in order, in batches of at most `size`; each rank makes the same number of batches.
 
-    counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
+    Args:
+        counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
     """
     if (sum(counts) if counts is not None else examples) == 0:
         raise ConfigurationError("this client has no examples to train or test on", check="no-examples")
@@ -232,7 +242,11 @@ def _made(batches: Iterator[Batch], side: torch.cuda.Stream | None) -> tuple[Bat
 
 
 def room_for_data(device: torch.device, share: float) -> int | None:
-    """How many bytes of data sets may stay on a device; None for any number. share: of its memory, 0 for all of it."""
+    """How many bytes of data sets may stay on a device; None for any number.
+
+    Args:
+        share: of its memory, 0 for all of it.
+    """
     if device.type != "cuda":
         return None
     memory: int = torch.cuda.get_device_properties(device).total_memory
@@ -255,7 +269,8 @@ class Loaders:
     def batches(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
         """The batches with the given rows; a dataset gives pairs (x, y) of tensors or arrays.
 
-        seed: of what a dataset draws at random. With workers, one pass over a dataset ends before the next begins.
+        Args:
+            seed: of what a dataset draws at random. With workers, one pass over a dataset ends before the next begins.
         """
         if isinstance(data, Split):
             batches = self._from_device(data, rows) if self._fits(data) else self._from_host(data, rows)

@@ -46,9 +46,12 @@ class _Unlike:
 
 
 def check_copies(entries: Sequence[Entry], world: World, *, rounds: bool = False) -> None:
-    """Raise AppError, on every rank, where copies of the same elements differ. rounds: rounding may tell them apart.
+    """Raise AppError, on every rank, where copies of the same elements differ.
 
     Every rank has to call it, with the same entries.
+
+    Args:
+        rounds: rounding may tell them apart.
     """
     own = [entry for entry in entries if _may_be_copied(entry)]
     if world.size == 1 or not own:

@@ -30,7 +30,11 @@ _MOST_SCHEDULES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a schedule is made for. rows: examples of a micro-batch. training: with a backward pass."""
+    """What a schedule is made for.
+
+    rows: examples of a micro-batch.
+    training: with a backward pass.
+    """
 
     rows: int
     example: torch.Size

@@ -28,7 +28,8 @@ from fedcore.training.engines.building import move_to, outline, plan_of, tied_na
 class Cut:
     """A model cut into stages, of which rank r of n has those with number r, r + n, ...
 
-    whole: the model without memory for its tensors. stages: names of the layers of each stage, in order of execution.
+    whole: the model without memory for its tensors.
+    stages: names of the layers of each stage, in order of execution.
     """
 
     whole: nn.Module
@@ -64,7 +65,11 @@ class Cut:
         move_to(module, device)
 
     def boundaries(self, example: Tensor) -> list[Tensor]:
-        """What enters each stage, and what leaves the last one, as tensors without memory. example: a micro-batch."""
+        """What enters each stage, and what leaves the last one, as tensors without memory.
+
+        Args:
+            example: a micro-batch.
+        """
         tensors = [torch.empty_like(example, device="meta")]
         for layers in self.stages:
             x = tensors[-1]
@@ -76,7 +81,9 @@ class Cut:
 
 
 class Stage(nn.Module):
-    """Some consecutive layers of a model. autocast: dtype for the forward pass, None for that of the weights.
+    """Some consecutive layers of a model.
+
+    autocast: dtype for the forward pass, None for that of the weights.
 
     What is handed to the next stage has the dtype `sent`, so that reduced precision within the stages does not change
     what travels between them: one rank alone would not round there, either.
@@ -98,8 +105,10 @@ class Stage(nn.Module):
 def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
     """Where to cut a model so that the stage with the most parameters has as few as can be.
 
-    runs: stages of each rank. Raises ConfigurationError for a model that does not say how to cut it, or has too few
-    layers.
+    Raises ConfigurationError for a model that does not say how to cut it, or has too few layers.
+
+    Args:
+        runs: stages of each rank.
     """
     whole = outline(module)
     layers = plan_of(whole).layers

@@ -44,9 +44,10 @@ Region = tuple[slice, ...]
 class Entry:
     """One tensor of a model's state.
 
-    spec: of the whole tensor. tensor: what this rank holds of it, None for nothing. owner: a rank that holds all of it;
-    of a DTensor every rank holds a part. nonnegative: values below zero, which a mean that is rounded or has
-    noise may have, are loaded as zero.
+    spec: of the whole tensor.
+    tensor: what this rank holds of it, None for nothing.
+    owner: a rank that holds all of it; of a DTensor every rank holds a part.
+    nonnegative: values below zero, which a mean that is rounded or has noise may have, are loaded as zero.
     """
 
     spec: TensorSpec

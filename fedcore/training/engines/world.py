@@ -20,7 +20,8 @@ _SHARING = ("single", "ddp")
 class World:
     """The ranks that train together.
 
-    device: where this rank keeps its model. shared: several ranks have one GPU, and meet over gloo.
+    device: where this rank keeps its model.
+    shared: several ranks have one GPU, and meet over gloo.
     """
 
     rank: int = 0
