@@ -202,4 +202,4 @@ def test_a_session_that_has_released_holds_no_share_to_release_again(new_game):
     signatures = dict(game.signature_set(player).signatures)
     del signatures[5]
     assert not game.attempt(player, "unmask", SignatureSet(signatures))
-    assert not player.session._secrets.held
+    assert not player.session._secrets.shares

@@ -128,9 +128,9 @@ def test_no_secret_shows_in_any_repr(make_rig, caplog, agreement):
     live = make_rig(4, agreement=agreement).until("upload").clients[1]
     held = live._secrets
     secrets += [held.self_secret.reveal(), *(secret.reveal() for secret in held.pair_secrets.values())]
-    secrets += [part for shares in held.held.values() for part in (shares.of_key, shares.of_self)]
+    secrets += [part for shares in held.shares.values() for part in (shares.of_key, shares.of_self)]
     assert len(secrets) > 15
-    holders = [session, live, held, held.held, held.pair_secrets, sharing, sharing.mask_pair, server]
+    holders = [session, live, held, held.shares, held.pair_secrets, sharing, sharing.mask_pair, server]
     told = [live._answers, session._answers, released, server.signatures(), server.delivery(1)]
     rebuilt = [server.mask_terms(), server._terms]
     shown = " ".join(map(repr, (*holders, *told, *rebuilt))) + caplog.text

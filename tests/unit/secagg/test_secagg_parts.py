@@ -92,7 +92,7 @@ def test_seeds_and_keys_go_with_the_last_piece(ready):
     assert "mask_terms" not in repr(secrets)
     assert len(list(parts)) == 3
     assert secrets.mask_terms == ()
-    assert set(secrets.held) == {1, 2, 3}
+    assert set(secrets.shares) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("end", ["close", "failure", "abandon"])

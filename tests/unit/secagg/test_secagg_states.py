@@ -170,7 +170,7 @@ def test_a_client_holds_the_secrets_that_it_still_needs_and_no_others(make_rig, 
     assert held == HELD_IN[state]
     if "held" in held:
         # Its own share alone, until the others have sent theirs.
-        assert set(secrets.held) == ({1} if state is ClientState.SHARED else {1, 2, 3})
+        assert set(secrets.shares) == ({1} if state is ClientState.SHARED else {1, 2, 3})
 
 
 @pytest.mark.parametrize("state", [state for state in ClientState if state is not ClientState.ABANDONED])
