@@ -91,7 +91,9 @@ def compare(
             yield emit
 
     with temporary or contextlib.nullcontext(), _unguarded_scripts():
-        comparison = execute_comparison(job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None)
+        comparison = execute_comparison(
+            job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None
+        )
     write_report(comparison, folder)
     return ComparisonResult(
         report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), temporary=temporary
