@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import complaint, dealing, inspection, sealing
+from fedcore.secagg import complaint, dealing, inspection
 from fedcore.secagg.checks import Check
 from fedcore.secagg.client_memory import ClientAnswers, ClientSecrets, DealtShares, PastAnswer, present, repeated
 from fedcore.secagg.complaint import Complaint, ComplaintSubject
@@ -164,7 +164,7 @@ class ClientSession:
         publics = {member.client_id: member for member in message.members}
         self_secret = Secret(draw(self._randomness, KEY_BYTES))
         own, seal_pair, mask_pair = self._client_id, present(self._secrets.seal_pair), present(self._secrets.mask_pair)
-        dealt = sealing.deal(
+        dealt = dealing.deal(
             mask_pair.root,
             self_secret,
             graph,
@@ -177,8 +177,8 @@ class ClientSession:
                 own,
                 schedule.commitment(self._context, own, self_secret),
                 dealing.commit(self._context, own, own, dealt[own].text),
-                sealing.parcels(transcript, seal_pair, publics, dealt, owner=own),
-                sealing.sealed_pair_secrets(transcript, mask_pair, publics, graph, owner=own),
+                dealing.parcels(transcript, seal_pair, publics, dealt, owner=own),
+                dealing.sealed_pair_secrets(transcript, mask_pair, publics, graph, owner=own),
                 bytes(SIGNATURE_BYTES),
             ),
             transcript,

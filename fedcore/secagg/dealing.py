@@ -1,4 +1,4 @@
-"""What a dealer publishes about the shares that it deals, so that a dealer that cheats with one can be named.
+"""What a client deals in R1, and what it publishes of that, so that a dealer that cheats with a share can be named.
 
 A neighbour's *parcel* is two commitments, to its share of the mask root r and to its share of the self secret b, and
 behind them both shares, sealed. The commitments are hashes cut to 16 bytes: they bind, since only a second preimage,
@@ -12,16 +12,75 @@ signature only if something is wrong: in the good case the sealing already tells
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 
 from fedcore.secagg.checks import Check
+from fedcore.secagg.client_memory import DealtShares
+from fedcore.secagg.crypto import schedule, shamir
+from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.domain import Usage, statement, tagged_hash
+from fedcore.secagg.crypto.keys import Randomness, Secret
 from fedcore.secagg.crypto.schedule import Transcript
 from fedcore.secagg.crypto.shamir import SHARE_BYTES, is_share
 from fedcore.secagg.crypto.tree import Tree, root_of
 from fedcore.secagg.graph import Graph
-from fedcore.secagg.messages import COMMITMENTS_BYTES, SHARE_COMMITMENT_BYTES, Dealing, KeyShares
+from fedcore.secagg.messages import COMMITMENTS_BYTES, SHARE_COMMITMENT_BYTES, Advertisement, Dealing, KeyShares
 
 _KEY, _SELF = "key", "self"
+
+
+def deal(
+    mask_root: Secret, self_secret: Secret, graph: Graph, *, owner: int, threshold: int, randomness: Randomness
+) -> dict[int, DealtShares]:
+    """Split both secrets of `owner`; holder -> the pair of shares that it is dealt."""
+    key_shares, self_shares = (
+        shamir.split(secret, threshold=threshold, holders=graph.holders, randomness=randomness)
+        for secret in (mask_root, self_secret)
+    )
+    indices = {holder: graph.point(owner, holder) - 1 for holder in (*graph.neighbours(owner), owner)}
+    return {holder: DealtShares(key_shares[index], self_shares[index]) for holder, index in indices.items()}
+
+
+def parcels(
+    transcript: Transcript,
+    pair: KeyPair,
+    publics: Mapping[int, Advertisement],
+    dealt: Mapping[int, DealtShares],
+    *,
+    owner: int,
+) -> dict[int, bytes]:
+    """Commit to every pair of shares and seal it for its holder; the owner's own stays with it."""
+    return {
+        holder: commit(transcript.context, owner, holder, shares.text)
+        + schedule.seal_shares(
+            transcript, pair, publics[holder].c_public, sender=owner, receiver=holder, text=shares.text
+        )
+        for holder, shares in dealt.items()
+        if holder != owner
+    }
+
+
+def sealed_pair_secrets(
+    transcript: Transcript,
+    pair: KeyPair,
+    publics: Mapping[int, Advertisement],
+    graph: Graph,
+    *,
+    owner: int,
+) -> dict[int, bytes]:
+    """Seal the secrets that `owner` chooses, each for the neighbour whom it is shared with."""
+    return {
+        peer: schedule.seal_pair_secret(
+            transcript,
+            pair,
+            publics[peer].s_public,
+            sender=owner,
+            receiver=peer,
+            secret=schedule.pair_secret(transcript, pair.root, chooser=owner, peer=peer),
+        )
+        for peer in graph.neighbours(owner)
+        if graph.chooses(owner, peer)
+    }
 
 
 def commit(context: bytes, owner: int, holder: int, text: bytes) -> bytes:

@@ -154,10 +154,10 @@ def test_answers_of_the_server_before_they_exist(make_rig, stage, question):
 HELD_IN = {
     "new": set(),
     "advertised": {"seal_pair", "mask_pair"},
-    "shared": {"seal_pair", "mask_pair", "self_secret", "held"},
-    "ready": {"self_secret", "pair_secrets", "held"},
-    "masked": {"held"},
-    "signed": {"held"},
+    "shared": {"seal_pair", "mask_pair", "self_secret", "shares"},
+    "ready": {"self_secret", "pair_secrets", "shares"},
+    "masked": {"shares"},
+    "signed": {"shares"},
     "released": set(),
     "abandoned": set(),
 }
@@ -168,7 +168,7 @@ def test_a_client_holds_the_secrets_that_it_still_needs_and_no_others(make_rig, 
     secrets = _client_in(make_rig, state)._secrets
     held = {field.name for field in dataclasses.fields(secrets) if getattr(secrets, field.name)}
     assert held == HELD_IN[state]
-    if "held" in held:
+    if "shares" in held:
         # Its own share alone, until the others have sent theirs.
         assert set(secrets.shares) == ({1} if state is ClientState.SHARED else {1, 2, 3})
 
