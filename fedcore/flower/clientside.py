@@ -39,7 +39,7 @@ from fedcore.flower.records import (
     state_from_arrays,
 )
 from fedcore.run.engine_config import EngineConfig
-from fedcore.run.plain import reply_error, tellable, whole_examples
+from fedcore.run.plain import bounded_metrics, reply_error, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire.base import MetricValue, Scalar
 from fedcore.wire.record_file import (
@@ -75,7 +75,7 @@ class Answer:
         """Of the values of a reply's MetricRecords those that the record of a run has room for."""
         present_key = next((key for key in (weight_key, EXAMPLES, LEGACY_EXAMPLES) if key in values), weight_key)
         rest = {name: value for name, value in values.items() if name != present_key}
-        return cls(examples=whole_examples(values.get(present_key)), metrics=tellable(rest))
+        return cls(examples=whole_examples(values.get(present_key)), metrics=bounded_metrics(rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which encoding each exchange of a run gets: from its settings, the cohort's size, and what the sums so far told."""
+"""Which encoding each exchange of a run gets: from its settings, the cohort's size, and what the sums so far say."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUERY_VALUES: Final = 4096
 """Most numbers in the reply to a query. Their names are not known before, so the vector has room for all of them."""
 
 
-class Told(Protocol):
+class EncodingFeedback(Protocol):
     """What of a sum the next encoding is made from, as in `fedcore.codec.Decoded`."""
 
     @property
@@ -47,12 +47,14 @@ class Told(Protocol):
 
 @dataclass(slots=True)
 class EncodingPlan:
-    """Chooses the encoding of each exchange of a run; remembers what the sums so far told.
+    """Chooses the encoding of each exchange of a run; remembers what the sums so far said.
 
     That is the names of the metrics by the kind of message, and the magnitudes of updates by the layout of the model.
 
-    privacy: what the run promises to each client; None if it is not differentially private. least_cohort: fewest
-    clients that a secure sum may be made of, as their policies ask for.
+    privacy
+        What the run promises to each client; None if it is not differentially private.
+    least_cohort
+        Fewest clients that a secure sum may be made of, as their policies ask for.
     """
 
     settings: JobSettings
@@ -76,9 +78,13 @@ class EncodingPlan:
     ) -> AnyEncoding:
         """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
 
-        members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
-        closed, or larger ones: clients answer for one model at rising scales only. model: SHA-256, hex, of the model
-        that is trained from, which decides how compressed updates are rotated.
+        With `whole` the scales are those of the attempt before, whose sum stayed closed, or larger ones: clients answer
+        for one model at rising scales only.
+
+        members, whole
+            As in `quorum_for`.
+        model
+            SHA-256, hex, of the model that is trained from, which decides how compressed updates are rotated.
         """
         codec = codec_settings(self.settings, message_type, n)
         sizes = n, self.least_cohort, members
@@ -99,12 +105,12 @@ class EncodingPlan:
             codec, layout, n, metrics=names, failures=failures, again=whole, rotation=rotation
         )
 
-    def learn(self, message_type: str, encoding: AnyEncoding, told: Told) -> None:
-        """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
-        if told.names is not None and not is_query(message_type):  # another query holds other numbers
-            self._names[message_type] = told.names
+    def learn(self, message_type: str, encoding: AnyEncoding, result: EncodingFeedback) -> None:
+        """Keep what the sum of an exchange says of the names of metrics, and about magnitudes."""
+        if result.names is not None and not is_query(message_type):  # another query holds other numbers
+            self._names[message_type] = result.names
         if isinstance(encoding, Encoding) and encoding.layout is not None:
-            self._track(encoding.layout).learn(told.statistics)
+            self._track(encoding.layout).learn(result.statistics)
 
     def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: MagnitudeStatistics) -> None:
         """Make the next encoding of the model hold the updates that this one had too little room for."""

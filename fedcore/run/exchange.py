@@ -32,11 +32,20 @@ COHORT: Final = 0
 class ExchangeRequest:
     """One `send_and_receive` of a ServerApp: the same content for every node.
 
-    nodes: client ids. model: None if the message holds no ArrayRecord. configs: every ConfigRecord by its key,
-    bytes as {"base64": ...}. weight_key: the metric that holds the number of examples. ahead: message type -> how many
-    nodes the strategy asks in a round, as it was when it sent its first message; empty if that is unknown. base: the
-    model that the mean of changes is added to, where clients get another one close to it (download-bits); None for
-    `model` itself.
+    nodes
+        Client ids.
+    model
+        None if the message holds no ArrayRecord.
+    configs
+        Every ConfigRecord by its key, bytes as {"base64": ...}.
+    weight_key
+        The metric that holds the number of examples.
+    ahead
+        Message type -> how many nodes the strategy asks in a round, as it was when it sent its first message; empty if
+        that is unknown.
+    base
+        The model that the mean of changes is added to, if clients get another one close to it (download-bits); None for
+        `model` itself.
     """
 
     message_type: str
@@ -103,13 +112,20 @@ def make_task(
     buffer: Buffer | None = None,
     cut: GroupSpec | None = None,
     group: Group | None = None,
-    places: Sequence[DrawTicket] | None = None,
+    tickets: Sequence[DrawTicket] | None = None,
 ) -> Task:
     """The announcement of one exchange to its cohort.
 
-    `least_cohort`, `members` and `whole` as in `quorum_for`; `roster` is the version of the roster in use, `previous`
-    the head of the federation's transcript. `buffer`: of a buffered exchange. `cut`, `group` and `places` for one that
-    is a group of a draw.
+    least_cohort, members, whole
+        As in `quorum_for`.
+    roster
+        The version of the roster in use.
+    previous
+        The head of the federation's transcript.
+    buffer
+        Of a buffered exchange.
+    cut, group, tickets
+        Of one that is a group of a draw.
     """
     return Task(
         **_asked(request, settings),
@@ -128,7 +144,7 @@ def make_task(
         buffer=buffer,
         cut=cut,
         group=group,
-        places=list(places) if places is not None else None,
+        places=list(tickets) if tickets is not None else None,
     )
 
 
@@ -146,7 +162,8 @@ def make_work(
 ) -> Task:
     """What clients are asked to train for later sums (`fedcore.run.buffer`); `exchange` is the next one's number.
 
-    version: which model of the run it is, for clients that learn it from this task alone.
+    version
+        Which model of the run it is, for clients that learn it from this task alone.
     """
     return Task(
         **_asked(request, settings),

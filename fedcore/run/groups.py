@@ -40,7 +40,7 @@ MOST_DRAWS: Final = 8
 """Draws for one model and purpose, beyond the sums that came of them, that a client answers in all runs together."""
 
 NONCE_BYTES: Final = 32
-_NAMED: Final = 3
+_MOST_REASONS: Final = 3
 """How many reasons a failure of groups names."""
 PLACE_TAG: Final = "fedcore/draw/v1/place"
 RING_TAG: Final = "fedcore/draw/v1/ring"
@@ -50,8 +50,14 @@ PLACES_TAG: Final = "fedcore/draw/v1/places"
 class GroupAssignmentRecord(BaseModel):
     """What a client remembers of a draw that it answered.
 
-    digest: of the draw's task, hex. purpose, model: as the task has them. asked: how many clients were. nonce: its own,
-    hex.
+    digest
+        Of the draw's task, hex.
+    purpose, model
+        As the task has them.
+    asked
+        How many clients were.
+    nonce
+        Its own, hex.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,7 +72,7 @@ class GroupAssignmentRecord(BaseModel):
     nonce: Sha256
 
     @classmethod
-    def of(cls, task: Task, place: DrawTicketIn) -> GroupAssignmentRecord:
+    def of(cls, task: Task, ticket: DrawTicketIn) -> GroupAssignmentRecord:
         """What is kept of a draw's task and the answer to it."""
         assert task.cut is not None  # noqa: S101 - the caller knows that it is a draw
         return cls(
@@ -77,17 +83,23 @@ class GroupAssignmentRecord(BaseModel):
             model=task.asked_of,
             asked=len(task.cohort),
             cut=task.cut,
-            nonce=place.nonce.hex(),
+            nonce=ticket.nonce.hex(),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembership:
-    """A group of a draw. places: all answers to it; members: who is in the group."""
+    """A group of a draw.
+
+    tickets
+        All answers to the draw.
+    members
+        Who is in the group.
+    """
 
     group: Group
     cut: GroupSpec
-    places: Sequence[DrawTicket]
+    tickets: Sequence[DrawTicket]
     members: Sequence[int]
 
 
@@ -114,69 +126,74 @@ def make_ticket(federation: str, draw: bytes, identity: Signer, *, randomness: R
     return DrawTicketIn(nonce=nonce, signature=identity.sign(statement(federation, draw, nonce)))
 
 
-def check_place(
-    federation: str, draw: bytes, place: DrawTicket, keys: Mapping[int, bytes], verify: Verify = verifies
+def check_ticket(
+    federation: str, draw: bytes, ticket: DrawTicket, keys: Mapping[int, bytes], verify: Verify = verifies
 ) -> None:
     """Raise ProtocolViolation("wrong-group") unless the client signed this answer to this draw.
 
-    keys: client id -> raw Ed25519 public key.
+    keys
+        Client id -> raw Ed25519 public key.
     """
-    key = keys.get(place.client_id)
-    if key is None or not verify(key, place.signature, statement(federation, draw, place.nonce)):
-        raise _wrong(f"the answer of client {place.client_id} is not signed for this draw", "unsigned")
+    key = keys.get(ticket.client_id)
+    if key is None or not verify(key, ticket.signature, statement(federation, draw, ticket.nonce)):
+        raise _wrong(f"the answer of client {ticket.client_id} is not signed for this draw", "unsigned")
 
 
-def places_digest(places: Sequence[DrawTicket]) -> str:
-    """SHA-256 over all answers to a draw, hex; `places` in the order of their clients."""
-    fields = [part for place in places for part in (place.client_id, place.nonce, place.signature)]
+def tickets_digest(tickets: Sequence[DrawTicket]) -> str:
+    """SHA-256 over all answers to a draw, hex; `tickets` in the order of their clients."""
+    fields = [part for ticket in tickets for part in (ticket.client_id, ticket.nonce, ticket.signature)]
     return hashlib.sha256(pack(PLACES_TAG, *fields)).hexdigest()
 
 
-def cut_ring(draw: bytes, places: Collection[DrawTicket], cut: GroupSpec) -> list[list[int]]:
+def cut_ring(draw: bytes, tickets: Collection[DrawTicket], cut: GroupSpec) -> list[list[int]]:
     """The groups, each in ascending order of its clients: the answers in the order of their places, cut into parts.
 
     As many as `cut.groups`, or fewer, so that each has `cut.least` members; the first ones have one more where the
     answers do not divide evenly. Raises RoundFailed if there are too few for one.
     """
-    count = min(cut.groups, len(places) // cut.least)
+    count = min(cut.groups, len(tickets) // cut.least)
     if count < 1:
-        raise RoundFailed(f"{len(places)} clients answered the draw, a group needs {cut.least}")
-    ring = [place.client_id for place in sorted(places, key=lambda place: _on_ring(draw, place))]
+        raise RoundFailed(f"{len(tickets)} clients answered the draw, a group needs {cut.least}")
+    ring = [ticket.client_id for ticket in sorted(tickets, key=lambda ticket: _on_ring(draw, ticket))]
     size, larger = divmod(len(ring), count)
     starts = [number * size + min(number, larger) for number in range(count + 1)]
     return [sorted(ring[start:end]) for start, end in pairwise(starts)]
 
 
 def too_few_groups(groups: int, least: int, failed: Mapping[int, str]) -> str:
-    """Why an exchange failed of which `least` groups had to give a sum; failed: number of a group -> why it did not."""
+    """Why an exchange failed of which `least` groups had to give a sum.
+
+    failed
+        Number of a group -> why it did not.
+    """
     reasons: dict[str, list[int]] = {}
     for number, reason in sorted(failed.items()):
         reasons.setdefault(reason, []).append(number)
     named = [f"{_numbers(numbers)}: {reason}" for reason, numbers in reasons.items()]
-    more = [f"and {len(named) - _NAMED} more reasons"] if len(named) > _NAMED else []
-    told = "; ".join([*named[:_NAMED], *more])
-    return f"{groups - len(failed)} of {groups} groups gave a sum, {least} are needed (min-groups). {told}"
+    more = [f"and {len(named) - _MOST_REASONS} more reasons"] if len(named) > _MOST_REASONS else []
+    why = "; ".join([*named[:_MOST_REASONS], *more])
+    return f"{groups - len(failed)} of {groups} groups gave a sum, {least} are needed (min-groups). {why}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
     return f"group{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def needed_places(cohort: int) -> int:
+def needed_tickets(cohort: int) -> int:
     """How many of a draw's cohort have to answer, as every client insists: more than two thirds."""
     return default_quorum(cohort)
 
 
-def groups_of(draw: Task, places: Sequence[DrawTicket]) -> list[GroupMembership]:
+def groups_of(draw: Task, tickets: Sequence[DrawTicket]) -> list[GroupMembership]:
     """The groups that follow from the answers to a draw, each with its members. Raises RoundFailed."""
     assert draw.cut is not None  # noqa: S101 - the caller knows that it is a draw
-    ordered = sorted(places, key=lambda place: place.client_id)
-    digest, told = draw.digest(), places_digest(ordered)
+    ordered = sorted(tickets, key=lambda ticket: ticket.client_id)
+    digest = draw.digest()
     parts = cut_ring(digest, ordered, draw.cut)
-    of_draw = Group(draw=digest.hex(), exchange=draw.exchange, places=told, number=1, of=len(parts))
+    of_draw = Group(draw=digest.hex(), exchange=draw.exchange, places=tickets_digest(ordered), number=1, of=len(parts))
     return [
         GroupMembership(
-            group=of_draw.model_copy(update={"number": number}), cut=draw.cut, places=ordered, members=members
+            group=of_draw.model_copy(update={"number": number}), cut=draw.cut, tickets=ordered, members=members
         )
         for number, members in enumerate(parts, start=1)
     ]
@@ -193,11 +210,14 @@ def check_group(
 ) -> None:
     """Refuse an exchange that is no group of a draw that this client answered; raises ProtocolViolation("wrong-group").
 
-    drawn: what it remembers of the draw that the task names; None if it remembers none. The cohort may lack members
-    of the group, which a server could as well give up later, but not more than leave `cut.least`.
+    The cohort may lack members of the group, which a server could as well give up later, but not more than leave
+    `cut.least`.
+
+    drawn
+        What it remembers of the draw that the task names; None if it remembers none.
     """
-    group, places = task.group, task.places
-    if group is None or places is None:
+    group, tickets = task.group, task.places
+    if group is None or tickets is None:
         raise _wrong("the run is cut into groups, and the task shows no draw", "no-draw")
     if drawn is None or (drawn.run, drawn.exchange, drawn.digest) != (task.run, group.exchange, group.draw):
         raise _wrong(
@@ -205,23 +225,23 @@ def check_group(
         )
     if (drawn.purpose, drawn.model, drawn.cut) != (task.purpose, task.asked_of, task.cut):
         raise _wrong("the groups were drawn for another model, or for other groups", "other-draw")
-    ids = [place.client_id for place in places]
+    ids = [ticket.client_id for ticket in tickets]
     if ids != sorted(set(ids)) or len(ids) > drawn.asked:
         raise _wrong("the answers to the draw are not those of its cohort, each once", "answers")
-    if places_digest(places) != group.places:
+    if tickets_digest(tickets) != group.places:
         raise _wrong("the answers to the draw are not those whose hash the task has", "answers-hash")
-    if len(places) < needed_places(drawn.asked):
+    if len(tickets) < needed_tickets(drawn.asked):
         raise _wrong(
-            f"the task shows {len(places)} answers to a draw of {drawn.asked} clients, "
-            f"{needed_places(drawn.asked)} are needed",
+            f"the task shows {len(tickets)} answers to a draw of {drawn.asked} clients, "
+            f"{needed_tickets(drawn.asked)} are needed",
             "too-few-answers",
         )
-    if not any(place.client_id == client_id and place.nonce.hex() == drawn.nonce for place in places):
+    if not any(ticket.client_id == client_id and ticket.nonce.hex() == drawn.nonce for ticket in tickets):
         raise _wrong("this client's own answer to the draw is left out, or another one is in its place", "own-answer")
     draw = bytes.fromhex(group.draw)
-    for place in places:
-        check_place(federation, draw, place, keys, verify)
-    _check_part(task, group, cut_ring(draw, places, drawn.cut), drawn.cut)
+    for ticket in tickets:
+        check_ticket(federation, draw, ticket, keys, verify)
+    _check_part(task, group, cut_ring(draw, tickets, drawn.cut), drawn.cut)
 
 
 def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: GroupSpec) -> None:
@@ -233,8 +253,8 @@ def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: G
         raise _wrong(f"{len(task.cohort)} members of the group are asked, at least {cut.least} have to be", "too-small")
 
 
-def _on_ring(draw: bytes, place: DrawTicket) -> bytes:
-    return hashlib.sha256(pack(RING_TAG, draw, place.client_id, place.nonce)).digest()
+def _on_ring(draw: bytes, ticket: DrawTicket) -> bytes:
+    return hashlib.sha256(pack(RING_TAG, draw, ticket.client_id, ticket.nonce)).digest()
 
 
 def _wrong(text: str, reason: str) -> ProtocolViolation:

@@ -64,7 +64,8 @@ class Question:
 class PlainReply:
     """What one client answered: a record file, or what would be one, or an error in its place.
 
-    examples, metrics: what its MetricRecords say, for the record of the run.
+    examples, metrics
+        What its MetricRecords say, for the record of the run.
     """
 
     node: int
@@ -110,7 +111,10 @@ def plain_task(
 ) -> Task:
     """What all clients of a plain exchange are told; `Question.to` adds what each of them is sent.
 
-    message_type: of the first of them. timeout: seconds that the ServerApp waits, None for as long as it takes.
+    message_type
+        Of the first of them.
+    timeout
+        Seconds that the ServerApp waits; None for as long as it takes.
     """
     return Task(
         run=run,
@@ -159,15 +163,15 @@ def check_quorum(answered: int, quorum: int) -> None:
         raise CohortTooSmall(INPUT, answered, quorum)
 
 
-def tellable(values: Mapping[str, Any]) -> dict[str, MetricValue]:
+def bounded_metrics(values: Mapping[str, Any]) -> dict[str, MetricValue]:
     """The metrics that a manifest has room for: names, lists and their number are bounded there."""
-    told: dict[str, MetricValue] = {}
+    bounded: dict[str, MetricValue] = {}
     for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
         fits = 1 <= len(name) <= _LONGEST_NAME and 1 <= len(numbers) <= _LONGEST_LIST
-        if fits and len(told) < _MOST_METRICS and all(map(_is_small, numbers)):
-            told[name] = [float(number) for number in value] if isinstance(value, list) else float(value)
-    return told
+        if fits and len(bounded) < _MOST_METRICS and all(map(_is_small, numbers)):
+            bounded[name] = [float(number) for number in value] if isinstance(value, list) else float(value)
+    return bounded
 
 
 def whole_examples(value: Any) -> int | None:

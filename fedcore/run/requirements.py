@@ -7,11 +7,11 @@ many the federation has.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
 from fedcore.run.encoding_plan import EncodingPlan
-from fedcore.run.groups import needed_places
+from fedcore.run.groups import needed_tickets
 from fedcore.run.quorum import corrupt_for
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import default_quorum
@@ -36,6 +36,16 @@ def min_clients_for(asked: int, settings: JobSettings, members: int, min_cohort:
     return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), asked))
 
 
+def extra_clients(asked: int, settings: JobSettings) -> int:
+    """How many clients are asked with over-selection, in addition to the `asked` ones."""
+    return math.ceil(asked * settings.over_selection)
+
+
+def choose_cohort(asked: Collection[int], present: Iterable[int], size: int) -> tuple[int, ...]:
+    """At most `size` of those who are present, ascending: the asked ones first, then others in their place."""
+    return tuple(sorted(sorted(present, key=lambda client: (client not in asked, client))[:size]))
+
+
 def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
     """The smallest group that a sum may be made of: as for a cohort, and not below the run's quorum."""
     return max(2, min_secure_cohort(settings, members, min_cohort), settings.quorum)
@@ -44,7 +54,7 @@ def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
 def group_spec_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[GroupSpec, int]:
     """What the draw for a cohort of so many asks for, and how many of them have to answer."""
     least = least_group(settings, members, min_cohort)
-    return GroupSpec(groups=settings.groups, least=least), max(needed_places(cohort), settings.least_groups * least)
+    return GroupSpec(groups=settings.groups, least=least), max(needed_tickets(cohort), settings.least_groups * least)
 
 
 def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:
@@ -62,7 +72,7 @@ def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
     The largest of two digits; None if `asked` is too small for any collusion bound.
     """
     quorum = default_quorum(asked)
-    # As `quorum_for`: those beside them are a cohort, and two sets of so many have an honest client in common.
+    # As `quorum_for`: the others are a cohort, and two sets of so many have an honest client in common.
     corrupt = min(quorum - min_cohort, 2 * quorum - asked - 1)
     if corrupt < 0:
         return None
@@ -77,7 +87,8 @@ def check_asked(
 ) -> None:
     """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum.
 
-    own: one person runs it and decides how many may collude.
+    own
+        Whether one person runs it and decides how many may collude.
     """
     least = min_clients_for(asked, settings, members, min_cohort)
     if settings.groups > 1 and is_training(message_type):
@@ -102,9 +113,12 @@ def check_asked(
 
 
 def waiting_for(nodes: int, setting: str, present: int, members: int, missing: Sequence[str]) -> str:
-    """What an operator reads of a ServerApp that waits for nodes. missing: the members that are not there, with why.
+    """What an operator reads of a ServerApp that waits for nodes.
 
-    nodes: for how many it waits, by a setting of its strategy; 0 if unknown, since it asks in its own code.
+    nodes, setting
+        For how many it waits, by a setting of its strategy; 0 if unknown, since it asks in its own code.
+    missing
+        The members that are not there, with why.
     """
     there = f"{present} of {members} members are there"
     absent = f"; missing: {', '.join(missing)}" if missing else ""

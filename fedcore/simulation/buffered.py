@@ -14,12 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Self
 
-from fedcore.errors import RunFailed
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.flower.apps.tensor_app import LocalResult
-from fedcore.run.buffer import WorkBook, buffer_size
+from fedcore.run.buffer import WorkBook, buffer_seconds, overdue
 from fedcore.simulation.devices.clock import EventQueue
 from fedcore.simulation.devices.devices import Devices, Work, work_of
 from fedcore.simulation.devices.distributions import Distribution, DrawnDevices
@@ -60,9 +58,18 @@ class _Handed:
 class AsyncClientPool:
     """The clients of a buffered run at work.
 
-    executor: runs their apps. book: who has what. virtual: the clock, and the devices that decide when they are there
-    and how long they take. seed: draws who gets work where not all can. take: told of everybody who takes work. drop:
-    told of work that comes to nothing, and why.
+    executor
+        Runs their apps.
+    book
+        Who trains from which version, and who is ready.
+    virtual
+        The clock, and the devices that decide when clients are there and how long they take.
+    seed
+        Draws who gets work if not all can train.
+    take
+        Called with everybody who takes work.
+    drop
+        Called with work that comes to nothing, and why.
     """
 
     executor: ClientExecutor
@@ -73,9 +80,7 @@ class AsyncClientPool:
     drop: Callable[[int, str], None]
     up: float = field(default=0.0, init=False)
     """Bytes of an update; an estimate before the first one."""
-    named: tuple[int, ...] = field(default=(), init=False)
-    """The survivors of a sum that broke off when they were named: their updates can be in this sum or in none."""
-    _kept: AppResults = field(default_factory=AppResults, init=False)
+    _results: AppResults = field(default_factory=AppResults, init=False)
     _versions: dict[int, _Handed] = field(default_factory=dict, init=False)
     _events: EventQueue[tuple[int, _Event, int]] = field(default_factory=EventQueue, init=False)
     """The client, what happens, and for which of its pieces of work."""
@@ -85,31 +90,10 @@ class AsyncClientPool:
     _current: dict[int, int] = field(default_factory=dict, init=False)
     """The piece of work that each client is at; what happens to an earlier one is of no account."""
     _examples: dict[int, int] = field(default_factory=dict, init=False)
-    _chance: random.Random = field(init=False)
+    _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)  # noqa: S311 - who gets work is no secret
-
-    @classmethod
-    def of(
-        cls,
-        virtual: VirtualTime,
-        clients: int,
-        min_cohort: int,
-        *,
-        executor: ClientExecutor,
-        seed: int,
-        take: Callable[[Task, Version, Collection[int]], None],
-        drop: Callable[[int, str], None],
-    ) -> Self:
-        """For the run of this clock; raises ConfigurationError if no buffer could be filled, or be summed."""
-        settings = virtual.settings
-        book = WorkBook(
-            size=buffer_size(settings, clients, min_cohort),
-            concurrency=settings.concurrency or clients,
-            max_staleness=settings.max_staleness,
-        )
-        return cls(executor=executor, book=book, virtual=virtual, seed=seed, take=take, drop=drop)
+        self._random = random.Random(self.seed)  # noqa: S311 - who gets work is no secret
 
     @property
     def now(self) -> float:
@@ -123,35 +107,30 @@ class AsyncClientPool:
 
     def publish(self, model: ModelState, task: Task) -> None:
         """There is a new version: `model`. task: what clients are asked to do with it, by its hash."""
-        before = self.book.in_hand
-        old = self.book.publish(task.model_sha256)
+        for client, reason in self.book.publish(task.model_sha256).items():
+            self._forget(client, reason)
         version = self.book.version
-        for client in old:
-            age = version.number - before[client].number
-            self._forget(client, f"its work began {age} versions ago, max-staleness is {self.book.max_staleness}")
         self._versions[version.number] = _Handed(version=version, model=model, task=task)
-        held = {start.number for start in self.book.in_hand.values()} | {version.number}
-        self._versions = {number: handed for number, handed in self._versions.items() if number in held}
+        needed = {start.number for start in self.book.in_hand.values()} | {version.number}
+        self._versions = {number: handed for number, handed in self._versions.items() if number in needed}
 
-    def cohort(self, clients: Sequence[int]) -> tuple[int, ...]:
-        """Whose updates make the next version, ascending, once there are enough; until then virtual time goes on.
+    def fill(self, clients: Sequence[int], before: str) -> tuple[int, ...]:
+        """Whose updates make the next version, once there are enough; until then virtual time goes on.
 
-        clients: who may be given work. Raises RunFailed if they do not come together.
+        Raises RoundFailed if they do not come together.
+
+        clients
+            Who may be given work.
+        before
+            Why the attempt before gave nothing.
         """
-        return self.named or tuple(sorted(self._fill(clients)))
-
-    def _fill(self, clients: Sequence[int]) -> tuple[int, ...]:
-        wait = self.limit + self.virtual.settings.join_seconds
-        deadline = self.now + wait
+        seconds = buffer_seconds(self.virtual.settings)
+        deadline = self.now + seconds
         self._hand_out(clients)
         while not (members := self.book.buffer()):
+            self.book.check_fillable(clients, before)
             if self._events.next_time > deadline:
-                raise RunFailed(
-                    f"{len(self.book.ready)} of the {self.book.size} updates of a buffer were there after "
-                    f"{wait:g} s (train-seconds and join-seconds), {self.book.training} clients "
-                    "train. Lower buffer-size, let more clients train at once (concurrency), or wait longer",
-                    check="buffer-not-full",
-                )
+                raise self.book.not_full(seconds)
             self._step()
             self._hand_out(clients)
         return members
@@ -163,43 +142,40 @@ class AsyncClientPool:
 
     def results(self, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """What the apps of ready clients made, in any order; trained now where nobody needed it before."""
-        held = self.book.in_hand
-        for number in sorted({held[client].number for client in clients}):
+        starts = self.book.in_hand
+        for number in sorted({starts[client].number for client in clients}):
             handed = self._versions[number]
-            alike = [client for client in clients if held[client].number == number]
-            if not all(self._kept.has(client) for client in alike):
+            alike = [client for client in clients if starts[client].number == number]
+            if not all(self._results.has(client) for client in alike):
                 # Who is not done in time has nothing to give; all others of this version are asked sooner or later.
-                self._train(handed, sorted({c for c, start in held.items() if start.number == number} - self._away))
-            yield from self._kept.get_or_run(alike, lambda others: ())
+                self._train(handed, sorted({c for c, start in starts.items() if start.number == number} - self._away))
+            yield from self._results.get_or_run(alike, lambda others: ())
 
     def _train(self, handed: _Handed, clients: Sequence[int]) -> None:
         """Run the apps of these clients, but for those that have run."""
-        for client, result in self._kept.get_or_run(clients, partial(self.executor.run, handed.task, handed.model)):
+        for client, result in self._results.get_or_run(clients, partial(self.executor.run, handed.task, handed.model)):
             self._examples[client] = result.examples
 
-    def spend(self, clients: Sequence[int], *, counted: bool = False) -> None:
-        """The updates of these clients are in a sum, or can be in no other; counted: it was opened."""
+    def spend(self, task: Task, clients: Sequence[int], *, counted: bool = False) -> None:
+        """The updates of these clients are in a sum, or can be in no other.
+
+        counted
+            Whether that sum was opened.
+        """
         if counted:
             for client in clients:
                 self.executor.count(self._of(client).task.server_round, [client])
-        self.book.spend(clients)
-        self.named = ()
+        self.book.spend(task, clients)
         for client in clients:
-            self._kept.drop(client)
+            self._results.drop(client)
 
     def summed(self) -> None:
         """A sum is there, after as many trips over the network as it takes."""
         self.virtual.clock.advance_to(self.now + sum(trips_seconds(self.virtual.devices.network, secure=True)))
 
-    def give_up_named(self) -> tuple[int, ...]:
-        """Their sum does not come about: these updates come to nothing."""
-        named = self.named
-        self.spend(named)
-        return named
-
     def close(self) -> None:
         """Remove what is kept."""
-        self._kept.close()
+        self._results.close()
 
     def _of(self, client: int) -> _Handed:
         return self._versions[self.book.in_hand[client].number]
@@ -211,7 +187,7 @@ class AsyncClientPool:
                 self._leave(client, self.virtual.devices.next_there(client, self.now))
             if client not in self._away:
                 free.append(client)
-        chosen = self._chance.sample(free, min(len(free), self.book.room))
+        chosen = self._random.sample(free, min(len(free), self.book.room))
         for client in chosen:
             version = self.book.hand_out(client)
             self.take(self._of(client).task, version, [client])
@@ -249,9 +225,9 @@ class AsyncClientPool:
                 self.book.finish(client)
             else:
                 self.book.forget([client])
-                self._forget(client, f"its work was not done after {self.limit:g} s (train-seconds)")
+                self._forget(client, overdue(self.virtual.settings))
 
     def _forget(self, client: int, why: str) -> None:
         self._current.pop(client, None)
-        self._kept.drop(client)
+        self._results.drop(client)
         self.drop(client, why)

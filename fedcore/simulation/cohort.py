@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from fedcore.codec import Decoded
 from fedcore.errors import RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
-from fedcore.run.engine.announcing import Cohort
+from fedcore.run.buffer import STAYED_CLOSED, NamedUpdates, ReadyUpdates, WorkBook, model_of
 from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
 from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest, make_work
@@ -20,8 +19,6 @@ from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import RUN
 from fedcore.simulation.secure import ExchangeWork, SecureAggregator
 from fedcore.wire.tasks import ModelRef, Task, is_training
-
-STAYED_CLOSED: Final = "its update was in a sum that stayed closed, and can be in no other"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,11 +38,12 @@ class CohortAggregator:
     def __post_init__(self) -> None:
         aggregator = self.aggregator
         if aggregator.virtual is not None and aggregator.settings.buffered:
-            self.pool = AsyncClientPool.of(
-                aggregator.virtual,
-                aggregator.clients,
-                aggregator.least,
+            self.pool = AsyncClientPool(
                 executor=aggregator.executor,
+                book=WorkBook.of(
+                    aggregator.settings, aggregator.clients, aggregator.least, spent=aggregator.state.spent
+                ),
+                virtual=aggregator.virtual,
                 seed=self.seed,
                 take=aggregator.owners.take_work,
                 drop=self._lose_work,
@@ -54,8 +52,6 @@ class CohortAggregator:
     def exchange(self, request: ExchangeRequest, results: AppResults) -> tuple[Decoded, bool]:
         """One exchange: its sum, and whether it evaluated the best model so far; raises RunFailed."""
         pool = self.pool if is_training(request.message_type) else None
-        if pool is not None:
-            self._publish(pool, request)
         runner = _SimulatedCohort(
             aggregator=self.aggregator,
             request=request,
@@ -65,17 +61,18 @@ class CohortAggregator:
             pool=pool,
         )
         try:
+            if pool is not None:
+                self._publish(pool, request)
             task, end = run_now(run_attempts(runner, runner.retries))
         except RoundFailed as error:
-            raise RunFailed(str(error)) from runner.work.error
+            raise RunFailed(str(error), check=error.check) from runner.work.error
         self.aggregator.done(task, [(task, end)], self.aggregator.clock() - runner.started)
         assert runner.decoded is not None  # noqa: S101 - of an exchange that succeeded
         return runner.decoded, runner.best
 
     def _publish(self, pool: AsyncClientPool, request: ExchangeRequest) -> None:
         """The strategy's model is the newest version from here on."""
-        if request.model is None:
-            raise RunFailed('a training names no model, and asynchrony = "buffered" sums changes of one')
+        model = model_of(request)
         work = make_work(
             request,
             settings=self.aggregator.settings,
@@ -83,10 +80,10 @@ class CohortAggregator:
             exchange=self.aggregator.state.count + 1,
             app_sha256=self.aggregator.owners.app_sha256,
             run_config=self.aggregator.run_config,
-            model=model_ref(request.model),
+            model=model_ref(model),
         )
-        pool.publish(request.model, work)
-        pool.up = pool.up or 8 * sum(spec.size for spec in request.model.layout.specs)  # a first exchange's fields
+        pool.publish(model, work)
+        pool.up = pool.up or 8 * sum(spec.size for spec in model.layout.specs)  # a first exchange's fields
 
     def _lose_work(self, client: int, why: str) -> None:
         self.aggregator.owners.drop_work([client])
@@ -106,12 +103,16 @@ class _SimulatedCohort:
     started: float = field(default=0.0, init=False)
     decoded: Decoded | None = field(default=None, init=False)
     best: bool = field(default=False, init=False)
+    named: NamedUpdates = field(default_factory=NamedUpdates, init=False)
+    before: str = field(default="", init=False)
+    """Why the attempt before gave nothing."""
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         aggregator, pool = self.aggregator, self.pool
         cohort = aggregator.cohort(attempt.same or self.request.nodes, attempt)
         if pool is not None:
-            cohort = self._ready(pool, cohort, attempt)
+            ready = self._ready(pool, attempt)
+            cohort = replace(cohort, clients=ready.cohort, buffer=ready.buffer, whole=ready.whole)
         elif attempt.same is None and aggregator.virtual is not None:
             try:
                 cohort = replace(cohort, clients=self._present(cohort.clients))
@@ -129,19 +130,23 @@ class _SimulatedCohort:
         self.best = self.aggregator.close(task, end)
 
     def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
-        if self.pool is not None and self.retries.same is None:
-            self._keep_or_spend(self.pool, task)
+        if self.pool is not None:
+            repeated = self.retries.same is not None
+            lost = self.named.note_failure(task, end.survivors, again=again, repeated=repeated)
+            self.pool.spend(task, lost)
+            for client in lost:
+                self.pool.drop(client, STAYED_CLOSED)
         reason, survivors = self.aggregator.owners.explain(error), len(end.survivors)
         event = attempt_ended(error, reason, task.exchange, task.server_round, survivors, again=again)
         self.aggregator.emit(event)
-        return self.aggregator.final_reason(task, error)
+        self.before = self.aggregator.final_reason(task, error)
+        return self.before
 
-    def _ready(self, pool: AsyncClientPool, cohort: Cohort, attempt: Attempt) -> Cohort:
-        """Of a buffered run: the clients whose updates are summed next."""
-        if attempt.same is None:
-            clients, whole = pool.cohort(self.request.nodes), attempt.whole or bool(pool.named)
-            cohort = replace(cohort, clients=clients, whole=whole)
-        return replace(cohort, buffer=pool.book.starts(sorted(cohort.clients)))
+    def _ready(self, pool: AsyncClientPool, attempt: Attempt) -> ReadyUpdates:
+        """Of a buffered run: the updates that are summed next."""
+        if (updates := self.named.ready()) is not None:
+            return updates
+        return pool.book.ready_updates(pool.fill(self.request.nodes, self.before), whole=attempt.whole)
 
     def _present(self, clients: Sequence[int]) -> Sequence[int]:
         """Those who are there on the virtual clock, and others in their place; raises RoundFailed for too few."""
@@ -151,12 +156,3 @@ class _SimulatedCohort:
         extra = aggregator.virtual.beyond(size) if is_training(self.request.message_type) else 0
         self.work.enough = size if extra else 0
         return aggregator.virtual.cohort(clients, range(1, aggregator.clients + 1), least=least, extra=extra)
-
-    def _keep_or_spend(self, pool: AsyncClientPool, task: Task) -> None:
-        """After an attempt without a sum: updates that were named can only be in the very same sum, asked for once."""
-        links = self.aggregator.owners.chain.links
-        if pool.named:
-            for client in pool.give_up_named():
-                pool.drop(client, STAYED_CLOSED)
-        elif links and links[-1].exchange == task.exchange:
-            pool.named = tuple(sorted(client for client, _, _ in links[-1].buffered))

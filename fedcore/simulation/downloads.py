@@ -1,52 +1,60 @@
-"""How the models of a simulated run get to its clients: whole, or as differences to what they have.
-
-As on a server (`server_app/runs/files/downloads.py`), with models in memory; what goes over the line is reckoned.
-"""
+"""The models that clients of a simulated run get (`fedcore.run.engine.downloads`), in memory, with reckoned bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from fedcore.run.engine.attempts import run_now
+from fedcore.run.engine.downloads import SentModels
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.simulation.models import model_ref
 from fedcore.state import MemorySink, ModelState, can_differ, difference_bytes, rounded
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    state: ModelState
+    is_difference: bool
+
+
 @dataclass(slots=True)
 class Downloads:
-    """bits: 32 for whole models, 16 for differences."""
+    """The models of one simulated run.
+
+    bits
+        32 for whole models, 16 for differences.
+    """
 
     bits: int
-    _asked: str = field(default="", init=False)
-    """SHA-256 of the strategy's model of the last request."""
-    _sent: ModelState | None = field(default=None, init=False)
-    _has_base: frozenset[int] = field(default=frozenset(), init=False)
-    """Who was asked with the model before; of one that was never a difference, nobody."""
-    _has_it: frozenset[int] = field(default=frozenset(), init=False)
+    _chain: SentModels[_Sent] = field(default_factory=SentModels, init=False)
+    _have_base: frozenset[int] = field(default=frozenset(), init=False)
+    """Who got the model before; of one that was never a difference, nobody."""
+    _have_it: frozenset[int] = field(default=frozenset(), init=False)
 
     def of(self, request: ExchangeRequest) -> ExchangeRequest:
         """The request with the model that clients get, and the strategy's own as its base; the same for the same."""
-        model = model_ref(request.model)
-        if self.bits == 32 or request.model is None or model is None:
+        model, reference = request.model, model_ref(request.model)
+        if self.bits == 32 or model is None or reference is None:
             return request
-        if model.sha256 == self._asked:
-            self._has_it |= frozenset(request.nodes)
-            return self._with(request)
-        if self._sent is not None and can_differ(self._sent, request.model):
-            self._sent, self._has_base = rounded(self._sent, request.model), self._has_it
+
+        async def make(last: _Sent | None) -> _Sent:
+            if last is not None and can_differ(last.state, model):
+                return _Sent(rounded(last.state, model), is_difference=True)
+            return _Sent(_copy(model), is_difference=False)
+
+        before, asked = self._chain.last, frozenset(request.nodes)
+        sent = run_now(self._chain.send(reference.sha256, make))
+        if sent is before:
+            self._have_it |= asked
         else:
-            self._sent, self._has_base = _copy(request.model), frozenset()
-        self._asked, self._has_it = model.sha256, frozenset(request.nodes)
-        return self._with(request)
+            self._have_base, self._have_it = (self._have_it if sent.is_difference else frozenset()), asked
+        return replace(request, model=sent.state, base=model)
 
     def bytes_to(self, client: int, model: ModelState | None) -> int:
         """Bytes of a model on its way to a client, as if each exchange sent it."""
         if model is None:
             return 0
-        return difference_bytes(model.layout) if client in self._has_base else model.layout.nbytes
-
-    def _with(self, request: ExchangeRequest) -> ExchangeRequest:
-        return replace(request, model=self._sent, base=request.model)
+        return difference_bytes(model.layout) if client in self._have_base else model.layout.nbytes
 
 
 def _copy(model: ModelState) -> ModelState:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fedcore.codec import Decoded
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
-from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
-from fedcore.run.engine.events import group_ended
-from fedcore.run.engine.outcome import ExchangeOutcome
+from fedcore.run.engine.attempts import Attempt, run_now
+from fedcore.run.engine.events import Sums, group_ended
+from fedcore.run.engine.grouping import GroupResult, NoSum, run_groups, sum_of_group
+from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.exchange import ExchangeRequest
-from fedcore.run.groups import GroupMembership, too_few_groups
+from fedcore.run.groups import GroupMembership
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import client_name
 from fedcore.simulation.secure import ExchangeWork, SecureAggregator
@@ -20,42 +22,67 @@ from fedcore.wire.tasks import ModelRef, Task
 
 def sums_of_groups(aggregator: SecureAggregator, request: ExchangeRequest, results: AppResults) -> list[Decoded]:
     """A draw, and the sums of its groups, one after the other; raises RunFailed if too few have one."""
-    settings, model, failed = aggregator.settings, model_ref(request.model), dict[int, str]()
-    draw = aggregator.tasks.for_draw(request, model, aggregator.cohort(request.nodes, Attempt(number=1)), attempt=1)
+    runner = _SimulatedGroups(aggregator=aggregator, request=request, results=results)
     try:
-        groups = aggregator.owners.draw(draw, aggregator.identities)
-    except ProtocolViolation as refusal:
-        raise aggregator.refused(draw, refusal) from refusal
-    aggregator.close(draw, ExchangeOutcome())
-    sums, started = list[_SimulatedGroup](), aggregator.clock()
-    seconds = 0.0
-    for group in groups:
-        started = aggregator.clock()
-        runner = _SimulatedGroup(aggregator=aggregator, request=request, model=model, group=group, results=results)
+        done = run_now(run_groups(runner, aggregator.state, aggregator.settings.least_groups))
+    except RoundFailed as error:
+        raise RunFailed(str(error), check=error.check) from error
+    aggregator.done(done.draw, done.sums, runner.seconds)
+    return runner.decoded
+
+
+@dataclass(slots=True, kw_only=True)
+class _SimulatedGroups:
+    """Carries out a draw and the sums of its groups, as `GroupsRunner`.
+
+    decoded, seconds
+        Of the groups that gave a sum: these, and how long they took together.
+    """
+
+    aggregator: SecureAggregator
+    request: ExchangeRequest
+    results: AppResults
+    decoded: list[Decoded] = field(default_factory=list, init=False)
+    seconds: float = field(default=0.0, init=False)
+
+    async def draw(self) -> tuple[Task, ExchangeOutcome]:
+        aggregator, request = self.aggregator, self.request
+        cohort = aggregator.cohort(request.nodes, Attempt(number=1))
+        task = aggregator.tasks.for_draw(request, model_ref(request.model), cohort, attempt=1)
         try:
-            runner.sum = run_now(run_attempts(runner, aggregator.attempts()))
-        except RoundFailed as error:
-            failed[group.group.number] = str(error)
-        else:
-            sums.append(runner)
-            seconds += aggregator.clock() - started
-    aggregator.state.take_groups()
-    if len(sums) < settings.least_groups:
-        raise RunFailed(too_few_groups(len(groups), settings.least_groups, failed), check="min-groups")
-    aggregator.done(draw, [one.sum for one in sums if one.sum is not None], seconds)
-    return [one.decoded for one in sums if one.decoded is not None]
+            tickets = aggregator.owners.draw(task, aggregator.identities)
+        except ProtocolViolation as refusal:
+            raise aggregator.refused(task, refusal) from refusal
+        aggregator.close(task, ExchangeOutcome())
+        return task, ExchangeOutcome(places=tickets)
+
+    async def sums(self, groups: Sequence[GroupMembership]) -> Sequence[GroupResult]:
+        return [await self._sum(group) for group in groups]
+
+    async def _sum(self, group: GroupMembership) -> GroupResult:
+        started, model = self.aggregator.clock(), model_ref(self.request.model)
+        runner = _SimulatedGroup(
+            aggregator=self.aggregator, request=self.request, model=model, group=group, results=self.results
+        )
+        result = await sum_of_group(runner, self.aggregator.attempts(), group.group.number)
+        if not isinstance(result, NoSum) and runner.decoded is not None:
+            self.decoded.append(runner.decoded)
+            self.seconds += self.aggregator.clock() - started
+        return result
+
+    def too_few(self, draw: Task, usage: ExchangeUsage, sums: Sums, reason: str) -> None:
+        """The end of the run says so."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _SimulatedGroup:
-    """Carries out the attempts at the sum of one group, as `AttemptRunner`; sum: the one that succeeded."""
+    """Carries out the attempts at the sum of one group, as `AttemptRunner`."""
 
     aggregator: SecureAggregator
     request: ExchangeRequest
     model: ModelRef | None
     group: GroupMembership
     results: AppResults
-    sum: tuple[Task, ExchangeOutcome] | None = field(default=None, init=False)
     decoded: Decoded | None = field(default=None, init=False)
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:

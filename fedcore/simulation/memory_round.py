@@ -48,9 +48,12 @@ class MemoryRound:
         work: Work,
         starts: Mapping[int, TrainingStart] | None = None,
     ) -> NDArray[np.uint64]:
-        """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order.
+        """R0 to R2: the sum of all masked vectors, uint64 [words].
 
-        starts: what clients trained from, where that is not `model`.
+        work
+            What clients' apps give, in any order.
+        starts
+            What clients trained from, if that is not `model`.
         """
         for advertisement in self.sessions.advertise(self._present("advertise")):
             self.server.receive_advertisement(advertisement)
@@ -89,16 +92,14 @@ class MemoryRound:
             self.on_dropout(client, "input", reason)
         return sorted(self.server.expected)
 
-    def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
-        """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
-        survivors = self.server.survivors()
-        self._sign(survivors)
+    def unmask(self, total: NDArray[np.uint64]) -> None:
+        """R3 and R4: take all masks off `total`, in place."""
+        self._sign(self.server.survivors())
         signatures = self.server.signatures()
         for shares in self.sessions.unmask(self._present("unmask"), signatures):
             self.server.receive_unmask(shares)
         self.server.close_stage()
         apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
-        return survivors.survivors
 
     def _sign(self, survivors: Survivors) -> None:
         """R3: from the first signature on the exchange is in the transcript, even if it fails."""

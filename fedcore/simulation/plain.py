@@ -14,6 +14,9 @@ from pathlib import Path
 from fedcore.errors import RoundFailed
 from fedcore.flower.clientside import Answer
 from fedcore.flower.grid.plain_request import PlainRequest
+from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
+from fedcore.run.engine.events import exchange_done
+from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome, ExchangeUsage
 from fedcore.run.plain import (
     INPUT,
     MESSAGE_UNAVAILABLE,
@@ -26,13 +29,14 @@ from fedcore.run.plain import (
     plain_task,
     reply_error,
 )
+from fedcore.run.retries import Attempts
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
 from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
 from fedcore.wire.base import Scalar
-from fedcore.wire.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
+from fedcore.wire.events import ClientDropped, EventSink, ExchangeFailed, ignore
 from fedcore.wire.record_file import RecordLocation
 from fedcore.wire.tasks import ModelRef, Task
 from fedcore.wire.uploads import ReplyError
@@ -79,25 +83,14 @@ class PlainSimulation:
             self._folder = Path(tempfile.mkdtemp(prefix="fedcore-plain-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         folder = self._folder
-        questions = _questions(request, folder)
-        for attempt in range(1, self.settings.max_attempts + 1):
-            self.count += 1
-            try:
-                return self._attempt(request, questions, folder, attempt)
-            except RoundFailed as error:
-                again = attempt < self.settings.max_attempts
-                number, reason = request.server_round, str(error)
-                self.emit(ExchangeFailed(exchange=self.count, server_round=number, reason=reason, retry=again))
-                if not again:
-                    raise
-        raise AssertionError("max_attempts is at least 1")
+        runner = _PlainRunner(self, request, _questions(request, folder), folder)
+        run_now(run_attempts(runner, Attempts.plain(self.settings)))
+        return runner.replies
 
-    def _attempt(
-        self, request: PlainRequest, questions: Mapping[int, Question], folder: Path, attempt: int
-    ) -> list[PlainReply]:
-        started = self.clock()
-        cohort = [node for node in questions if node in self.clients]
-        task = plain_task(
+    def task(self, request: PlainRequest, cohort: Sequence[int], attempt: int) -> Task:
+        """The task of one more exchange."""
+        self.count += 1
+        return plain_task(
             settings=self.settings,
             run=self.run,
             exchange=self.count,
@@ -110,24 +103,28 @@ class PlainSimulation:
             weight_key=request.weight_key,
             timeout=request.timeout,
         )
+
+    def replies(self, task: Task, questions: Mapping[int, Question], folder: Path) -> list[PlainReply]:
+        """What clients reply in one attempt, or errors; raises ProtocolViolation for what the owners do not allow.
+
+        questions
+            By client.
+        folder
+            Where replies are written.
+        """
         first = next(iter(questions.values()))
         self.admit(first.to(task), list({question.content for question in questions.values()}))
-        lost = {*self.dropouts.drops(cohort), *self._away(cohort)}
+        lost = {*self.dropouts.drops(task.cohort), *self._away(task.cohort)}
         tasks = {
             client: PlainTask(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
             for client, question in sorted(questions.items())
             if client in self.clients and client not in lost
         }
-        by_client = {
+        replies = {
             client: self._reply(client, answer, tasks[client].out) for client, answer in self.executor.answer(tasks)
         }
-        self._let_time_pass(task, by_client, questions, lost)
-        replies = [by_client.get(client) or self._absent(client) for client in sorted(questions)]
-        check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
-        if task.trains:
-            self.executor.count(request.server_round, [reply.node for reply in replies if reply.error is None])
-        self._done(task, replies, questions, started)
-        return replies
+        self._let_time_pass(task, replies, questions, lost)
+        return [replies.get(client) or self._absent(client) for client in sorted(questions)]
 
     def _absent(self, client: int) -> PlainReply:
         if client not in self.clients:
@@ -142,12 +139,12 @@ class PlainSimulation:
         return set(cohort) - set(self.virtual.there(cohort))
 
     def _let_time_pass(
-        self, task: Task, by_client: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
+        self, task: Task, replies: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
     ) -> None:
         """Replace by errors the replies that come too late on the virtual clock."""
         if self.virtual is None or not task.trains:
             return
-        answered = {client: reply for client, reply in by_client.items() if reply.error is None and reply.content}
+        answered = {client: reply for client, reply in replies.items() if reply.error is None and reply.content}
         down = max(question.reference.size for question in questions.values())
         with UpdateStage(time=self.virtual, task=task, down=down) as stage:
             if any(client in self.virtual.there(lost) for client in lost):
@@ -155,7 +152,7 @@ class PlainSimulation:
             examples = {client: reply.examples for client, reply in answered.items()}
             sizes = {client: float(one.size) for client, one in answered.items()}
             for client, reason in stage.late(examples, sizes).items():
-                by_client[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
+                replies[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
     def _reply(self, client: int, answer: Answer | Exception, out: RecordLocation) -> PlainReply:
         if isinstance(answer, Exception):
@@ -171,23 +168,60 @@ class PlainSimulation:
         self.emit(ClientDropped(exchange=self.count, client=self.name(client), stage=INPUT, reason=reason))
         return PlainReply.failed(client, error)
 
-    def _done(self, task: Task, replies: list[PlainReply], questions: Mapping[int, Question], started: float) -> None:
+    def done(self, task: Task, end: ExchangeOutcome, replies: Sequence[PlainReply], started: float) -> None:
+        """Report an exchange that was completed, and count the updates of those who replied."""
         answered = [reply for reply in replies if reply.error is None]
-        self.emit(
-            ExchangeDone(
-                exchange=task.exchange,
-                server_round=task.server_round,
-                message_type=task.message_type,
-                aggregation="plain",
-                survivors=[self.name(reply.node) for reply in answered],
-                examples=sum(reply.examples for reply in answered),
-                metrics=mean_metrics(answered) if answered else {},
-                seconds=self.clock() - started,
-                virtual_seconds=None if self.virtual is None else self.virtual.lap(),
-                bytes_up={self.name(one.node): one.size for one in answered},
-                bytes_down={self.name(one.node): questions[one.node].reference.size for one in answered},
-            )
+        if task.trains:
+            self.executor.count(task.server_round, end.survivors)
+        done = exchange_done(
+            task,
+            end.survivors,
+            self.name,
+            usages=[end.usage],
+            examples=sum(reply.examples for reply in answered),
+            metrics=mean_metrics(answered) if answered else {},
+            seconds=self.clock() - started,
+            virtual_seconds=None if self.virtual is None else self.virtual.lap(),
         )
+        self.emit(done)
+
+
+@dataclass(slots=True)
+class _PlainRunner:
+    """Carries out the attempts at one plain exchange, as `AttemptRunner`. A run's state takes nothing from them."""
+
+    simulation: PlainSimulation
+    request: PlainRequest
+    questions: Mapping[int, Question]
+    folder: Path
+    replies: list[PlainReply] = field(default_factory=list, init=False)
+
+    async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
+        simulation, questions = self.simulation, self.questions
+        started = simulation.clock()
+        cohort = [node for node in questions if node in simulation.clients]
+        task = simulation.task(self.request, cohort, attempt.number)
+        self.replies = simulation.replies(task, questions, self.folder)
+        answered = [reply for reply in self.replies if reply.error is None]
+        try:
+            check_quorum(len(answered), simulation.settings.quorum)
+        except RoundFailed as error:
+            return task, ExchangeOutcome(failure=ExchangeFailure.of(error))
+        usage = ExchangeUsage(
+            up={reply.node: reply.size for reply in answered},
+            down={reply.node: questions[reply.node].reference.size for reply in answered},
+        )
+        end = ExchangeOutcome(survivors=tuple(reply.node for reply in answered), usage=usage)
+        simulation.done(task, end, self.replies, started)
+        return task, end
+
+    async def close(self, task: Task, end: ExchangeOutcome) -> None:
+        pass
+
+    def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
+        number, reason = task.server_round, str(error)
+        self.simulation.emit(ExchangeFailed(exchange=task.exchange, server_round=number, reason=reason, retry=again))
+        return reason
 
 
 def _questions(request: PlainRequest, folder: Path) -> dict[int, Question]:

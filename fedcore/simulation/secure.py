@@ -157,8 +157,8 @@ class SecureAggregator:
                 starts = work.pool.starts(task) if work.pool is not None else None
                 updates = partial(work.run, self.executor, task, request.model)
                 total = round_.collect(encoding, request.model, updates, starts)
-                unmasked = True
-                survivors = round_.unmask(total)
+                unmasked, survivors = True, round_.server.survivors().survivors
+                round_.unmask(total)
             base = (request.model if request.base is None else request.base) if task.trains else None
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
         except ProtocolViolation as refusal:  # an owner's budget is spent as its update is about to leave
@@ -212,7 +212,7 @@ class SecureAggregator:
                 self.executor.count(task.server_round, survivors)
             return decoded
         assert task.encoding is not None  # noqa: S101 - the task of a sum
-        work.pool.spend(survivors, counted=True)
+        work.pool.spend(task, survivors, counted=True)
         work.pool.up = task.encoding.words * 8
         work.pool.summed()
         self.owners.drop_work(survivors)

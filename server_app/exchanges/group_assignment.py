@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.errors import CohortTooSmall
 from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.run.groups import check_place
+from fedcore.run.groups import check_ticket
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import DrawTicket, DrawTicketIn
 from fedcore.wire.uploads import ManifestIn
@@ -53,7 +53,7 @@ class DrawExchange(Exchange):
 
     def _note(self, client: int, body: DrawTicketIn) -> None:
         ticket = DrawTicket(client_id=client, nonce=body.nonce, signature=body.signature)
-        check_place(self._federation, self._digest, ticket, self._roster)
+        check_ticket(self._federation, self._digest, ticket, self._roster)
         self._tickets[client] = ticket
 
     async def finish(self) -> ExchangeOutcome:

@@ -26,8 +26,10 @@ _MOST_ENDED: Final = 16
 class ClientWork:
     """Between the routes, which clients call, and `BufferedExchanges`, which leads.
 
-    book: of the run that is led; None if it is not buffered.
-    reports: by client, what it said last of its work.
+    book
+        Of the run that is led; None if it is not buffered.
+    reports
+        By client, what it reported last.
     """
 
     book: WorkBook | None = None
@@ -99,7 +101,7 @@ class ClientWork:
         self._run, self.book = run, book
 
     def close(self) -> None:
-        """It is led no more, or by another process. What clients said stays: they do not say it again."""
+        """It is led no more, or by another process. What clients reported stays: they do not report it again."""
         self._run, self.book = "", None
         self._given, self._models, self._bytes = {}, {}, {}
 

@@ -156,7 +156,7 @@ async def task(
     except HungUp:
         presence.note_hangup(client.client_id)
     if due is None:
-        return _no_task(await offers.to(client.client_id), work_over=services.work.is_over(work))
+        return _no_task(await offers.for_client(client.client_id), work_over=services.work.is_over(work))
     exchange, task = due
     if exchange is None:
         guarded_request(request).count_bytes = services.work.counter(client.client_id)

@@ -19,7 +19,7 @@ from server_app.exchanges.exchange import Exchange
 from server_app.rejection import Rejection
 from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.files import saved_file, saved_files
-from server_app.runs.files.initial_models import claim_model, lend_model, take_model
+from server_app.runs.files.initial_models import claim_model, resend_model, take_model
 from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
 from server_app.runs.files.run_files import reference as reference_of
 from server_app.runs.plan import RunPlan
@@ -132,7 +132,7 @@ class RunQueue:
             initial_model=row.initial_sha256,
         )
         if row.initial_sha256:
-            await lend_model(self._services.spool, row.initial_sha256, self._services.objects, keys.initial)
+            await resend_model(self._services.spool, row.initial_sha256, self._services.objects, keys.initial)
         return await self.submit(again)
 
     async def _submit(self, bundle: AppBundle, body: RunIn) -> RunOut:

@@ -28,7 +28,7 @@ from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.federation.admission.tasks import check_work
 from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
-from fedcore.run.groups import GroupAssignmentRecord, GroupMembership, groups_of, is_draw
+from fedcore.run.groups import GroupAssignmentRecord, is_draw
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.wire.tasks import DrawTicket, Task, Version
@@ -207,14 +207,14 @@ class SimulatedOwners:
             exchange.sum = admitted.admit_sum(model, self.chain)
         return exchange
 
-    def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> list[GroupMembership]:
-        """The groups that follow from the answers of the draw's cohort; raises RoundFailed."""
+    def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> tuple[DrawTicket, ...]:
+        """The answers of the draw's cohort."""
         self.admit(task, None)
-        places = []
+        tickets = []
         for client in task.cohort:
             answer = answer_draw(task, self._member(client), self._histories[client], identities[client])
-            places.append(DrawTicket(client_id=client, nonce=answer.nonce, signature=answer.signature))
-        return groups_of(task, places)
+            tickets.append(DrawTicket(client_id=client, nonce=answer.nonce, signature=answer.signature))
+        return tuple(tickets)
 
     def _member(self, client: int) -> SimulatedMember:
         return SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)

@@ -113,5 +113,5 @@ class TaskFactory:
             buffer=cohort.buffer,
             cut=group.cut if group else None,
             group=group.group if group else None,
-            places=group.places if group else None,
+            tickets=group.tickets if group else None,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedcore.codec import joined, release_of
 from fedcore.codec.privacy import PrivacyBudget
+from fedcore.run.buffer import starts_of
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.model_selection import ModelSelection
@@ -60,9 +61,7 @@ class RunState:
         """One more exchange has ended; returns whether it evaluated the best model so far."""
         self.count = max(self.count, task.exchange)
         self.blamed.update(end.blamed)
-        if task.buffer is not None:
-            starts = dict(zip(task.cohort, task.buffer.starts, strict=True))
-            self.spent.update({client: starts[client].number for client in end.survivors})
+        self.spent.update({client: start.number for client, start in starts_of(task, end.survivors).items()})
         if end.unmasked or end.total is not None:  # shares were asked for: the sum may be known, also after a failure
             self.budget.spend(release_of(task.encoding))
         if end.failure is None:

@@ -8,12 +8,12 @@ the clock of a comparison, only training takes time: evaluations, masking and su
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from fedcore.errors import RoundFailed
+from fedcore.run.requirements import choose_cohort, extra_clients
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.availability import NEVER
 from fedcore.simulation.devices.clock import VirtualClock
@@ -75,12 +75,11 @@ class VirtualTime:
         self.begin()
         present = self._wait(members, least)
         first = frozenset(clients)
-        order = sorted(present, key=lambda client: (client not in first, client))
-        return tuple(sorted(order[: len(first) + extra]))
+        return choose_cohort(first, present, len(first) + extra)
 
     def beyond(self, size: int) -> int:
         """How many more clients train than a cohort of this size needs."""
-        return math.ceil(size * self.settings.over_selection)
+        return extra_clients(size, self.settings)
 
     def _wait(self, clients: Sequence[int], least: int) -> list[int]:
         """Who is there, once `least` are; raises RoundFailed if that takes longer than `join-seconds`."""

@@ -18,15 +18,23 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.run.buffer import WorkBook, buffer_size
+from fedcore.run.buffer import (
+    STAYED_CLOSED,
+    NamedUpdates,
+    ReadyUpdates,
+    WorkBook,
+    buffer_seconds,
+    model_of,
+    overdue,
+)
 from fedcore.run.engine.attempts import Attempt, run_attempts
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import make_work
 from fedcore.run.retries import Attempts
 from fedcore.wire.events import ClientDropped, StageProgress
 from fedcore.wire.presence import WorkIn, WorkState
-from fedcore.wire.tasks import Buffer, Task, Version
-from server_app.runs.exchanges.secure import ReadyUpdates, SecureExchanges, SecureRequest
+from fedcore.wire.tasks import Task, Version
+from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
 from server_app.runs.run_context import RunContext
 
 READY: Final = "ready"
@@ -35,26 +43,14 @@ _TICK_SECONDS: Final = 0.25
 
 
 @dataclass(slots=True)
-class _Named:
-    """Updates that were in a sum whose survivors were named, and that stayed closed: in it again, or in none.
-
-    task: of that sum.
-    """
-
-    task: Task
-    clients: tuple[int, ...]
-
-    def ready(self) -> ReadyUpdates:
-        """To ask for the very same sum."""
-        assert self.task.buffer is not None  # noqa: S101 - of a buffered exchange
-        starts = dict(zip(self.task.cohort, self.task.buffer.starts, strict=True))
-        buffer = Buffer(newest=self.task.buffer.newest, starts=[starts[client] for client in self.clients])
-        return ReadyUpdates(cohort=self.clients, buffer=buffer, whole=True)
-
-
-@dataclass(slots=True)
 class BufferedExchanges:
-    """Carries them out, one after the other. sums: who leads the exchanges themselves."""
+    """Carries them out, one after the other.
+
+    run
+        What all parts that lead the run share.
+    sums
+        Leads the exchanges themselves.
+    """
 
     run: RunContext
     sums: SecureExchanges
@@ -67,7 +63,10 @@ class BufferedExchanges:
     async def exchange(self, asked: SecureRequest, versions: Sequence[str]) -> int:
         """The number of the exchange that gave the sum; raises RoundFailed.
 
-        versions: SHA-256 of the model of each training that the ServerApp asked for, up to this one.
+        asked
+            What the ServerApp asks for.
+        versions
+            SHA-256 of the model of each training that it asked for, up to this one.
         """
         run = self.run
         runner = _BufferRunner(self, asked, await self._publish(asked, versions), self.sums.attempts())
@@ -75,7 +74,7 @@ class BufferedExchanges:
         for client in end.survivors:
             up, down = run.services.work.bytes_of(client)
             end.usage.byte_counter(client)(up, down)
-        self._spend(task, end.survivors)
+        runner.book.spend(task, end.survivors)
         self.sums.note_success(task, end)
         return task.exchange
 
@@ -84,27 +83,21 @@ class BufferedExchanges:
     async def _publish(self, asked: SecureRequest, versions: Sequence[str]) -> WorkBook:
         """The strategy's model is the newest version from here on."""
         run, work = self.run, self.run.services.work
-        if asked.model is None or asked.announced is None or asked.request.model is None:
-            raise RoundFailed('a training names no model, and asynchrony = "buffered" sums changes of one')
+        model_of(asked.request)
         run.clients.check(len(asked.request.nodes), asked.request.message_type)
         book = self._book
         if book is None:
-            members = len(run.services.roster.members)
-            book = self._book = WorkBook(
-                size=buffer_size(run.plan.settings, members, run.services.min_cohort),
-                concurrency=run.plan.settings.concurrency or members,
-                max_staleness=run.plan.settings.max_staleness,
-                spent=run.state.spent,
+            book = self._book = WorkBook.of(
+                run.plan.settings, len(run.services.roster.members), run.services.min_cohort, spent=run.state.spent
             )
             work.open(run.plan.run, book)
             for sha256 in versions[:-1]:
                 book.publish(sha256)
-        before = book.in_hand
-        for client in book.publish(versions[-1]):
-            age = book.version.number - before[client].number
-            self._let_go(client, f"its work began {age} versions ago, max-staleness is {book.max_staleness}")
+        for client, reason in book.publish(versions[-1]).items():
+            self._note_drop(client, reason)
         await run.files.remove(work.unneeded(book.version.number))
-        self._model = await run.files.lend_version(book.version.number, asked.model)
+        assert asked.model is not None  # noqa: S101 - a request with a model has its file
+        self._model = await run.files.keep_version(book.version.number, asked.model)
         return book
 
     def _work(self, asked: SecureRequest, version: Version) -> Task:
@@ -124,40 +117,36 @@ class BufferedExchanges:
 
     # --- who is asked for its update ------------------------------------------------------------
 
-    async def fill(self, asked: SecureRequest, book: WorkBook, last: str) -> tuple[int, ...]:
+    async def fill(self, asked: SecureRequest, book: WorkBook, before: str) -> tuple[int, ...]:
         """Whose updates are summed next; raises RoundFailed if they do not come together.
 
-        last
-            Why the attempt before came to nothing.
+        asked
+            What the ServerApp asks for.
+        book
+            Who trains from which version, and who is ready.
+        before
+            Why the attempt before gave nothing.
         """
         services, settings = self.run.services, self.run.plan.settings
-        wait, began = settings.train_seconds + settings.join_seconds, services.clock()
+        began = services.clock()
         task = self._work(asked, book.version)
         while True:
-            self._hear(book)
-            self._miss(book)
-            there = services.presence.eligible(self.run.plan.app_sha256, settings.liveness_seconds)
-            there = frozenset(self.run.clients.without_cheats(sorted(there)))
-            self._hand_out(book, task, there & frozenset(asked.request.nodes))
-            members = book.buffer(there)
-            self._tell(book, there, services.clock() - began)
+            self._take_reports(book)
+            self._drop_missing(book)
+            present = services.presence.eligible(self.run.plan.app_sha256, settings.liveness_seconds)
+            present = frozenset(self.run.clients.without_cheats(sorted(present)))
+            self._hand_out(book, task, present & frozenset(asked.request.nodes))
+            members = book.buffer(present)
+            self._note_progress(book, present, services.clock() - began)
             if members:
                 return members
-            if not book.can_fill(self.run.clients.without_cheats([*asked.request.nodes, *book.in_hand])):
-                raise RoundFailed(
-                    f"no buffer of {book.size} updates can be filled any more: too many clients have given theirs from "
-                    "this model to a sum that stayed closed, or gave up" + (f". Before: {last}" if last else "")
-                )
-            if services.clock() - began > wait:
-                raise RoundFailed(
-                    f"{len(book.ready)} of the {book.size} updates of a buffer were there after {wait:g} s "
-                    f"(train-seconds and join-seconds), {book.training} clients train. Lower buffer-size, let more "
-                    "clients train at once (concurrency), or wait longer"
-                )
+            book.check_fillable(self.run.clients.without_cheats([*asked.request.nodes, *book.in_hand]), before)
+            if services.clock() - began > buffer_seconds(settings):
+                raise book.not_full(buffer_seconds(settings))
             await services.client_bell.wait(_TICK_SECONDS)
 
-    def _tell(self, book: WorkBook, there: frozenset[int], seconds: float) -> None:
-        ready = min(len(there.intersection(book.ready)), book.size)
+    def _note_progress(self, book: WorkBook, present: frozenset[int], seconds: float) -> None:
+        ready = min(len(present.intersection(book.ready)), book.size)
         self.run.event_log.add(
             StageProgress(
                 exchange=self.run.state.count + 1,
@@ -169,7 +158,7 @@ class BufferedExchanges:
         )
 
     def _hand_out(self, book: WorkBook, task: Task, clients: frozenset[int]) -> None:
-        """Give the newest version to those that are free, drawn where not all can train."""
+        """Give the newest version to those that are free, drawn if not all can train."""
         services = self.run.services
         free = book.free(sorted(clients))
         for client in random.sample(free, min(len(free), book.room)):
@@ -179,35 +168,36 @@ class BufferedExchanges:
         if free:
             services.client_bell.ring()
 
-    def _hear(self, book: WorkBook) -> None:
-        """Take note of what clients say of their work."""
-        for client, said in self.run.services.work.reports_of_run():
+    def _take_reports(self, book: WorkBook) -> None:
+        """Take what clients report of their work."""
+        for client, report in self.run.services.work.reports_of_run():
             own = book.trains_from(client)
-            if own is None and said.state is not WorkState.GIVEN_UP:
-                self._welcome_back(book, client, said)
-            elif own == said.version and said.state is WorkState.READY:
+            if own is None and report.state is not WorkState.GIVEN_UP:
+                self._take_back(book, client, report)
+            elif own == report.version and report.state is WorkState.READY:
                 book.finish(client)
-                self._done(client)
-            elif own == said.version and said.state is WorkState.GIVEN_UP:
+                self._end_work(client)
+            elif own == report.version and report.state is WorkState.GIVEN_UP:
                 book.give_up(client)
-                why = said.withdrawal.why.strip() or said.withdrawal.reason.value if said.withdrawal else "no reason"
-                self._let_go(client, f"withdrew from its work: {why}")
+                withdrawal = report.withdrawal
+                why = withdrawal.why.strip() or withdrawal.reason.value if withdrawal else "no reason"
+                self._note_drop(client, f"withdrew from its work: {why}")
 
-    def _welcome_back(self, book: WorkBook, client: int, said: WorkIn) -> None:
+    def _take_back(self, book: WorkBook, client: int, report: WorkIn) -> None:
         """This server, or the client, was away: go on with what the client has."""
-        if book.take_back(client, said.version, ready=said.state is WorkState.READY) and book.trains_from(client):
+        if book.take_back(client, report.version, ready=report.state is WorkState.READY) and book.trains_from(client):
             self._since[client] = self.run.services.clock()
 
-    def _miss(self, book: WorkBook) -> None:
-        """A client that is gone, takes too long, or has lost its work leaves its place to others."""
+    def _drop_missing(self, book: WorkBook) -> None:
+        """A client that left, takes too long, or has lost its work leaves its place to others."""
         services, settings = self.run.services, self.run.plan.settings
         for client in book.training_clients:
-            said = services.work.reports.get(client)
+            report = services.work.reports.get(client)
             if services.presence.silent_for(client) > settings.liveness_seconds:
                 self._forget(book, client, f"silent for more than {settings.liveness_seconds:g} s while it trained")
             elif services.clock() - self._since.get(client, 0.0) > settings.train_seconds + settings.step_seconds:
-                self._forget(book, client, f"its work was not done after {settings.train_seconds:g} s (train-seconds)")
-            elif said is None and services.work.given_to(client, "", 0) is None:
+                self._forget(book, client, overdue(settings))
+            elif report is None and services.work.given_to(client, "", 0) is None:
                 self._forget(book, client, "has started again, without its work")
         for client in book.ready:
             if client not in services.work.reports:
@@ -215,31 +205,23 @@ class BufferedExchanges:
 
     def _forget(self, book: WorkBook, client: int, why: str) -> None:
         book.forget([client])
-        said = self.run.services.work.reports
-        if client in said and said[client].state is WorkState.TRAINING:
-            del said[client]  # it says so again when it is back; an update that is ready stays so
-        self._let_go(client, why)
+        reports = self.run.services.work.reports
+        if client in reports and reports[client].state is WorkState.TRAINING:
+            del reports[client]  # it reports that again when it is back; an update that is ready stays so
+        self._note_drop(client, why)
 
-    # --- what becomes of updates ----------------------------------------------------------------
-
-    def _spend(self, task: Task, clients: Sequence[int]) -> None:
-        """These updates are in a sum, and in no other one ever."""
-        book = self._book
-        assert book is not None  # noqa: S101 - made before any exchange
-        book.forget(clients)
-        book.spent.update(_numbers(task, clients))
-
-    def discard(self, task: Task, clients: Sequence[int]) -> None:
-        self._spend(task, clients)
+    def discard(self, book: WorkBook, task: Task, clients: Sequence[int]) -> None:
+        """The updates of these clients were in a sum that stayed closed, and come to nothing."""
+        book.spend(task, clients)
         for client in clients:
-            self._let_go(client, "its update was in a sum that stayed closed, and can be in no other")
+            self._note_drop(client, STAYED_CLOSED)
 
-    def _done(self, client: int) -> None:
+    def _end_work(self, client: int) -> None:
         self._since.pop(client, None)
         self.run.services.work.take_away(client)
 
-    def _let_go(self, client: int, why: str) -> None:
-        self._done(client)
+    def _note_drop(self, client: int, why: str) -> None:
+        self._end_work(client)
         name = self.run.services.names[client]
         self.run.event_log.add(ClientDropped(exchange=self.run.state.count, client=name, stage="train", reason=why))
 
@@ -250,11 +232,12 @@ class _BufferRunner:
     def __init__(self, exchanges: BufferedExchanges, asked: SecureRequest, book: WorkBook, retries: Attempts) -> None:
         self._exchanges = exchanges
         self._asked = asked
-        self._book = book
+        self.book = book
         self.retries = retries
         self._past = exchanges.run.past_of(asked.step)
-        self._named: _Named | None = None
-        self._last = ""
+        self._named = NamedUpdates()
+        self._before = ""
+        """Why the attempt before gave nothing."""
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         run, sums = self._exchanges.run, self._exchanges.sums
@@ -269,25 +252,16 @@ class _BufferRunner:
         await self._exchanges.run.close_judged(task, end, self._asked.model)
 
     def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
-        if self._named is not None and self.retries.same is None:
-            self._exchanges.discard(task, self._named.clients)
-            self._named = None
-        elif end.survivors:
-            self._named = _Named(task, tuple(sorted(end.survivors)))
+        repeated = self.retries.same is not None
+        lost = self._named.note_failure(task, end.survivors, again=again, repeated=repeated)
+        self._exchanges.discard(self.book, task, lost)
         run = self._exchanges.run
         run.note_attempt(task, end, error, again=again)
-        self._last = run.explain(task, end, error)
-        return self._last
+        self._before = run.explain(task, end, error)
+        return self._before
 
     async def _ready(self, attempt: Attempt) -> ReadyUpdates:
-        if self._named is not None:
-            return self._named.ready()
-        cohort = sorted(await self._exchanges.fill(self._asked, self._book, self._last))
-        return ReadyUpdates(cohort=cohort, buffer=self._book.starts(cohort), whole=attempt.whole)
-
-
-def _numbers(task: Task, clients: Sequence[int]) -> dict[int, int]:
-    """From which version each of these clients' updates in a sum began."""
-    assert task.buffer is not None  # noqa: S101 - of a buffered exchange
-    starts = dict(zip(task.cohort, task.buffer.starts, strict=True))
-    return {client: starts[client].number for client in clients}
+        if (updates := self._named.ready()) is not None:
+            return updates
+        clients = await self._exchanges.fill(self._asked, self.book, self._before)
+        return self.book.ready_updates(clients, whole=attempt.whole)

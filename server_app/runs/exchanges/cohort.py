@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.run.requirements import check_asked, least_group, min_clients_for, waiting_for
+from fedcore.run.requirements import (
+    check_asked,
+    choose_cohort,
+    extra_clients,
+    least_group,
+    min_clients_for,
+    waiting_for,
+)
 from fedcore.secagg import Fault
 from fedcore.wire.events import ClientDropped, ClientsOnline, name_some
 from fedcore.wire.tasks import is_query, is_training
@@ -28,7 +34,7 @@ class CohortSelection:
         self._plan = plan
         self._settings = plan.settings
         self._event_log = event_log
-        self._told: tuple[frozenset[int], int] | None = None
+        self._reported: tuple[frozenset[int], int] | None = None
         self._was_short = False
         self._seen: frozenset[int] = frozenset()
         self._mismatched: set[int] = set()
@@ -79,19 +85,17 @@ class CohortSelection:
         asked than `asked` names, if they are there. In a buffered run an evaluation goes to clients that do not train
         now.
         """
-        asked = asked if same is None else same
-        wanted, members = frozenset(asked), self.members
-        least = max(self._least(len(wanted)), self._least_grouped(message_type))
-        self.check(len(wanted), message_type)
-        pool = wanted & members
-        extra = 0 if same is not None else self._extra(len(wanted), message_type)
-        if self._settings.aggregation == "secure" and same is None and (attempt > 1 or extra or pool < wanted):
+        chosen, members = frozenset(asked if same is None else same), self.members
+        least = max(self._least(len(chosen)), self._least_grouped(message_type))
+        self.check(len(chosen), message_type)
+        pool = chosen & members
+        extra = 0 if same is not None else self._extra(len(chosen), message_type)
+        if self._settings.aggregation == "secure" and same is None and (attempt > 1 or extra or pool < chosen):
             pool = members
-        size = len(wanted) + extra
+        size = len(chosen) + extra
         busy = self._busy(message_type)
         present = await self._wait(pool, least, max(least, min(size, len(pool - busy()))), busy)
-        order = sorted(present, key=lambda client: (client not in wanted, client))
-        return sorted(order[:size])
+        return list(choose_cohort(chosen, present, size))
 
     async def come_back(self, clients: Collection[int], least: int) -> bool:
         """Wait until so many of these are there, join-seconds at most; whether they are.
@@ -110,9 +114,9 @@ class CohortSelection:
         """With how many updates an exchange for `asked` need not wait for more; 0 if it waits for everybody."""
         return len(frozenset(asked)) if self._extra(len(frozenset(asked)), message_type) else 0
 
-    def _extra(self, wanted: int, message_type: str) -> int:
+    def _extra(self, asked: int, message_type: str) -> int:
         """How many are asked beyond those; none for a query, whose sum is to be over everybody that was asked."""
-        return 0 if is_query(message_type) else math.ceil(wanted * self._settings.over_selection)
+        return 0 if is_query(message_type) else extra_clients(asked, self._settings)
 
     def _least_grouped(self, message_type: str) -> int:
         """How many clients as many groups need as have to give a sum; 0 if the cohort is not cut."""
@@ -135,25 +139,25 @@ class CohortSelection:
         return lambda: frozenset() if is_training(message_type) else work.busy
 
     async def _wait(
-        self, pool: frozenset[int], least: int, wanted: int, busy: Callable[[], frozenset[int]] = frozenset
+        self, pool: frozenset[int], least: int, enough: int, busy: Callable[[], frozenset[int]] = frozenset
     ) -> frozenset[int]:
         start = self._services.clock()
-        enough_since: float | None = None
+        since: float | None = None
         while True:
             present = self._present(pool) - busy()
             now = self._services.clock()
             if len(present) < least:
-                enough_since = None
-            elif enough_since is None:
-                enough_since = now
-            late = enough_since is not None and now - enough_since >= self._services.settings.grace_seconds
-            if len(present) >= wanted or late:
-                self._tell(present, pool, wanted)
+                since = None
+            elif since is None:
+                since = now
+            late = since is not None and now - since >= self._services.settings.grace_seconds
+            if len(present) >= enough or late:
+                self._report_presence(present, pool, enough)
                 return present
             hopeless = len(pool) < least and bool(self._cheats)
-            if enough_since is None and (hopeless or now - start >= self._settings.join_seconds):
+            if since is None and (hopeless or now - start >= self._settings.join_seconds):
                 raise RoundFailed(self._shortage(pool, least, len(present)))
-            self._tell(present, pool, wanted)
+            self._report_presence(present, pool, enough)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _present(self, pool: frozenset[int]) -> frozenset[int]:
@@ -166,31 +170,31 @@ class CohortSelection:
         online = self._services.presence.online(self._settings.liveness_seconds) & pool
         waiting = sum(map(self._services.presence.is_ineligible, online))
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
-        absent = self._named(pool - online)
-        gone = f"; not connected: {name_some(absent)}" if absent else ""
+        absent = self._names(pool - online)
+        missing = f"; not connected: {name_some(absent)}" if absent else ""
         if self._cheats:
             names = self._services.names
             cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self._cheats.items()))
-            gone += f"; excluded for protocol violations: {', '.join(cheats)}"
+            missing += f"; excluded for protocol violations: {', '.join(cheats)}"
         after = f" after {self._settings.join_seconds:g} s" if len(pool) >= least else ""
-        return f"{least} clients are needed, {present} are connected{after}{more}{gone}"
+        return f"{least} clients are needed, {present} are connected{after}{more}{missing}"
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
         reason = "is not asked: another app is installed there than the one of this run"
         self._event_log.add(ClientDropped(exchange=0, client=self._services.names[client], stage="join", reason=reason))
 
-    def _tell(self, present: frozenset[int], pool: frozenset[int], wanted: int) -> None:
-        expected = max(wanted, len(present))  # more may be there than the run waits for
+    def _report_presence(self, present: frozenset[int], pool: frozenset[int], enough: int) -> None:
+        expected = max(enough, len(present))  # more may be there than the run waits for
         short = len(present) < expected
         # A round that asks some of those who are known to be there is no news.
         news = short or self._was_short or not present <= self._seen
-        if news and self._told != (present, expected):
-            self._told, self._was_short = (present, expected), short
+        if news and self._reported != (present, expected):
+            self._reported, self._was_short = (present, expected), short
             self._seen |= present
-            online, absent = self._named(present), self._named(pool - present)
-            reporting = self._named(present & self._services.presence.reporting)
+            online, absent = self._names(present), self._names(pool - present)
+            reporting = self._names(present & self._services.presence.reporting)
             self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent, reporting=reporting))
 
-    def _named(self, clients: frozenset[int]) -> list[str]:
+    def _names(self, clients: frozenset[int]) -> list[str]:
         return [self._services.names[client] for client in sorted(clients)]

@@ -1,22 +1,20 @@
 """Exchanges that are cut into groups: a draw, then the secure exchanges of all groups at the same time.
 
-A group that fails, after its attempts, gives no mean; the others' go on where enough are left. Nothing is drawn again
-once groups have been asked: clients would refuse other groups for the same model
-(`fedcore.federation.admission.releases`).
+When such an exchange succeeds is decided in `fedcore.run.engine.grouping`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import RoundFailed
 from fedcore.run.engine.attempts import Attempt, run_attempts
-from fedcore.run.engine.events import sums_done
-from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.run.groups import GroupMembership, groups_of, is_draw, too_few_groups
+from fedcore.run.engine.events import Sums, sums_done
+from fedcore.run.engine.grouping import GroupResult, NoSum, run_groups, sum_of_group
+from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
+from fedcore.run.groups import GroupMembership, is_draw
 from fedcore.run.retries import Attempts
 from fedcore.wire.tasks import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext
@@ -26,24 +24,14 @@ from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A group that has given its sum."""
-
-    task: Task
-    end: ExchangeOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class _NoSum:
-    """A group that has not, and why."""
-
-    number: int
-    reason: str
-
-
 class GroupedExchanges:
-    """Carries them out. sums: who leads the exchange of each group."""
+    """Carries them out.
+
+    run
+        What all parts that lead the run share.
+    sums
+        Leads the exchange of each group.
+    """
 
     def __init__(self, run: RunContext, sums: SecureExchanges) -> None:
         self._run = run
@@ -53,57 +41,49 @@ class GroupedExchanges:
         """Numbers of the exchanges of the groups that gave a sum, in the order of the groups; raises RoundFailed."""
         run = self._run
         past = list(run.past_of(asked.step))
-        # The groups need the roster of their draw: whoever was removed in between would be missed in all of them.
+        # The groups need the roster of their draw: a member that was removed in between would be missed in all of them.
         with run.services.roster.hold(past[0].task["roster"] if past and past[0].task else None):
-            draw, end = await self._draw(asked, iter([row for row in past if _is_draw(row)]))
-            parts = groups_of(draw, end.places)
-            rows = {part.group.number: [row for row in past if _number(row) == part.group.number] for part in parts}
-            found = await _all([self._group(asked, part, iter(rows[part.group.number])) for part in parts])
-        sums = [one for one in found if isinstance(one, _Sum)]
-        for one in sorted(sums, key=lambda one: one.task.exchange):
-            await run.close(one.task, one.end)
-        run.state.take_groups()
-        self._check(draw, end, len(parts), sums, [one for one in found if isinstance(one, _NoSum)])
-        self._note_done(draw, end, sums)
-        return [one.task.exchange for one in sums]
+            runner = _GroupsRunner(run, self._sums, asked, past)
+            done = await run_groups(runner, run.state, run.plan.settings.least_groups)
+        spent = run.state.budget.epsilon_spent
+        run.event_log.add(sums_done(done.draw, done.sums, run.name, usage=done.usage, epsilon_spent=spent))
+        return [task.exchange for task, _ in done.sums]
 
-    # --- the draw -------------------------------------------------------------------------------
 
-    async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeOutcome]:
-        """Attempts at the draw, until one has enough answers for groups; raises RoundFailed."""
-        runner = _DrawRunner(self._run, self._sums, asked, past)
+class _GroupsRunner:
+    """Carries out a draw and the sums of its groups, all at the same time, as `GroupsRunner`."""
+
+    def __init__(
+        self, run: RunContext, sums: SecureExchanges, asked: SecureRequest, past: Sequence[ExchangeRow]
+    ) -> None:
+        self._run = run
+        self._sums = sums
+        self._asked = asked
+        self._past = past
+
+    async def draw(self) -> tuple[Task, ExchangeOutcome]:
+        rows = iter([row for row in self._past if _is_draw(row)])
+        runner = _DrawRunner(self._run, self._sums, self._asked, rows)
         return await run_attempts(runner, Attempts.plain(self._run.plan.settings))
 
-    # --- the groups -----------------------------------------------------------------------------
+    async def sums(self, groups: Sequence[GroupMembership]) -> Sequence[GroupResult]:
+        results = await _all([self._sum(group) for group in groups])
+        done = [one for one in results if not isinstance(one, NoSum)]
+        for task, end in sorted(done, key=lambda one: one[0].exchange):
+            await self._run.close(task, end)
+        return results
 
-    async def _group(self, asked: SecureRequest, group: GroupMembership, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
-        """Attempts at the sum of one group, until one succeeds or no other can help."""
-        runner = _GroupRunner(self._run, self._sums, asked, group, past)
-        try:
-            task, end = await run_attempts(runner, self._sums.attempts())
-        except RoundFailed as error:
-            return _NoSum(group.group.number, str(error))
-        self._run.note_group_end(task, end)
-        return _Sum(task, end)
+    async def _sum(self, group: GroupMembership) -> GroupResult:
+        number = group.group.number
+        rows = iter([row for row in self._past if _number(row) == number])
+        runner = _GroupRunner(self._run, self._sums, self._asked, group, rows)
+        result = await sum_of_group(runner, self._sums.attempts(), number)
+        if not isinstance(result, NoSum):
+            self._run.note_group_end(*result)
+        return result
 
-    def _check(
-        self, draw: Task, end: ExchangeOutcome, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]
-    ) -> None:
-        """Raise RoundFailed if too few groups gave a sum. end: of the draw."""
-        least = self._run.plan.settings.least_groups
-        if groups - len(failed) >= least:
-            return
-        reason = too_few_groups(groups, least, {one.number: one.reason for one in failed})
-        self._run.note_failure(draw, reason, end.usage, *(one.end.usage for one in sums), retry=False)
-        raise RoundFailed(reason)
-
-    # --- what is told ---------------------------------------------------------------------------
-
-    def _note_done(self, draw: Task, end: ExchangeOutcome, sums: Sequence[_Sum]) -> None:
-        """Say what came of all groups together: the mean over their clients, as of one cohort."""
-        run, spent = self._run, self._run.state.budget.epsilon_spent
-        pairs = [(one.task, one.end) for one in sums]
-        run.event_log.add(sums_done(draw, pairs, run.name, usage=end.usage, epsilon_spent=spent))
+    def too_few(self, draw: Task, usage: ExchangeUsage, sums: Sums, reason: str) -> None:
+        self._run.note_failure(draw, reason, usage, *(end.usage for _, end in sums), retry=False)
 
 
 class _DrawRunner:
@@ -212,8 +192,8 @@ def _number(row: ExchangeRow) -> int:
     return group.number if group is not None else 0
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, _Sum | _NoSum]]) -> list[_Sum | _NoSum]:
-    """What all of them give; where one raises, the others are put down before that is told."""
+async def _all(works: Sequence[Coroutine[Any, Any, GroupResult]]) -> list[GroupResult]:
+    """What all of them give; if one raises, the others are cancelled before its error is raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

@@ -16,7 +16,7 @@ from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.groups import GroupMembership
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import Buffer, KeptTask, ModelRef, Task
+from fedcore.wire.tasks import KeptTask, ModelRef, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import Sent
@@ -41,15 +41,6 @@ class SecureRequest:
     def announced(self) -> ModelRef | None:
         """What clients hear of it."""
         return self.sent.reference if self.sent is not None else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyUpdates:
-    """Whose updates, made before, a buffered exchange sums. whole: whether all of these clients have to survive."""
-
-    cohort: Sequence[int]
-    buffer: Buffer
-    whole: bool = False
 
 
 class SecureExchanges:
@@ -91,7 +82,7 @@ class SecureExchanges:
         """What an attempt came to that an earlier process began, or comes to now."""
         task = KeptTask.model_validate(row.task)
         if group is not None:
-            task = task.model_copy(update={"places": list(group.places)})
+            task = task.model_copy(update={"places": list(group.tickets)})
         if row.result is not None:
             self._run.note_start(task, model=task.model.sha256 if task.model else None)
             return task, ExchangeOutcome.from_json(row.result)

@@ -25,15 +25,15 @@ _PREFIX: Final = "initial-"
 
 async def take_model(spool: Spool, body: Body) -> None:
     """Keep a model for the run that will name it. Raises Rejection (also for what is no model) and StorageFull."""
-    place = _place(spool, body.sha256.hex())
-    if place.exists():
+    target = _path_of(spool, body.sha256.hex())
+    if target.exists():
         return
     spool.check_room(body.size)
     path = spool.create()
     try:
         await spool.write(path, 0, body)
         await asyncio.to_thread(_check, path)
-        await spool.publish(path, place, size=body.size)
+        await spool.publish(path, target, size=body.size)
     except BaseException:
         discard(path)
         raise
@@ -42,34 +42,34 @@ async def take_model(spool: Spool, body: Body) -> None:
 
 async def claim_model(spool: Spool, sha256: str, objects: Objects, key: str) -> None:
     """Keep a model that was sent as the object `key`; raises Rejection if it was not sent, or is gone."""
-    place = _place(spool, sha256)
-    if not place.exists():
+    target = _path_of(spool, sha256)
+    if not target.exists():
         text = f"the initial model {sha256} is not here; send it again (PUT /v1/models/{sha256})"
         raise Rejection(ProblemKind.NOT_FOUND, text)
-    await objects.put(place, key)
+    await objects.put(target, key)
 
 
-async def lend_model(spool: Spool, sha256: str, objects: Objects, key: str) -> None:
+async def resend_model(spool: Spool, sha256: str, objects: Objects, key: str) -> None:
     """Send the model of an earlier run, the object `key`, again; Rejection if it is gone. Raises StorageFull."""
-    place = _place(spool, sha256)
-    if place.exists():
+    target = _path_of(spool, sha256)
+    if target.exists():
         return
     try:
-        kept = await objects.fetch(key)
+        model = await objects.fetch(key)
     except KeyError:
         raise Rejection(ProblemKind.NOT_FOUND, "the initial model of that run is not kept any more") from None
-    size = kept.stat().st_size
+    size = model.stat().st_size
     spool.check_room(size)
     path = spool.create()
     try:
-        await asyncio.to_thread(shutil.copyfile, kept, path)
-        await spool.publish(path, place, size=size)
+        await asyncio.to_thread(shutil.copyfile, model, path)
+        await spool.publish(path, target, size=size)
     except BaseException:
         discard(path)
         raise
 
 
-def _place(spool: Spool, sha256: str) -> Path:
+def _path_of(spool: Spool, sha256: str) -> Path:
     return spool.folder / f"{_PREFIX}{sha256}"
 
 

@@ -28,7 +28,7 @@ class AppOffers:
         self._kept: tuple[str, bytes] = ("", b"")
         self._reading = asyncio.Lock()
 
-    async def to(self, client: int) -> tuple[str, ...]:
+    async def for_client(self, client: int) -> tuple[str, ...]:
         """Hashes of the apps of open runs; none for a client that has one of them."""
         apps = await self._apps()
         return () if self._services.presence.installed.get(client) in apps else tuple(apps)[:MOST_NAMED]

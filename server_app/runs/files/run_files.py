@@ -106,7 +106,7 @@ class RunFiles:
             self.leave(target)
         return target
 
-    async def lend_version(self, number: int, model: Path) -> Path:
+    async def keep_version(self, number: int, model: Path) -> Path:
         """The same file where it stays for as long as clients of a buffered run train from it."""
         target = self._folder / _VERSIONS / f"{number}.safetensors"
         await asyncio.to_thread(_link, model, target)
@@ -132,8 +132,8 @@ class RunFiles:
 
     async def clean(self) -> None:
         """Remove the files of earlier exchanges: the app has mapped what it still needs."""
-        gone, self._leftovers = self._leftovers, []
-        await asyncio.to_thread(_remove, gone)
+        paths, self._leftovers = self._leftovers, []
+        await asyncio.to_thread(_remove, paths)
 
     async def keep_model(self, path: str | None, facts: ModelFacts) -> ModelRef | None:
         """Make the app's last model that of the run, if there is one, in a file that says what `facts` say."""
@@ -154,8 +154,8 @@ class RunFiles:
         last = self._checkpoint
         if last is None or last[:2] != (sha256, timeless):
             self._checkpoint = None
-            kept = await self._keep(model, facts, self._keys.checkpoint)
-            last = self._checkpoint = sha256, timeless, kept
+            stored = await self._keep(model, facts, self._keys.checkpoint)
+            last = self._checkpoint = sha256, timeless, stored
         return last[2]
 
     async def keep_best(self, model: Path, facts: ModelFacts) -> ModelRef:
@@ -165,9 +165,9 @@ class RunFiles:
     async def _keep(self, model: Path, facts: ModelFacts, key: str) -> ModelRef:
         copy = self._folder / _HANDED / secrets.token_hex(8)
         await asyncio.to_thread(lambda: write_model(ModelState.open(model), copy, facts))
-        kept = await reference(copy)
+        announced = await reference(copy)
         await self._objects.put(copy, key)
-        return kept
+        return announced
 
     async def keep_app_files(self) -> int:
         """The app is gone: keep what it left for its operator; how many files were left out. Raises StorageFull."""

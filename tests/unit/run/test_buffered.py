@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 from support.records import LAYOUT, Notary, make_task
 
 from fedcore.codec import CodecSettings, decode, encode, first_encoding
-from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
+from fedcore.errors import ConfigurationError, ProtocolViolation, RoundFailed, UsageError
 from fedcore.federation import Policy
 from fedcore.federation.admission.releases import agree
 from fedcore.federation.admission.simulated import MemoryHistory
 from fedcore.federation.admission.tasks import check_start
 from fedcore.federation.transcript import Chain, SignedRecord, keys_of
-from fedcore.run.buffer import WorkBook, buffer_size, staleness_metrics
+from fedcore.run.buffer import NamedUpdates, WorkBook, buffer_seconds, buffer_size, model_of, staleness_metrics
+from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Buffer, Task, Version, staleness_factor
@@ -179,14 +181,16 @@ class TestBook:
         for client in (3, 1, 2):
             book.finish(client)
         assert book.buffer() == (3, 1)
-        assert book.starts([1, 3]) == Buffer(newest=0, starts=[Version(number=0, sha256="00" * 32)] * 2)
+        ready = book.ready_updates(book.buffer())
+        assert (ready.cohort, ready.whole) == ([1, 3], False)
+        assert ready.buffer == Buffer(newest=0, starts=[Version(number=0, sha256="00" * 32)] * 2)
 
     def test_a_version_that_a_client_has_given_to_a_sum_is_not_given_to_it_again(self) -> None:
         book = self.book()
         book.publish("00" * 32)
         book.hand_out(1)
         book.finish(1)
-        book.spend([1])
+        book.spend(task(1, 0, 0, 0, 0), [1])
         assert book.free([1, 2]) == [2]
         book.publish("01" * 32)
         assert book.free([1, 2]) == [1, 2]
@@ -194,20 +198,24 @@ class TestBook:
     def test_whether_a_buffer_can_be_filled_at_all(self) -> None:
         book = self.book()
         book.publish("00" * 32)
-        assert book.can_fill([1, 2])
-        assert not book.can_fill([1])
+        book.check_fillable([1, 2], "")
+        self.unfillable(book, 1)
         for client in (1, 2):
             book.hand_out(client)
             book.finish(client)
-        assert book.can_fill([1, 2]), "they have something in hand"
-        book.spend([1, 2])
-        assert not book.can_fill([1, 2, 3])
+        book.check_fillable([1, 2], "")  # they have something in hand
+        book.spend(task(1, 0, 0, 0, 0), [1, 2])
+        self.unfillable(book, 1, 2, 3)
         book.hand_out(3)
-        assert book.can_fill([1, 2, 3, 4])
+        book.check_fillable([1, 2, 3, 4], "")
         book.give_up(3)
-        assert not book.can_fill([1, 2, 3, 4])
+        self.unfillable(book, 1, 2, 3, 4)
         book.publish("01" * 32)
-        assert book.can_fill([1, 2])
+        book.check_fillable([1, 2], "")
+
+    def unfillable(self, book: WorkBook, *clients: int) -> None:
+        with raises(RoundFailed, check="buffer-not-fillable", match="the reason before", numbers=(2,)):
+            book.check_fillable(clients, "the reason before")
 
     def test_work_that_is_too_old_comes_to_nothing(self) -> None:
         book = self.book()
@@ -215,9 +223,75 @@ class TestBook:
         book.hand_out(1)
         book.hand_out(2)
         book.finish(2)
-        assert book.publish("01" * 32) == []
-        assert sorted(book.publish("02" * 32)) == [1, 2]
+        assert book.publish("01" * 32) == {}
+        old = book.publish("02" * 32)
+        assert sorted(old) == [1, 2]
+        assert {tuple(re.findall(r"\d+", reason)) for reason in old.values()} == {("2", "1")}, "its age, and the bound"
         assert (book.in_hand, book.free([1, 2])) == ({}, [1, 2])
+
+
+class TestNamed:
+    """What becomes of updates in a sum whose survivors were named, and that stayed closed."""
+
+    FIRST = task(1, 0, 1, 1, 0, newest=2)
+
+    def named(self) -> NamedUpdates:
+        updates = NamedUpdates()
+        assert updates.note_failure(self.FIRST, (3, 1), again=True, repeated=False) == ()
+        return updates
+
+    def test_the_very_same_sum_is_asked_for_once_more(self) -> None:
+        ready = self.named().ready()
+        assert ready is not None
+        assert (ready.cohort, ready.whole) == ((1, 3), True)
+        assert ready.buffer == buffer(0, 1, newest=2)
+
+    @pytest.mark.parametrize("survivors", [(), (1, 3)])
+    def test_and_in_no_other_sum_if_that_stays_closed_too(self, survivors: tuple[int, ...]) -> None:
+        updates = self.named()
+        assert updates.note_failure(self.FIRST, survivors, again=True, repeated=False) == (1, 3)
+        assert updates.ready() is None
+
+    def test_a_repeat_of_the_very_same_sum_does_not_count(self) -> None:
+        updates = self.named()
+        for _ in range(2):
+            assert updates.note_failure(self.FIRST, (1, 3), again=True, repeated=True) == ()
+            assert updates.ready() is not None
+
+    def test_an_attempt_that_named_nobody_costs_no_update(self) -> None:
+        updates = NamedUpdates()
+        assert updates.note_failure(self.FIRST, (), again=True, repeated=False) == ()
+        assert updates.ready() is None
+
+    @pytest.mark.parametrize("survivors", [(), (1, 3)])
+    def test_where_no_attempt_follows_they_come_to_nothing(self, survivors: tuple[int, ...]) -> None:
+        assert self.named().note_failure(self.FIRST, survivors, again=False, repeated=True) == (1, 3)
+        assert NamedUpdates().note_failure(self.FIRST, survivors, again=False, repeated=False) == survivors
+
+
+def test_a_training_that_names_no_model_is_refused() -> None:
+    request = ExchangeRequest(
+        message_type="train",
+        nodes=(1, 2, 3),
+        server_round=1,
+        model=None,
+        arrays_key="",
+        configs={},
+        weight_key="num-examples",
+    )
+    with raises(RoundFailed, check="training-without-model", match="asynchrony"):
+        model_of(request)
+
+
+def test_a_buffer_that_is_not_full_in_time_says_which_settings_help() -> None:
+    book = WorkBook(size=3, concurrency=5, max_staleness=1)
+    book.publish("00" * 32)
+    for client in (1, 2):
+        book.hand_out(client)
+    book.finish(1)
+    assert buffer_seconds(JobSettings(train_seconds=5.0, join_seconds=3.0)) == 8.0
+    with raises(RoundFailed, check="buffer-not-full", match="buffer-size.*concurrency", numbers=(1, 3, 8, 1)):
+        raise book.not_full(8.0)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from fedcore.run.groups import (
     WRONG_GROUP,
     GroupAssignmentRecord,
     check_group,
-    check_place,
+    check_ticket,
     cut_ring,
     make_ticket,
-    places_digest,
     statement,
+    tickets_digest,
 )
 from fedcore.wire.tasks import DrawTicket, Group, GroupSpec, Task
 from tests.support.raising import raises
@@ -105,7 +105,7 @@ def test_answers(draw: Draw) -> None:
             draw["federation"], digest, keys[one["client"]], randomness=lambda size, place=place: place.nonce[:size]
         )
         assert (made.nonce, made.signature) == (place.nonce, place.signature)
-        check_place(draw["federation"], digest, place, public)
+        check_ticket(draw["federation"], digest, place, public)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -114,7 +114,7 @@ def test_order_groups_and_hash(draw: Draw) -> None:
     alone = cut_ring(digest, places, GroupSpec(groups=len(places), least=1))
     assert [client for (client,) in alone] == draw["order"], "groups of one are the order on the ring"
     assert cut_ring(digest, places, GroupSpec(**draw["cut"])) == draw["groups"]
-    assert places_digest(places) == draw["places"]
+    assert tickets_digest(places) == draw["places"]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -14,12 +14,12 @@ from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.run.groups import (
     WRONG_GROUP,
     check_group,
-    check_place,
+    check_ticket,
     cut_ring,
     is_draw,
     make_ticket,
-    needed_places,
-    places_digest,
+    needed_tickets,
+    tickets_digest,
 )
 from fedcore.wire.tasks import DrawTicket, GroupSpec, Task
 from tests.support.raising import raises
@@ -88,7 +88,7 @@ def test_nobody_elses_choice_moves_a_place_and_another_draw_gives_other_groups(n
 def test_a_signature_is_for_one_draw_of_one_federation_and_of_its_client(notary: Notary) -> None:
     draw, places, _ = honest(notary)
     digest, keys = draw.digest(), notary.roster.keys
-    check_place(FEDERATION, digest, places[0], keys)
+    check_ticket(FEDERATION, digest, places[0], keys)
     another = draw_task(notary, groups=3, least=3, run="another run")
     for federation, told, place in (
         ("another federation", digest, places[0]),
@@ -98,7 +98,7 @@ def test_a_signature_is_for_one_draw_of_one_federation_and_of_its_client(notary:
         (FEDERATION, digest, places[0].model_copy(update={"client_id": 99})),
     ):
         with raises(ProtocolViolation, check=WRONG_GROUP, reason="unsigned"):
-            check_place(federation, told, place, keys)
+            check_ticket(federation, told, place, keys)
 
 
 def test_a_forged_answer_is_refused_by_everybody(notary: Notary) -> None:
@@ -124,7 +124,7 @@ def test_whose_answer_is_left_out_or_exchanged_refuses(notary: Notary) -> None:
 
 def test_a_server_cannot_hide_more_answers_than_a_quorum_may_lack(notary: Notary) -> None:
     draw, places, _ = honest(notary)
-    least = needed_places(CLIENTS)
+    least = needed_tickets(CLIENTS)
     assert least == 7
     for count in (least, least - 1):
         shown = places[:count]
@@ -185,7 +185,7 @@ def test_what_all_clients_are_told_holds_the_group_and_the_hash_of_the_answers_n
     draw, places, tasks = honest(notary)
     assert tasks[0].digest() != tasks[1].digest()
     assert tasks[0].group is not None
-    assert tasks[0].group.places == places_digest(places)
+    assert tasks[0].group.places == tickets_digest(places)
     assert "places" not in tasks[0].content()
     assert {"cut", "group"} & make_task(1).content().keys() == set(), "who knows nothing of groups sees no difference"
     assert Task.model_validate_json(tasks[0].model_dump_json()) == tasks[0]

@@ -6,14 +6,10 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.members import Failure, Local
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
-from fedcore.errors import ConfigurationError
 from fedcore.federation import FederationFolder
-from fedcore.run.model_selection import BestRule
-from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState, read_facts
 from tests.support.raising import raises
 
@@ -69,17 +65,6 @@ async def test_the_model_that_was_evaluated_best_is_kept_over_a_restart(
         assert await best(second, run, tmp_path) == (2.0, "acc = 0.75, the largest")
 
 
-async def test_a_metric_that_is_not_reported_is_said_once(federation: FederationFolder, tmp_path: Path) -> None:
-    async with site(federation, tmp_path) as here:
-        run, app = await here.begin({"best-model": "auc:max"})
-        for number in (1, 2):
-            await evaluate(here, app, model_of(number), {"loss": 0.5})
-        ended = await here.finish(run, app, model_of(2))
-        (warning,) = (one for one in events_of(ended, "warning") if "best-model" in one["line"])
-        assert "no number 'auc'" in warning["line"]
-        assert "loss" in warning["line"]
-
-
 async def test_what_the_strategy_reads_off_sums_may_tell_the_best(federation: FederationFolder, tmp_path: Path) -> None:
     """It comes after the answer to the exchange; the model that it is about is still there then."""
 
@@ -109,29 +94,3 @@ async def test_what_the_strategy_reads_off_sums_may_tell_the_best(federation: Fe
     told = [(one["server_round"], one["source"], one["metrics"]["auc"]) for one in events_of(ended, "figures")]
     assert told == [(1, "evaluate", 0.625), (2, "evaluate", 0.75), (3, "evaluate", 0.6875), (3, "train", 0.99)]
     assert not [one for one in events_of(ended, "warning") if "best-model" in one["line"]]
-
-
-def test_rules() -> None:
-    largest, smallest = BestRule.parse("eval_acc:max"), BestRule.parse("a:b:min")
-    assert largest is not None
-    assert smallest == BestRule("a:b", larger=False)
-    assert BestRule.parse("") is None
-    assert [largest.beats(*pair) for pair in ((0.5, None), (0.5, 0.4), (0.5, 0.5), (None, None))] == [1, 1, 0, 0]
-    assert smallest.beats(0.3, 0.4)
-    assert [largest.value({"eval_acc": x}) for x in (0.5, [0.5], float("nan"))] == [0.5, None, None]
-    for text in ("eval_acc", "eval_acc:more", ":max"):
-        with pytest.raises(ConfigurationError, match="best-model"):
-            BestRule.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"aggregation": "plain"}, ("needs-secure", "best-model")),
-        ({"dp_noise_multiplier": 1.0, "clip_norm": 1.0}, ("", "dp-metric-bound")),
-    ],
-)
-def test_where_nothing_can_be_chosen_it_is_refused(settings: dict[str, object], reason: tuple[str, str]) -> None:
-    check, names = reason
-    with raises(ConfigurationError, check=check, match=names):
-        JobSettings(best_model="loss:min", **settings)  # type: ignore[arg-type]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
 from support.members import Failure
 from support.serverside import Site, events_of, until
 
-from fedcore.errors import ConfigurationError
-from fedcore.run.quorum import protection_for
-from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.events import NOT_NEEDED
 from server_app.runs.app.messages import Replies
-from tests.support.raising import raises
 
 EXTRA = {"over-selection": 0.3}
 
@@ -69,28 +64,3 @@ async def test_a_query_waits_for_everybody_it_asks(here: Site) -> None:
     assert exchange is not None
     assert (exchange.task.cohort, exchange.context.enough) == ([1, 2, 3], 0)
     await end(asked)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"aggregation": "plain"}, ("needs-secure", "over-selection")),
-        ({"dp-epsilon": 1.0, "dp-rounds": 2, "clip-norm": 1.0}, ("conflict", "over-selection")),
-        ({"max-dropout": 0.2}, ("", r"max-dropout.*over-selection.*\b0\.2\b")),
-        ({"over-selection": -0.1}, ("", "over-selection")),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], reason: tuple[str, str]) -> None:
-    check, names = reason
-    with raises(ConfigurationError, check=check, match=names):
-        JobSettings.from_mapping(EXTRA | settings)
-
-
-def test_the_graph_has_room_for_those_that_are_not_waited_for() -> None:
-    """Three of thirteen are expected to drop out, beside those that do so anyway."""
-    usual, more = (JobSettings.from_mapping(given) for given in ({}, EXTRA))
-    assert more.dropout == pytest.approx(0.4 / 1.3)
-    sizes = [protection_for(settings, 520) for settings in (usual, more)]
-    assert sizes[0] is not None
-    assert sizes[1] is not None
-    assert sizes[1].degree > sizes[0].degree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +12,8 @@ from support.serverside import Site, events_of
 
 from fedcore.codec import Encoding
 from fedcore.codec.widths import FIRST_SCALE
-from fedcore.errors import (
-    CohortTooSmall,
-    DamagedAtRest,
-    NothingContributed,
-    RepliesDiffer,
-    RoundFailed,
-    RoundingTooCoarse,
-    TooFewContributed,
-    UpdateTooLarge,
-)
-from fedcore.run.retries import LONGEST_PAUSE, MOST_REPEATS, Attempts, final_reason
-from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from server_app.runs.app.messages import ExchangeRefused, Replies
+from server_app.runs.app.messages import Replies
 
 ALL = [1, 2, 3, 4]
 MODEL = ModelState.from_arrays({"weight": np.zeros((300, 7), np.float32)})
@@ -58,52 +45,6 @@ def scale_of(member: Member) -> float:
     return member.task.encoding.scales[0]
 
 
-async def test_the_same_clients_are_asked_again_with_wider_scales(here: Site) -> None:
-    """However few attempts a run has."""
-    give(here)
-    run, app = await here.begin({"max-attempts": 1})
-    asked = asyncio.create_task(app.exchange(MODEL, ALL))
-    members, scales = list(here.members.values()), []
-    for _ in range(2):
-        await exchange_of(members)
-        scales.append(scale_of(members[0]))
-    answer = await asked
-    assert isinstance(answer, Replies)
-    np.testing.assert_allclose(answer.replies[0].model()["weight"], (LARGE + 3) / 4, rtol=1e-6)
-    assert scales[1] >= 64 * scales[0]
-    ended = await here.finish(run, app)
-    [repeat] = events_of(ended, "exchange-repeated")
-    assert (repeat["exchange"], repeat["large"], repeat["survivors"]) == (1, 1, 4)
-    assert events_of(ended, "exchange-failed") == []
-    started, (done,) = events_of(ended, "exchange"), events_of(ended, "exchange-done")
-    assert [(event["attempt"], event["quorum"]) for event in started] == [(1, 3), (2, 4)]
-    assert (done["exchange"], done["clipped"], done["lost_norm"]) == (2, 0, 0.0)
-
-
-@pytest.mark.parametrize("clipping", ["repeat", "fail", "warn"])
-async def test_a_sum_that_is_mostly_rounding_is_asked_for_again_in_wider_fields(here: Site, clipping: str) -> None:
-    """A step of a thousandth of the one before, at its scale; the model that the app gets is the exact one."""
-    run, app = await here.begin({"max-attempts": 1, "clipping": clipping})
-    members, bits = list(here.members.values()), []
-    for by, exchanges in ((1.0, 1), (1e-4, 2)):
-        give(here, large=(), by=by)
-        for member in members:
-            member.local = Local(by=by, examples=10)
-        asked = asyncio.create_task(app.exchange(MODEL, ALL))
-        for _ in range(exchanges):
-            await exchange_of(members)
-            task = members[0].task
-            assert task is not None
-            assert isinstance(task.encoding, Encoding)
-            bits.append(task.encoding.field_bits)
-        answer = await asked
-        assert isinstance(answer, Replies)
-        np.testing.assert_allclose(answer.replies[0].model()["weight"], by, rtol=1e-3)
-    assert bits == [64, 16, 32]
-    [repeat] = events_of(await here.finish(run, app), "exchange-repeated")
-    assert (repeat["coarse"], repeat["large"], repeat["survivors"]) == ("weight", 0, 4)
-
-
 async def test_who_was_not_in_the_sum_is_not_asked(here: Site) -> None:
     """It is back, but a sum with it would tell its update: the others would refuse to sign."""
     give(here)
@@ -132,85 +73,3 @@ async def test_one_that_is_lost_in_the_repeat_costs_an_attempt(here: Site) -> No
     assert isinstance(await asked, Replies)
     started = events_of(await here.finish(run, app), "exchange")
     assert [event["quorum"] for event in started] == [3, 4, 3]
-
-
-async def test_fail_ends_at_once_and_says_what_to_set(here: Site) -> None:
-    give(here, large=(1, 2))
-    run, app = await here.begin({"clipping": "fail"})
-    asked = asyncio.create_task(app.exchange(MODEL, ALL))
-    await exchange_of(list(here.members.values()))
-    answer = await asked
-    assert isinstance(answer, ExchangeRefused)
-    assert answer.reason.startswith("the updates of 2 of 4 clients exceed the scales")
-    assert 'Set clipping = "repeat"' in answer.reason
-    app.fail(answer.reason)
-    (failed,) = events_of(await here.follow(run), "exchange-failed")
-    assert not failed["retry"]
-
-
-class TestDecision:
-    """`Attempts`, as the simulator decides too."""
-
-    TOO_LARGE = UpdateTooLarge(1, 4, None)
-
-    def attempts(self, **settings: Any) -> Attempts:
-        return Attempts(settings=JobSettings(**settings), has_room=lambda failures, n: failures < n)
-
-    def test_repeats_are_few(self) -> None:
-        attempts = self.attempts(max_attempts=1)
-        for _ in range(MOST_REPEATS):
-            assert attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
-            assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
-        assert not attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
-        assert "after 4 repeats with wider scales they still do" in final_reason(self.TOO_LARGE, JobSettings())
-
-    def test_what_fails_at_once_waits_longer_each_time_and_nothing_else_waits(self) -> None:
-        attempts = self.attempts(max_attempts=20)
-        assert attempts.pause(2.0, 0.5) == 0.0, "the first one"
-        attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False, seconds=0.1)
-        assert attempts.pause(2.0, 0.5) == 0.0, "a repeat"
-        lost = CohortTooSmall("advertise", 0, 4)
-        attempts.go_on(lost, ALL, (), free=True, seconds=0.1)
-        assert attempts.pause(2.0, 0.5) == 0.0, "whoever was to blame is asked no more"
-        pauses = []
-        for _ in range(8):
-            attempts.go_on(lost, ALL, (), free=False, seconds=0.5)
-            pauses.append(attempts.pause(2.0, 0.5))
-            assert attempts.pause(2.0, 0.0) < pauses[-1] < attempts.pause(2.0, 1.0), "they do not fall together"
-        assert pauses == [1.5, 3.5, 7.5, 15.5, 31.5, LONGEST_PAUSE - 0.5, LONGEST_PAUSE - 0.5, LONGEST_PAUSE - 0.5]
-        attempts.go_on(lost, ALL, (), free=False, seconds=400.0)
-        assert attempts.pause(2.0, 1.0) == 0.0, "one that took long was time enough"
-
-    def test_what_the_disk_damaged_is_made_again_a_few_times_by_the_same_clients(self) -> None:
-        attempts = self.attempts(max_attempts=1)
-        for survivors, same in (((), None), ((1, 3), (1, 3)), ((), None), ((), None)):
-            assert attempts.go_on(DamagedAtRest("a sum"), ALL, survivors, free=False)
-            assert attempts.same == same
-        assert not attempts.go_on(DamagedAtRest("a sum"), ALL, (), free=False)
-
-    def test_a_repeat_and_failures_of_other_kinds(self) -> None:
-        attempts = self.attempts(max_attempts=3)
-        assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
-        assert attempts.go_on(CohortTooSmall("input", 3, 4), ALL, (), free=False)
-        assert (attempts.same, attempts.whole) == (None, False)
-        assert attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
-        assert (attempts.same, attempts.whole) == (None, True)
-        assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
-        assert not attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
-
-    @pytest.mark.parametrize("helps", [True, False])
-    def test_a_sum_that_was_too_coarse_is_repeated_if_wider_fields_help(self, helps: bool) -> None:
-        attempts = self.attempts(max_attempts=1, clipping="fail")
-        error = RoundingTooCoarse("bias", 0.9, helps=helps, statistics=None)
-        assert attempts.go_on(error, ALL, [1, 2, 4], free=False) is helps
-        assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
-
-    def test_whoever_is_to_blame_costs_no_attempt(self) -> None:
-        attempts = self.attempts(max_attempts=1)
-        assert attempts.go_on(RoundFailed("somebody cheated"), ALL, (), free=True)
-        assert not attempts.go_on(RoundFailed("too few"), ALL, (), free=False)
-
-    @pytest.mark.parametrize("error", [NothingContributed(4, 4), RepliesDiffer()])
-    def test_what_would_end_alike(self, error: RoundFailed) -> None:
-        assert not self.attempts().go_on(error, ALL, ALL, free=False)
-        assert final_reason(error, JobSettings()).endswith("; retrying unchanged will fail again")

@@ -81,14 +81,6 @@ async def test_the_budget_ends_the_run_with_its_last_model(here: Site, model: Mo
     assert len(events_of(ended, "exchange")) == 2, "no client was asked for the third"
 
 
-async def test_clients_are_asked_for_no_evaluation_without_a_bound(here: Site, model: ModelState) -> None:
-    run, app = await here.begin(PRIVATE)
-    answer = await app.exchange(model, ALL, message_type="evaluate")
-    assert answer == Replies(replies=[])
-    ended = await here.finish(run, app, model)
-    assert events_of(ended, "exchange") == []
-
-
 async def _leave(here: Site, step: str) -> None:
     await asyncio.gather(*(member.secure(until=step) for member in await here.enter_all()))
     await asyncio.gather(*(member.withdraw() for member in here.members.values()))

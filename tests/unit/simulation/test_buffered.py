@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedcore.simulation.devices.devices import Devices, Work
 from fedcore.simulation.devices.distributions import DrawnDevices
 from fedcore.system.assignments import override
 from fedcore.wire.events import ClientDropped, ExchangeDone, ExchangeFailed, RunEvent
+from fedcore.wire.tasks import Task
 
 sys.path.insert(0, str(TINY))
 from support.raising import raises
@@ -257,9 +258,9 @@ def test_an_update_in_a_second_sum_ends_the_run(monkeypatch: pytest.MonkeyPatch)
     """Planted: a server that does not take note of what it has summed."""
     spend = WorkBook.spend
 
-    def keeps(book: WorkBook, clients: Collection[int]) -> None:
+    def keeps(book: WorkBook, task: Task, clients: Collection[int]) -> None:
         held = {client: book.in_hand[client] for client in clients}
-        spend(book, clients)
+        spend(book, task, clients)
         spent = dict(book.spent)
         for client, start in held.items():
             del book.spent[client]
@@ -280,9 +281,9 @@ def test_an_update_that_was_deleted_is_not_promised_again(monkeypatch: pytest.Mo
     """Planted likewise, and the clients have kept their side."""
     spend = WorkBook.spend
 
-    def keeps(book: WorkBook, clients: Collection[int]) -> None:
+    def keeps(book: WorkBook, task: Task, clients: Collection[int]) -> None:
         held = {client: book.in_hand[client] for client in clients}
-        spend(book, clients)
+        spend(book, task, clients)
         spent = dict(book.spent)
         for client, start in held.items():
             del book.spent[client]
@@ -296,9 +297,12 @@ def test_an_update_that_was_deleted_is_not_promised_again(monkeypatch: pytest.Mo
 
 def test_ages_beyond_the_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a server that sums whatever is there."""
-    monkeypatch.setattr(
-        "fedcore.simulation.buffered.WorkBook", lambda **given: WorkBook(**{**given, "max_staleness": 99})
-    )
+    make = WorkBook.of
+
+    def patient(*given: Any, **more: Any) -> WorkBook:
+        return replace(make(*given, **more), max_staleness=99)
+
+    monkeypatch.setattr(WorkBook, "of", patient)
     with pytest.raises(RunFailed, match="buffer-off-settings"):
         buffered(SPREAD, rounds=10, max_staleness=1)
 

@@ -15,9 +15,7 @@ from support.error_bound import error_bound
 
 from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.codec import Decoded, Encoding
-from fedcore.errors import RunFailed, UpdateTooLarge
 from fedcore.run.encoding_plan import EncodingPlan
-from fedcore.run.retries import MOST_REPEATS
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]
@@ -113,18 +111,6 @@ def test_a_step_in_the_first_round(simulate: Simulate) -> None:
     done, difference = both(simulate, {"w-max": 64}, large_round=1, large_site=3, large_by=1e8)
     assert {event["large"] for event in done.of("exchange-repeated")} == {1}
     assert difference < 1e8 * STEP
-
-
-def test_repeats_count_against_no_attempt_and_end(simulate: Simulate) -> None:
-    done = simulate(4, app=UNEVEN, settings={"w-max": 64, "max-attempts": 1}, large_round=1, large_by=1e7)
-    assert len(done.of("exchange-repeated")) <= MOST_REPEATS
-    assert len(done.of("exchange-done")) == 3
-
-
-def test_fail_ends_the_run_at_once_and_says_what_to_set(simulate: Simulate) -> None:
-    with pytest.raises(RunFailed, match=r'^round 3\D+1 of 4 .*clipping = "repeat"') as failed:
-        simulate(4, app=UNEVEN, settings={"clipping": "fail", "w-max": 64}, large_round=3, large_by=1e5, large_site=3)
-    assert isinstance(failed.value.__cause__, UpdateTooLarge)
 
 
 def test_warn_goes_on_and_says_how_much_was_lost(simulate: Simulate) -> None:

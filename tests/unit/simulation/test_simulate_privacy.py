@@ -66,11 +66,6 @@ def test_metrics_come_with_noise(simulate: Simulate) -> None:
     assert spent == sorted(set(spent)), "evaluations cost too"
 
 
-def test_without_a_bound_for_metrics_clients_are_not_asked(simulate: Simulate) -> None:
-    done = simulate(4, app=STEADY, settings=PRIVATE, num_server_rounds=2)
-    assert [data["message_type"] for data in done.of("exchange-done")] == ["train", "train"]
-
-
 def test_the_budget_ends_the_run_before_the_exchange_that_would_exceed_it(simulate: Simulate) -> None:
     settings = {"dp-epsilon": 4.0, "dp-rounds": 3}
     done = simulate(4, app=STEADY, settings=settings, num_server_rounds=9, size=50)

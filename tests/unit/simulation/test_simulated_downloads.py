@@ -7,10 +7,8 @@ import pytest
 from support.simulated import Simulate
 
 from fedcore.errors import ConfigurationError
-from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.downloads import Downloads
-from fedcore.state import ModelState, difference_bytes, rounded
+from fedcore.state import difference_bytes
 
 
 def test_models_after_the_first_are_differences(simulate: Simulate) -> None:
@@ -24,26 +22,6 @@ def test_models_after_the_first_are_differences(simulate: Simulate) -> None:
     assert any(not np.array_equal(small[name], whole[name]) for name in small), "clients trained from rounded models"
     for name in small:
         np.testing.assert_allclose(small[name], whole[name], atol=2e-2)
-
-
-def test_the_mean_is_added_to_the_strategys_own_model() -> None:
-    """Added to what clients get, the rounding of every model would stay in all after it."""
-    downloads, rng = Downloads(bits=16), np.random.default_rng(1)
-    models = [ModelState.from_arrays({"w": rng.standard_normal(2000).astype(np.float32)}) for _ in range(2)]
-    first, second = (
-        downloads.of(
-            ExchangeRequest(
-                message_type="train", nodes=(1, 2), server_round=number, model=model, arrays_key="arrays", configs={},
-                weight_key="num-examples",
-            )
-        )
-        for number, model in enumerate(models, 1)
-    )  # fmt: skip
-    assert first.model is not None
-    assert second.model is not None
-    np.testing.assert_array_equal(first.model["w"], models[0]["w"])
-    assert second.model.sha256() == rounded(models[0], models[1]).sha256() != models[1].sha256()
-    assert (first.base, second.base) == (models[0], models[1])
 
 
 @pytest.mark.parametrize("others", [{"aggregation": "plain"}, {"asynchrony": "buffered"}])

@@ -1,0 +1,5 @@
+"""Runs that a server leads, and a simulation."""
+
+from support.leaders import leader, six
+
+__all__ = ["leader", "six"]
