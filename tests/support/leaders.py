@@ -267,7 +267,9 @@ def leader(request: pytest.FixtureRequest, six: FederationFolder, tmp_path: Path
     async def begin(**settings: Any) -> AsyncIterator[Leader]:
         async with contextlib.AsyncExitStack() as stack:
             if request.param == "simulation":
-                yield simulation(**settings)
+                made = simulation(**settings)
+                stack.enter_context(made.simulation.open())
+                yield made
             else:
                 yield await stack.enter_async_context(server(six, tmp_path, **settings))
 
