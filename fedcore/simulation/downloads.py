@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fedcore.run.engine.attempts import run_now
-from fedcore.run.engine.downloads import SentModels
+from fedcore.run.engine.downloads import ModelChain
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.simulation.models import model_ref
 from fedcore.state import MemorySink, ModelState, can_differ, difference_bytes, rounded
@@ -26,7 +26,7 @@ class Downloads:
     """
 
     bits: int
-    _chain: SentModels[_Sent] = field(default_factory=SentModels, init=False)
+    _chain: ModelChain[_Sent] = field(default_factory=ModelChain, init=False)
     _have_base: frozenset[int] = field(default=frozenset(), init=False)
     """Who got the model before; of one that was never a difference, nobody."""
     _have_it: frozenset[int] = field(default=frozenset(), init=False)

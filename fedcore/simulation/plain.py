@@ -83,7 +83,7 @@ class PlainSimulation:
             self._folder = Path(tempfile.mkdtemp(prefix="fedcore-plain-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         folder = self._folder
-        runner = _PlainRunner(self, request, _questions(request, folder), folder)
+        runner = _SimulatedPlain(self, request, _questions(request, folder), folder)
         run_now(run_attempts(runner, Attempts.plain(self.settings)))
         return runner.replies
 
@@ -187,7 +187,7 @@ class PlainSimulation:
 
 
 @dataclass(slots=True)
-class _PlainRunner:
+class _SimulatedPlain:
     """Carries out the attempts at one plain exchange, as `AttemptRunner`. A run's state takes nothing from them."""
 
     simulation: PlainSimulation

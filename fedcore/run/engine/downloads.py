@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 @dataclass(slots=True)
-class SentModels(Generic[S]):
+class ModelChain(Generic[S]):
     """The chain of one run, in one life of its ServerApp.
 
     last

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedcore.run.engine.downloads import SentModels
+from fedcore.run.engine.downloads import ModelChain
 from fedcore.state import ModelState, can_differ, write_difference
 from fedcore.wire.tasks import ModelRef
 from server_app.exchanges.context import Difference
@@ -45,7 +45,7 @@ class ModelDownloads:
     def __init__(self, files: RunFiles, bits: int) -> None:
         self._files = files
         self._bits = bits
-        self._chain = SentModels[Sent]()
+        self._chain = ModelChain[Sent]()
 
     async def send(self, model: Path, announced: ModelRef) -> Sent:
         """What clients get of a model that the app handed over; for the same model the same again."""
