@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
-from client_app.operator.following import Screen, begin_tracking, follow, save_results
 from client_app.operator.resolve_run import resolve_run
+from client_app.operator.run_follower import Screen, begin_tracking, follow, save_results
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.monitoring.trackers import Track

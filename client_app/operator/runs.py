@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from client_app.operator.client import OperatorClient
-from client_app.operator.following import Screen, begin_tracking, follow, save_results
 from client_app.operator.resolve_run import resolve_run
+from client_app.operator.run_follower import Screen, begin_tracking, follow, save_results
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.event_lines import event_line
 from fedcore.monitoring.trackers import Track

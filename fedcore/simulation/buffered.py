@@ -21,8 +21,8 @@ from fedcore.run.buffer import WorkBook, buffer_seconds, overdue
 from fedcore.simulation.devices.clock import EventQueue
 from fedcore.simulation.devices.devices import Devices, Work, work_of
 from fedcore.simulation.devices.distributions import Distribution, DrawnDevices
-from fedcore.simulation.devices.network import trips_seconds
-from fedcore.simulation.devices.virtual_scheduler import VirtualTime
+from fedcore.simulation.devices.network import round_trip_seconds
+from fedcore.simulation.devices.virtual_scheduler import VirtualScheduler
 from fedcore.simulation.sessions.sessions import TrainingStart
 from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.state import ModelState
@@ -74,7 +74,7 @@ class AsyncClientPool:
 
     executor: ClientExecutor
     book: WorkBook
-    virtual: VirtualTime
+    virtual: VirtualScheduler
     seed: int
     take: Callable[[Task, Version, Collection[int]], None]
     drop: Callable[[int, str], None]
@@ -171,7 +171,7 @@ class AsyncClientPool:
 
     def summed(self) -> None:
         """A sum is there, after as many trips over the network as it takes."""
-        self.virtual.clock.advance_to(self.now + sum(trips_seconds(self.virtual.devices.network, secure=True)))
+        self.virtual.clock.advance_to(self.now + sum(round_trip_seconds(self.virtual.devices.network, secure=True)))
 
     def close(self) -> None:
         """Remove what is kept."""

@@ -30,7 +30,7 @@ class MemoryRound:
         What the owners agreed to, and go on checking.
     dropouts
         Client id -> the step before which it disappears.
-    late
+    stragglers
         Who of those that trained on so many examples each is too late with its update, and why; None for nobody.
     """
 
@@ -39,7 +39,7 @@ class MemoryRound:
     sessions: SecureSessions
     dropouts: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
-    late: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
+    stragglers: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
 
     def collect(
         self,
@@ -79,14 +79,14 @@ class MemoryRound:
         """What the clients are about to send, each with its owner's consent."""
         for client, result in results:
             start = TrainingStart(model=model) if starts is None else starts[client]
-            self.admitted.before_upload(client, self.sessions.heard(client))
+            self.admitted.before_upload(client, self.sessions.verified_peers(client))
             yield Update(client=client, start=start, result=result)
 
     def _in_time(self, present: Sequence[int], work: Work) -> Sequence[int]:
         """Those whose update counts; where anybody may be late, all have trained before that is known."""
-        if self.late is None:
+        if self.stragglers is None:
             return present
-        late = self.late({client: result.examples for client, result in work(present)})
+        late = self.stragglers({client: result.examples for client, result in work(present)})
         for client, reason in sorted(late.items()):
             self.server.drop(client)
             self.on_dropout(client, "input", reason)

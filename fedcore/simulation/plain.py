@@ -31,7 +31,7 @@ from fedcore.run.plain import (
 )
 from fedcore.run.retries import Attempts
 from fedcore.run.settings import JobSettings
-from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualScheduler
 from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.workers.executor import ClientExecutor, PlainTask
 from fedcore.state import sha256_file
@@ -70,7 +70,7 @@ class PlainSimulation:
     app_sha256: str
     admit: Callable[[Task, Sequence[Path]], None] = lambda task, contents: None
     dropouts: DropoutModel = field(default_factory=lambda: RandomDropout(0.0, 0))
-    virtual: VirtualTime | None = None
+    virtual: VirtualScheduler | None = None
     emit: EventSink = ignore
     name: Callable[[int], str] = str
     clock: Callable[[], float] = time.monotonic
@@ -151,7 +151,7 @@ class PlainSimulation:
                 stage.vanished.add(INPUT)
             examples = {client: reply.examples for client, reply in answered.items()}
             sizes = {client: float(one.size) for client, one in answered.items()}
-            for client, reason in stage.late(examples, sizes).items():
+            for client, reason in stage.stragglers(examples, sizes).items():
                 replies[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
     def _reply(self, client: int, answer: Answer | Exception, out: RecordLocation) -> PlainReply:

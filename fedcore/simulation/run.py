@@ -36,7 +36,7 @@ from fedcore.simulation.checkpoint.snapshot import RunCheckpoint
 from fedcore.simulation.checkpoint.state_folder import StateFolder, run_identity
 from fedcore.simulation.cohort import CohortAggregator
 from fedcore.simulation.devices.devices import Devices
-from fedcore.simulation.devices.virtual_scheduler import VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import VirtualScheduler
 from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.grouped import sums_of_groups
@@ -114,7 +114,7 @@ class Simulation:
     _owners: SimulatedOwners = field(init=False)
     _state: RunState = field(init=False)
     _folders: WorkingFolders = field(init=False)
-    _virtual: VirtualTime | None = field(default=None, init=False)
+    _virtual: VirtualScheduler | None = field(default=None, init=False)
     _aggregator: SecureAggregator = field(init=False)
     _cohorts: CohortAggregator = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
@@ -223,7 +223,7 @@ class Simulation:
             name=f"fedcore simulation {self.seed}",
         )
 
-    def _virtual_time(self) -> VirtualTime | None:
+    def _virtual_time(self) -> VirtualScheduler | None:
         devices = self.devices or (usual_devices(self.seed) if self.settings.buffered else None)
         if devices is None:
             return None
@@ -232,7 +232,7 @@ class Simulation:
                 "groups work at the same time, which the virtual clock of devices does not know yet; leave the "
                 "devices out, or set groups = 1"
             )
-        return VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
+        return VirtualScheduler(devices=devices, settings=self.settings, run_config=self.run_config)
 
     def _secure_aggregator(self, identities: Mapping[int, Ed25519PrivateKey]) -> SecureAggregator:
         return SecureAggregator(

@@ -26,7 +26,7 @@ from fedcore.run.retries import Attempts, final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import AsyncClientPool
-from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualScheduler
 from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.dropouts import DropoutModel
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
@@ -96,7 +96,7 @@ class SecureAggregator:
     identities: Mapping[int, Ed25519PrivateKey]
     owners: SimulatedOwners
     state: RunState
-    virtual: VirtualTime | None
+    virtual: VirtualScheduler | None
     downloads: Downloads
     emit: EventSink
     clock: Callable[[], float]
@@ -148,7 +148,7 @@ class SecureAggregator:
             dropouts=self.dropouts.drops_at_step(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
-            late=None if stage is None else partial(stage.late, up=encoding.words * 8),
+            stragglers=None if stage is None else partial(stage.stragglers, up=encoding.words * 8),
         )
         unmasked = False
         survivors: tuple[int, ...] = ()

@@ -87,14 +87,14 @@ class ConnectionLimiter:
         For the TLS handshake.
     proxies
         Trusted proxies, whose connections do not count as strangers.
-    pace
+    handshake_limit
         Rate limit of the TLS handshakes of one address.
     """
 
     most: int
     seconds: float
     proxies: tuple[Network, ...] = ()
-    pace: TokenBucket = field(
+    handshake_limit: TokenBucket = field(
         default_factory=lambda: TokenBucket(rate=HANDSHAKES_PER_SECOND, burst=HANDSHAKE_BURST, clock=time.monotonic)
     )
     _count: int = 0
@@ -165,7 +165,7 @@ class ConnectionLimiter:
     async def _handshake(self, connection: Connection, make: MakeProtocol, tls: ssl.SSLContext | None) -> None:
         limits = {"ssl_handshake_timeout": self.seconds, "ssl_shutdown_timeout": TLS_SHUTDOWN_SECONDS} if tls else {}
         if not connection.is_proxy:
-            await asyncio.sleep(self.pace.wait(connection.address))
+            await asyncio.sleep(self.handshake_limit.wait(connection.address))
         try:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: make(connection), connection.sock, ssl=tls, **limits)
@@ -205,7 +205,7 @@ class ConnectionLimiter:
         if connection.is_proxy or connection.who == who or not self._forget(connection):
             return
         if not connection.who:
-            self.pace.forgive(connection.address)
+            self.handshake_limit.forgive(connection.address)
         connection.who = who
         own = self._known.setdefault(who, {})
         own[connection] = None

@@ -215,8 +215,8 @@ def _plan_rest(plan: _AdoptionPlan) -> None:
         plan.todo.append(f"line {call.lineno}, {_NOT_CARRIED[called(call)]}: not carried over, see README.md")
     modules = {statement.split()[1].partition(".")[0]: statement for statement in script.imports().values()}
     for module, statement in sorted(modules.items()):
-        beside = [script.path.parent / f"{module}.py", script.path.parent / module / "__init__.py"]
-        if statement.startswith("from .") or any(one.is_file() for one in beside):
+        candidates = [script.path.parent / f"{module}.py", script.path.parent / module / "__init__.py"]
+        if statement.startswith("from .") or any(one.is_file() for one in candidates):
             plan.todo.append(f"copy {module} of `{statement}` into the app's folder, where it is imported from")
         elif importlib.util.find_spec(module) is None:
             plan.todo.append(f"pip install {module}, on the server and at every site: `{statement}`")

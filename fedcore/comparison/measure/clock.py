@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 
 from fedcore.comparison.workers.schedule import Schedule
-from fedcore.simulation.devices.network import Cost, Network, client_seconds, trips_seconds
+from fedcore.simulation.devices.network import Cost, Network, client_seconds, round_trip_seconds
 
 RING_LATENCIES = 2
 """Of each message of a ring: the receiver's word that it is ready, and the message itself."""
@@ -117,13 +117,13 @@ def federated_seconds(
     schedule: Schedule, exchanges: Sequence[TimedExchange], cost: Cost, network: Network, *, secure: bool
 ) -> list[float]:
     """Training exchanges, one after another."""
-    beside, after = trips_seconds(network, secure=secure)
+    message_seconds, after = round_trip_seconds(network, secure=secure)
 
     def seconds(exchange: TimedExchange) -> float:
         rate = min(network.bandwidth, network.server / len(exchange.up))
         return after + max(
             client_seconds(
-                max(_own_seconds(schedule, site, exchange.server_round - 1, cost, network.slowdown), beside),
+                max(_own_seconds(schedule, site, exchange.server_round - 1, cost, network.slowdown), message_seconds),
                 down=exchange.down[site],
                 up=exchange.up[site],
                 down_rate=rate,
@@ -142,7 +142,7 @@ def buffered_seconds(
 
     Whose updates are in which sum, and what they began from, is what really happened.
     """
-    _, after = trips_seconds(network, secure=True)
+    _, after = round_trip_seconds(network, secure=True)
     times, free = [0.0], dict[int, float]()
     for number, exchange in enumerate(exchanges):
         rate = min(network.bandwidth, network.server / len(exchange.up))

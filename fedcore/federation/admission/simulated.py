@@ -263,17 +263,17 @@ class AdmittedExchange:
         """The task that was admitted."""
         return self.admitted.task
 
-    def before_upload(self, client: int, heard: Collection[int]) -> None:
+    def before_upload(self, client: int, peers: Collection[int]) -> None:
         """A client is about to send its masked update.
 
         Args:
-            heard: whose keys it received.
+            peers: whose keys it received.
         """
         if self.sum is None or release_of(self.sum.encoding) is None:
             return
         account = self.sum.account(client)
         if account.policy.max_epsilon:
-            account.confirm(heard)
+            account.confirm(peers)
         account.spend()
 
     def before_signature(self, client: int, survivors: Collection[int]) -> str:

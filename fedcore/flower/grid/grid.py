@@ -71,7 +71,7 @@ class ExchangeGrid(Grid):
     buffered: whether a training sums updates of several rounds.
     ahead: message type -> how many nodes the strategy will ask, while it has its first message.
     awaits_start: whether a model lies ready that no strategy has started from yet.
-    beside: names of tensors that a strategy sends with its model, and that are no part of it.
+    extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
     """
 
     backend: ExchangeBackend
@@ -85,7 +85,7 @@ class ExchangeGrid(Grid):
     result: Result | History | None = field(default=None, init=False)
     ahead: Mapping[str, int] = field(default_factory=dict, init=False)
     awaits_start: bool = field(default=False, init=False)
-    beside: frozenset[str] = field(default=frozenset(), init=False)
+    extra_tensors: frozenset[str] = field(default=frozenset(), init=False)
     _present: int = field(default=0, init=False)
     _looked_ahead: bool = field(default=False, init=False)
     _layout: Layout | None = field(default=None, init=False)
@@ -163,7 +163,7 @@ class ExchangeGrid(Grid):
 
     def model_in(self, state: ModelState) -> ModelState:
         """The model alone, without what a strategy sends with it."""
-        return state.only(set(state) - self.beside) if self.beside else state
+        return state.only(set(state) - self.extra_tensors) if self.extra_tensors else state
 
     def final_arrays(self) -> ArrayRecord | None:
         """What the strategy or the legacy Server ended with, if there was one."""

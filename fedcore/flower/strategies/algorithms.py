@@ -86,7 +86,7 @@ class AlgorithmStrategy(FedAvg):
         config.update(self.client_settings())
         sent = self.sent(arrays)
         if isinstance(grid, ExchangeGrid):
-            grid.beside = frozenset(set(sent) - set(arrays))
+            grid.extra_tensors = frozenset(set(sent) - set(arrays))
         messages = list(super().configure_train(server_round, sent, config, grid))
         # Most that were ever connected: the paper's N, of which a round may have a part.
         self.clients = max(self.clients, len(list(grid.get_node_ids())))
@@ -177,8 +177,8 @@ class Scaffold(AlgorithmStrategy):
         values = values_of(model)
         for name in self.names(values):
             self.control.setdefault(name, np.zeros_like(values[name]))
-        beside = {f"{CONTROL}{name}": Array(control) for name, control in self.control.items()}
-        return ArrayRecord({**model, **beside})
+        controls = {f"{CONTROL}{name}": Array(control) for name, control in self.control.items()}
+        return ArrayRecord({**model, **controls})
 
     def step(self, model: Arrays, mean: Arrays, metrics: MetricRecord, part: float) -> Arrays:
         for name, control in self.control.items():

@@ -16,7 +16,7 @@ from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.engine.state import RunState
 from fedcore.simulation.checkpoint.generators import reading_state
-from fedcore.simulation.devices.virtual_scheduler import VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import VirtualScheduler
 from fedcore.simulation.dropouts import RandomDropout
 from fedcore.simulation.models import BEST_FILE, BestModelKeeper
 from fedcore.simulation.plain import PlainSimulation
@@ -42,7 +42,7 @@ class RunCheckpoint:
     models: BestModelKeeper
     plain: PlainSimulation
     dropouts: RandomDropout
-    virtual: VirtualTime | None
+    virtual: VirtualScheduler | None
     _ends: list[tuple[Task, ExchangeOutcome]] = field(default_factory=list, init=False)
     """The exchanges that have ended since the last time."""
     _contexts: dict[int, Path] = field(default_factory=dict, init=False)

@@ -45,9 +45,14 @@ class Device:
 class Work:
     """What a client does for one update.
 
-    steps, samples: of the local training; samples counts an example as often as it is used. down, up: bytes of the
-    model and of the update. sharing: how many clients share the server's link. beside: seconds of messages that wait
-    for one another while it trains.
+    steps, samples
+        Of the local training; samples counts an example as often as it is used.
+    down, up
+        Bytes of the model and of the update.
+    sharing
+        How many clients share the server's link.
+    message_seconds
+        Seconds of messages that wait for one another while it trains.
     """
 
     steps: int = 1
@@ -55,7 +60,7 @@ class Work:
     down: float = 0.0
     up: float = 0.0
     sharing: int = 1
-    beside: float = 0.0
+    message_seconds: float = 0.0
 
 
 class Profiles(Protocol):
@@ -115,7 +120,7 @@ class Devices:
     def seconds(self, client: int, work: Work, number: int = 0) -> float:
         """From the task to the last byte of the update, as a comparison's clock has it."""
         device, share = self.device(client), self.network.server / work.sharing
-        computing = max(self.work_seconds(client, work, number), work.beside)
+        computing = max(self.work_seconds(client, work, number), work.message_seconds)
         down, up = min(device.down, share), min(device.up, share)
         return client_seconds(computing, down=work.down, up=work.up, down_rate=down, up_rate=up)
 
@@ -125,7 +130,7 @@ class Devices:
         return finish if until is not None and finish <= until else NEVER
 
 
-def there_at(devices: Devices, clients: Sequence[int], at: float, *, least: int) -> tuple[float, list[int]]:
+def wait_until_present(devices: Devices, clients: Sequence[int], at: float, *, least: int) -> tuple[float, list[int]]:
     """Who is there at the first time from `at` on at which at least `least` of the clients are, and that time.
 
     The time is infinity, and the list empty, where that does not come about. `least` may be 0.

@@ -97,10 +97,10 @@ def client_seconds(computing: float, *, down: float, up: float, down_rate: float
     return computing + down * 8 / down_rate + up * 8 / up_rate
 
 
-def trips_seconds(network: Network, *, secure: bool) -> tuple[float, float]:
+def round_trip_seconds(network: Network, *, secure: bool) -> tuple[float, float]:
     """Of the requests of an exchange that wait for one another: during the training, and before and after it."""
-    beside = KEY_TRIPS * 2 * network.latency if secure else 0.0
-    return beside, (SECURE_TRIPS if secure else PLAIN_TRIPS) * 2 * network.latency
+    message_seconds = KEY_TRIPS * 2 * network.latency if secure else 0.0
+    return message_seconds, (SECURE_TRIPS if secure else PLAIN_TRIPS) * 2 * network.latency
 
 
 def _take(values: dict[str, Any], word: str) -> None:

@@ -17,8 +17,8 @@ from fedcore.run.requirements import choose_cohort, extra_clients
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.availability import NEVER
 from fedcore.simulation.devices.clock import VirtualClock
-from fedcore.simulation.devices.devices import Devices, Work, there_at, work_of
-from fedcore.simulation.devices.network import trips_seconds
+from fedcore.simulation.devices.devices import Devices, Work, wait_until_present, work_of
+from fedcore.simulation.devices.network import round_trip_seconds
 from fedcore.wire.base import Scalar
 from fedcore.wire.events import NOT_NEEDED
 from fedcore.wire.tasks import Task
@@ -29,7 +29,7 @@ _MOST_POLLS: Final = 10
 
 
 @dataclass(slots=True, kw_only=True)
-class VirtualTime:
+class VirtualScheduler:
     """The virtual clock of a run and what moves it. run_config: says how long clients train (`devices.work_of`)."""
 
     devices: Devices
@@ -50,7 +50,7 @@ class VirtualTime:
         if self._polls > _MOST_POLLS:  # a loop of the app's own, in which no time would pass
             enough = max(enough, min(len(present) + 1, len(clients)))
         if len(present) < enough:
-            time, present = there_at(self.devices, clients, self.clock.now, least=enough)
+            time, present = wait_until_present(self.devices, clients, self.clock.now, least=enough)
             if time == NEVER:
                 when = f"from {self.clock.now:g} s of the virtual clock on"
                 raise RoundFailed(f"waiting for {enough} clients; {when} so many are never available together")
@@ -83,7 +83,7 @@ class VirtualTime:
 
     def _wait(self, clients: Sequence[int], least: int) -> list[int]:
         """Who is there, once `least` are; raises RoundFailed if that takes longer than `join-seconds`."""
-        time, present = there_at(self.devices, clients, self.clock.now, least=least)
+        time, present = wait_until_present(self.devices, clients, self.clock.now, least=least)
         if time > self.clock.now + self.settings.join_seconds:
             self.clock.advance_to(self.clock.now + self.settings.join_seconds)
             there, seconds = len(self.there(clients)), self.settings.join_seconds
@@ -120,7 +120,7 @@ class UpdateStage:
         The steps at which clients disappeared for other reasons.
     """
 
-    time: VirtualTime
+    time: VirtualScheduler
     task: Task
     down: float
     enough: int = 0
@@ -131,7 +131,7 @@ class UpdateStage:
     def __post_init__(self) -> None:
         self._end = self.time.clock.now
 
-    def late(self, examples: Mapping[int, int], up: float | Mapping[int, float]) -> dict[int, str]:
+    def stragglers(self, examples: Mapping[int, int], up: float | Mapping[int, float]) -> dict[int, str]:
         """Whose update does not count, and why. examples: that clients trained on. up: bytes of an update."""
         start, devices = self.time.clock.now, self.time.devices
         liveness, limit = self.time.settings.liveness_seconds, self.task.seconds + self.time.settings.step_seconds
@@ -160,7 +160,7 @@ class UpdateStage:
         """The exchange is over, with or without a sum: so late is it now."""
         clock, settings = self.time.clock, self.time.settings
         secure = self.task.aggregation == "secure"
-        around = trips_seconds(self.time.devices.network, secure=secure)[1]
+        around = round_trip_seconds(self.time.devices.network, secure=secure)[1]
         silent = settings.liveness_seconds * len(self.vanished - {"input", *_KEY_STEPS})
         clock.advance_to(max(self._end, clock.now) + around + silent)
 
@@ -181,6 +181,8 @@ class UpdateStage:
     def _work(self, client: int, examples: int, up: float, *, sharing: int) -> Work:
         steps, samples = (0, 0) if client in self.trained else work_of(self.time.run_config, examples)
         secure = self.task.aggregation == "secure"
-        beside = trips_seconds(self.time.devices.network, secure=secure)[0]
-        beside += self.time.settings.liveness_seconds * len(self.vanished.intersection(_KEY_STEPS))
-        return Work(steps=steps, samples=samples, down=self.down, up=up, sharing=sharing, beside=beside)
+        message_seconds = round_trip_seconds(self.time.devices.network, secure=secure)[0]
+        message_seconds += self.time.settings.liveness_seconds * len(self.vanished.intersection(_KEY_STEPS))
+        return Work(
+            steps=steps, samples=samples, down=self.down, up=up, sharing=sharing, message_seconds=message_seconds
+        )

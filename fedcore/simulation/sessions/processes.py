@@ -71,7 +71,7 @@ class SessionProcesses:
     def all(self, orders: Iterable[tuple[int, WorkerMessage]]) -> Iterator[Any]:
         """Send orders, each to the process of that index, and give their results in any order.
 
-        Raises what a session raised, and WorkerDied. A caller that stops before the end has to `settle`.
+        Raises what a session raised, and WorkerDied. A caller that stops before the end has to call `drain`.
         """
         for index, order in orders:
             while self._pending[index] >= _AHEAD:
@@ -81,7 +81,7 @@ class SessionProcesses:
         while any(self._pending):
             yield from self._arrived(None)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until all processes are idle, and ignore their results."""
         while any(self._pending):
             with contextlib.suppress(Exception):
@@ -147,8 +147,8 @@ class ProcessSessions:
         for number, client in enumerate(sorted(members.identities)):
             self._index[client] = number % len(self._clients)
             self._clients[self._index[client]].append(client)
-        self._heard: dict[int, frozenset[int]] = {}
-        self._processes.settle()  # a round that failed may have left some at work
+        self._verified: dict[int, frozenset[int]] = {}
+        self._processes.drain()  # a round that failed may have left some at work
         self._to_each(_begin(members, clients) for clients in self._clients)
 
     def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
@@ -182,11 +182,11 @@ class ProcessSessions:
                 deliveries=[(client, one.shares, one.pair_secrets) for client, one in messages.items()],
             )
 
-        self._heard.update(self._chunked(clients, _FEW, order))
+        self._verified.update(self._chunked(clients, _FEW, order))
 
-    def heard(self, client: int) -> frozenset[int]:
+    def verified_peers(self, client: int) -> frozenset[int]:
         """Whose keys a client has verified; after `receive_shares`."""
-        return self._heard[client]
+        return self._verified[client]
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]

@@ -103,7 +103,7 @@ class SecureSessions(Protocol):
         """R1. delivery: what the server delivers to each."""
         ...
 
-    def heard(self, client: int) -> frozenset[int]:
+    def verified_peers(self, client: int) -> frozenset[int]:
         """Whose keys a client has verified; after `receive_shares`."""
         ...
 
@@ -147,7 +147,7 @@ class InlineSessions:
         for client in clients:
             self._sessions[client].receive_shares(delivery(client))
 
-    def heard(self, client: int) -> frozenset[int]:
+    def verified_peers(self, client: int) -> frozenset[int]:
         """Whose keys a client has verified."""
         return self._sessions[client].verified_clients
 

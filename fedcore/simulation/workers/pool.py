@@ -166,7 +166,7 @@ class ProcessExecutor:
         Gives the folder of its results, which ends with the block, and how many clients are worked on at once.
         """
         self._homes.pinned = self._processes.ready()
-        self._processes.settle()  # an exchange that failed may have left some at work
+        self._processes.drain()  # an exchange that failed may have left some at work
         self._exchanges += 1
         folder = self._folder / f"exchange-{self._exchanges}"
         folder.mkdir()

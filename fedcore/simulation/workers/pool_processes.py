@@ -144,7 +144,7 @@ class Processes:
                 self._workers[index].took(message.client)
                 yield index, message.client, message
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until all workers are idle, and ignore their results."""
         for _ in self.results():
             pass

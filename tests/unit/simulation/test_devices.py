@@ -14,7 +14,7 @@ from fedcore.simulation.devices.availability import ComesAndGoes, Intervals
 from fedcore.simulation.devices.choice import parse_devices
 from fedcore.simulation.devices.clock import EventQueue, VirtualClock
 from fedcore.simulation.devices.device_file import TracedDevices
-from fedcore.simulation.devices.devices import Devices, Work, there_at, work_of
+from fedcore.simulation.devices.devices import Devices, Work, wait_until_present, work_of
 from fedcore.simulation.devices.distributions import DrawnDevices
 from fedcore.simulation.devices.network import Network
 
@@ -159,10 +159,10 @@ class TestTimes:
 
     def test_the_first_time_at_which_enough_are_there(self, tmp_path: Path) -> None:
         devices = traced(tmp_path, "client,from,to", "1,0,50", "2,20,60", "3,30,40")
-        assert there_at(devices, [1, 2, 3], 0.0, least=1) == (0.0, [1])
-        assert there_at(devices, [1, 2, 3], 0.0, least=2) == (20.0, [1, 2])
-        assert there_at(devices, [1, 2, 3], 0.0, least=3) == (30.0, [1, 2, 3])
-        assert there_at(devices, [1, 2, 3], 45.0, least=3) == (math.inf, [])
+        assert wait_until_present(devices, [1, 2, 3], 0.0, least=1) == (0.0, [1])
+        assert wait_until_present(devices, [1, 2, 3], 0.0, least=2) == (20.0, [1, 2])
+        assert wait_until_present(devices, [1, 2, 3], 0.0, least=3) == (30.0, [1, 2, 3])
+        assert wait_until_present(devices, [1, 2, 3], 45.0, least=3) == (math.inf, [])
 
     def test_coming_and_going_has_its_share_and_repeats(self) -> None:
         one, same = (ComesAndGoes(0.8, 60.0, "7/1") for _ in range(2))

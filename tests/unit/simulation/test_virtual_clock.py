@@ -15,7 +15,7 @@ from fedcore.errors import RoundFailed
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.devices.choice import parse_devices
 from fedcore.simulation.devices.network import Network
-from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualTime
+from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualScheduler
 from fedcore.wire.events import NOT_NEEDED, RunEvent
 
 NET = "bandwidth=1Gbit,latency=0s,example=1s"
@@ -112,30 +112,30 @@ class TestOverSelection:
         found = parse_devices(devices, Network.parse(NET), clients=clients, seed=1)
         assert found is not None
         settings = JobSettings.from_mapping({"over-selection": 0.34})
-        time = VirtualTime(devices=found, settings=settings, run_config={})
+        time = VirtualScheduler(devices=found, settings=settings, run_config={})
         task: Any = SimpleNamespace(seconds=3600.0, exchange=1, quorum=quorum, aggregation="secure")
         return UpdateStage(time=time, task=task, down=0, enough=4)
 
     def test_the_first_updates_are_enough(self, tmp_path: Path) -> None:
         with self.stage(trace(tmp_path, "1,5,,", "2,4,,", "3,3,,", "any,1,,")) as stage:
-            late = stage.late(dict.fromkeys(range(1, 7), 10), up=0.0)
+            late = stage.stragglers(dict.fromkeys(range(1, 7), 10), up=0.0)
         assert late == {1: NOT_NEEDED, 2: NOT_NEEDED}
         assert stage.time.clock.now == pytest.approx(30), "the fourth update: 10 examples, three times slower"
 
     def test_a_quorum_of_all_is_waited_for(self, tmp_path: Path) -> None:
         with self.stage(trace(tmp_path, "1,5,,", "2,4,,", "3,3,,", "any,1,,"), quorum=5) as stage:
-            assert stage.late(dict.fromkeys(range(1, 7), 10), up=0.0) == {1: NOT_NEEDED}
+            assert stage.stragglers(dict.fromkeys(range(1, 7), 10), up=0.0) == {1: NOT_NEEDED}
         assert stage.time.clock.now == pytest.approx(40)
 
     def test_nobody_is_waited_for_in_vain_where_others_are_enough(self, tmp_path: Path) -> None:
         with self.stage(trace(tmp_path, "1,1,0,2", "2,9,,", "any,1,,")) as stage:
-            late = stage.late(dict.fromkeys(range(1, 7), 10), up=0.0)
+            late = stage.stragglers(dict.fromkeys(range(1, 7), 10), up=0.0)
         assert late == {1: NOT_NEEDED, 2: NOT_NEEDED}
         assert stage.time.clock.now == pytest.approx(10)
 
     def test_too_few_updates_are_all_waited_for(self, tmp_path: Path) -> None:
         with self.stage(trace(tmp_path, "1,1,0,2", "2,1,0,3", "3,1,0,4", "any,1,,")) as stage:
-            late = stage.late(dict.fromkeys(range(1, 7), 10), up=0.0)
+            late = stage.stragglers(dict.fromkeys(range(1, 7), 10), up=0.0)
         assert sorted(late) == [1, 2, 3]
         assert stage.time.clock.now == pytest.approx(4 + 15), "until the last one has been silent for long enough"
 

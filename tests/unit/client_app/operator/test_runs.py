@@ -13,8 +13,8 @@ from support.operator import Bridge, operate
 from support.serverside import TINY, Site
 
 from client_app.operator.download import export_run, fetch_model
-from client_app.operator.following import Screen, follow
 from client_app.operator.resolve_run import resolve_run
+from client_app.operator.run_follower import Screen, follow
 from client_app.operator.runs import attach_to, print_logs, show_list, show_run, stop_run
 from fedcore.errors import ConfigurationError, RunFailed, ServerUnreachable
 from fedcore.flower.app import AppBundle
