@@ -91,7 +91,7 @@ class ReusableFederation:
     folder: Path
     plain: bool = False
     paces: Sequence[Sequence[float]] = ()
-    _running: _Running | None = None
+    _running: _RunningFederation | None = None
     _started: int = 0
 
     def __enter__(self) -> Self:
@@ -118,7 +118,7 @@ class ReusableFederation:
             if self._running is None:
                 self._started += 1
                 folder = self.folder / f"federation-{self._started}"
-                self._running = _Running.start(folder, run, plain=self.plain, paces=self.paces)
+                self._running = _RunningFederation.start(folder, run, plain=self.plain, paces=self.paces)
                 self._running.warm_up(run)
             followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
             whole = followed.record.status == "finished" and run.kill is None
@@ -134,7 +134,7 @@ class ReusableFederation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
+class _RunningFederation:
     """A server and clients that run.
 
     models_on_clients: the model that each client has, by its name.

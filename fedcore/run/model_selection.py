@@ -91,7 +91,7 @@ class ModelSelection:
         self.missing = self.rule.absent(metrics) if self.rule is not None and self._value(metrics) is None else ""
 
     def judge_figures(self, metrics: Mapping[str, Any]) -> bool:
-        """As `judge`, for what the strategy made of the evaluation of the last model."""
+        """Whether the last model is the best so far, by what the strategy made of its evaluation."""
         if self._value(metrics) is not None:
             self.missing = ""
         return self.judge(metrics)

@@ -29,7 +29,7 @@ async def drop_journal(services: Services, run: str) -> None:
     await services.store.drop_steps_from(run, 1)
 
 
-async def tidy(services: Services) -> None:
+async def remove_expired(services: Services) -> None:
     """Forget the runs that ended more than keep-days ago, and those beyond the newest keep-runs that have ended.
 
     What stays of them for ever are their records in the federation's transcript.

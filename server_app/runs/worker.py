@@ -31,7 +31,7 @@ from server_app.runs.journal import JournalTable, RunInterrupted, fold_rows
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
 from server_app.runs.persistence import pauses, persist, reason_of
 from server_app.runs.plan import RunPlan
-from server_app.runs.retention import drop_journal, tidy
+from server_app.runs.retention import drop_journal, remove_expired
 from server_app.runs.run_context import RunContext
 from server_app.services import Services
 from server_app.storage.tables import RunRow
@@ -156,7 +156,7 @@ class RunWorker:
             row = await store.run(row.run)
         self._note("")
         if row is None:
-            await tidy(self._services)
+            await remove_expired(self._services)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TIDY_SECONDS):
                     await self._wake.wait()

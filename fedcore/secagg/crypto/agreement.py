@@ -60,7 +60,7 @@ class BothEnds:
         self._waiting: dict[bytes, bytes] = {}
 
     def __call__(self, private: X25519PrivateKey, own: bytes, peer: bytes) -> bytes:
-        """As `exchange`."""
+        """The secret that two ends agree on, kept for the second of them."""
         ends = own + peer if own < peer else peer + own
         agreed = self._waiting.pop(ends, None)
         if agreed is None:

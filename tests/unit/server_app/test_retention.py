@@ -16,7 +16,7 @@ from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire.operator import RunIn
 from server_app.runs import queue
-from server_app.runs.retention import tidy
+from server_app.runs.retention import remove_expired
 from server_app.storage.store import Store
 
 DAY = 86_400.0
@@ -47,7 +47,7 @@ async def test_the_newest_ended_runs_are_kept_and_those_that_have_not_ended(
         runs = [await finished(here, model) for _ in range(3)]
         led, _ = await here.begin()
         waiting = (await here.submit()).run
-        await tidy(here.services)
+        await remove_expired(here.services)
         assert await kept(here) == {*runs[1:], led, waiting}
 
 
@@ -58,14 +58,14 @@ async def test_runs_are_kept_for_days_from_their_end(
         old, young = [await finished(here, model) for _ in range(2)]
         await aged(here, old, 7.1)
         await aged(here, young, 6.9)
-        await tidy(here.services)
+        await remove_expired(here.services)
         assert await kept(here) == {young}
 
 
 async def test_without_limits_all_runs_are_kept(here: Site, model: ModelState) -> None:
     run = await finished(here, model)
     await aged(here, run, 10_000)
-    await tidy(here.services)
+    await remove_expired(here.services)
     assert await kept(here) == {run}
 
 
@@ -81,8 +81,8 @@ async def test_a_run_whose_forgetting_was_broken_off_is_forgotten_the_next_time(
         with monkeypatch.context() as broken:
             broken.setattr(Store, "forget_run", away)
             with pytest.raises(StorageUnavailable):
-                await tidy(here.services)
-        await tidy(here.services)
+                await remove_expired(here.services)
+        await remove_expired(here.services)
         assert await kept(here) == set()
 
 
