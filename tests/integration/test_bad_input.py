@@ -67,7 +67,7 @@ def assert_refused(status: int, named: str, *words: str | Path, untouched: Path)
         (("--set", "field-bits=17"), "field-bits.*--set.*8, 10, 12, 16, 21, 32, auto.*17"),
         (("--set", "quorum"), "key=value.*'quorum'"),
         (("--run-config", "lrr=1"), "'lrr'.*'lr'"),
-        (("--run-config", "lr=fast"), r"\blr\b.*float"),
+        (("--run-config", "lr=fast"), r"\blr\b.*fast"),
     ],
 )
 def test_settings_of_a_run(fed: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -22,7 +22,6 @@ from fedcore.codec import (
     CodecSettings,
     Decoded,
     Encoding,
-    coarseness,
     decode,
     encode,
     first_encoding,
@@ -30,6 +29,7 @@ from fedcore.codec import (
 from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
+from fedcore.codec.scaling import coarseness
 from fedcore.codec.widths import FIRST_SMALL_SCALE
 from fedcore.state import ModelState, sha256_file
 

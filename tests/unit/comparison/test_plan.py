@@ -98,7 +98,7 @@ def test_federated_modes_have_their_own_settings() -> None:
         ("federated", {"sweep": {"aggregation": ("plain",)}}, {"check": "set-by-option", "match": "aggregation"}),
         ("federated", {"sweep": {"seed": (1, 2)}}, {"check": "set-by-option", "match": "--seeds"}),
         ("local[h=3]", {}, {"match": r"local\[h=3\].*'h'.*--modes"}),
-        ("local[lr=fast]", {}, {"match": r"local\[lr=fast\].*float"}),
+        ("local[lr=fast]", {}, {"match": r"local\[lr=fast\].*lr.*'fast'"}),
         ("federated", {"sites": 1}, {"check": "too-few-clients"}),
         ("federated", {"kill": Kill(site=4, round=1)}, {"check": "kill-place", "match": "client-5@1"}),
         ("federated", {"kill": Kill(site=0, round=15)}, {"check": "kill-place", "match": "client-1@15"}),

@@ -214,8 +214,8 @@ class TestBook:
         book.check_fillable([1, 2], "")
 
     def unfillable(self, book: WorkBook, *clients: int) -> None:
-        with raises(RoundFailed, check="buffer-not-fillable", match="the reason before", numbers=(2,)):
-            book.check_fillable(clients, "the reason before")
+        with raises(RoundFailed, check="buffer-not-fillable", match="quorum-lost", numbers=(2,)):
+            book.check_fillable(clients, "quorum-lost")
 
     def test_work_that_is_too_old_comes_to_nothing(self) -> None:
         book = self.book()

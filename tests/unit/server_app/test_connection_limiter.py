@@ -107,13 +107,14 @@ def test_a_proxy_has_as_many_places_as_there_are() -> None:
 
 
 def test_only_strangers_are_greeted_at_a_pace() -> None:
-    limiter = ConnectionLimiter(most=10_000, seconds=1.0, pace=TokenBucket(rate=10.0, burst=5.0, clock=lambda: 0.0))
+    limit = TokenBucket(rate=10.0, burst=5.0, clock=lambda: 0.0)
+    limiter = ConnectionLimiter(most=10_000, seconds=1.0, handshake_limit=limit)
     for _ in range(20):
-        assert limiter.pace.wait("192.0.2.1") == pytest.approx(0.0)
+        assert limit.wait("192.0.2.1") == pytest.approx(0.0)
         connection = come(limiter, "192.0.2.1")
         assert connection
         limiter.mark_authenticated(connection, "client-1")
-    waits = [limiter.pace.wait("192.0.2.1") for _ in range(7)]
+    waits = [limit.wait("192.0.2.1") for _ in range(7)]
     assert waits == pytest.approx([0.0] * 5 + [0.1, 0.2])
 
 

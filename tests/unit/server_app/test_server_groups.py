@@ -277,6 +277,8 @@ async def test_a_server_that_was_killed_goes_on_with_the_draw_and_with_every_gro
             await asyncio.gather(*(member.secure(until=last) for member in groups[2]))
             if not last:
                 await until(lambda: len(first.application.queue.active_exchanges.open_of(run)) == 1)
+                sums = tmp_path / "data" / "runs" / run / "exchanges" / str(groups[2][0].task.exchange) / "sums"
+                await until(lambda: not sums.exists())  # they go just after its end
         # As after kill -9: nobody has the time to write down how things ended.
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "crashed")
         await end(asked)

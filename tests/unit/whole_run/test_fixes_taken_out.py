@@ -61,7 +61,7 @@ async def test_a_request_that_follows_from_the_data(
     owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Point 1 once more: the function that decides whether a failure is told."""
-    monkeypatch.setattr("client_app.exchange.exchange.tells_failures", lambda task, policy: True)
+    monkeypatch.setattr("client_app.exchange.local_update.tells_failures", lambda task, policy: True)
     _, found = await compare([Ask(model={"w": 1.0, "b": 1.0})], COUNTS, owned(), tmp_path)
     assert any("withdrawal" in text for text in found)
 
