@@ -67,7 +67,9 @@ def on_the_processor(case: str) -> Outcome:
 def agree(found: Outcome, case: Case) -> None:
     expected = on_the_processor(repr(case))
     tolerance = BF16 if case.engine.get("precision") == "bf16" else EXACT
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=tolerance, atol=tolerance / 10)
+    # Processors differ in bfloat16, most where a loss falls steeply: such an error is measured by the first loss.
+    error = tolerance / 5 * expected.losses[0] if tolerance == BF16 else tolerance / 10
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=tolerance, atol=error)
     assert list(found.weights) == list(expected.weights)
     for name, array in expected.weights.items():
         np.testing.assert_allclose(found.weights[name], array, rtol=0, atol=tolerance, err_msg=name)

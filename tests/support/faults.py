@@ -199,7 +199,7 @@ FAULTS: Mapping[str, Fault] = {
     "masks-twice": Fault(verdicts=frozenset({"mask-reused"}), costs_an_update=True, session=_MasksTwice),
     "leaves-traces": Fault(verdicts=frozenset({"refusal-left-traces"}), session=_LeavesTraces),
     "repeats-for-another-message": Fault(
-        verdicts=frozenset({"answered-twice", "lie-accepted"}), patches=((client, "_repeated", _first_answer),)
+        verdicts=frozenset({"answered-twice", "lie-accepted"}), patches=((client, "repeated", _first_answer),)
     ),
     "accepts-sharers-far-away": Fault(
         verdicts=frozenset({"lie-accepted", "recovered"}),
