@@ -52,9 +52,12 @@ class Leader(Protocol):
 
     locals
         What each client makes.
+    tasks
+        Those that the first client has worked for; a repeat in a simulation asks it for no work again.
     """
 
     locals: dict[int, Local]
+    tasks: list[Task]
 
     async def exchange(
         self, model: ModelState | None, *, message_type: str = "train", nodes: Sequence[int] = ALL
@@ -91,6 +94,7 @@ class ServerLeader:
     app: ScriptedApp
     folder: Path
     locals: dict[int, Local] = field(init=False)
+    tasks: list[Task] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.locals = {client: member.local for client, member in self.here.members.items()}
@@ -101,7 +105,7 @@ class ServerLeader:
         for client, member in self.here.members.items():
             member.local = self.locals[client]
         asked = asyncio.create_task(self.app.exchange(model, nodes, message_type=message_type))
-        members = [asyncio.create_task(_take_part(self.here.members[node])) for node in nodes]
+        members = [asyncio.create_task(self._take_part(self.here.members[node])) for node in nodes]
         try:
             await asyncio.wait([asked, *members], return_when=asyncio.FIRST_COMPLETED)
             answer = await asked
@@ -113,6 +117,17 @@ class ServerLeader:
             return [_in_memory(reply) for reply in answer.replies]
         assert not isinstance(answer, BudgetReached) or answer.reason
         raise (OverBudget if isinstance(answer, BudgetReached) else NoReply)(str(answer))
+
+    async def _take_part(self, member: Member) -> None:
+        """In one exchange after another, draws among them, until it is cancelled."""
+        while True:
+            task = await member.enter()
+            if member.id == ALL[0]:
+                self.tasks.append(task)
+            if is_draw(task):
+                await member.put("place", make_ticket(member.kit.federation, task.digest(), member.kit.identity))
+            else:
+                await member.secure()
 
     async def figures(self, number: int, source: FigureSource, **metrics: float) -> None:
         self.app.report_figures(number, source, **metrics)
@@ -140,16 +155,6 @@ def _in_memory(reply: ExchangeReply) -> ExchangeReply:
     return replace(reply, state=ModelState.from_arrays({name: np.array(array) for name, array in state.items()}))
 
 
-async def _take_part(member: Member) -> None:
-    """In one exchange after another, draws among them, until it is cancelled."""
-    while True:
-        task = await member.enter()
-        if is_draw(task):
-            await member.put("place", make_ticket(member.kit.federation, task.digest(), member.kit.identity))
-        else:
-            await member.secure()
-
-
 @asynccontextmanager
 async def server(federation: FederationFolder, folder: Path, **settings: Any) -> AsyncIterator[ServerLeader]:
     async with site(federation, folder) as here:
@@ -165,9 +170,12 @@ class ScriptedClients:
     """A `ClientExecutor` whose clients make what the test says."""
 
     locals: dict[int, Local] = field(default_factory=lambda: {client: Local() for client in ALL})
+    tasks: list[Task] = field(default_factory=list)
     processes: int = 0
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        if ALL[0] in clients:
+            self.tasks.append(task)
         for client in clients:
             local = self.locals[client]
             made = local.train(model) if task.trains and model is not None else None
@@ -200,6 +208,10 @@ class SimulationLeader:
     @property
     def locals(self) -> dict[int, Local]:
         return self.clients.locals
+
+    @property
+    def tasks(self) -> list[Task]:
+        return self.clients.tasks
 
     async def exchange(
         self, model: ModelState | None, *, message_type: str = "train", nodes: Sequence[int] = ALL

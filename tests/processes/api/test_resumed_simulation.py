@@ -84,6 +84,19 @@ def test_another_run_is_refused_by_what_differs(tmp_path: Path, more: list[str],
     assert re.search(rf"--state.*\b{re.escape(named)}\b", refused.stderr)
 
 
+def test_an_app_that_does_not_repeat_itself_is_told_why(tmp_path: Path) -> None:
+    killed_after(4, tmp_path, "drawn")
+    folder = tmp_path / "drawn-state" / "steps"
+    for step in (json_file for json_file in folder.glob("*.json")):
+        kept = json.loads(step.read_text())
+        if kept["request"]["op"] == "plain-exchange":
+            kept["request"]["questions"][0]["content"] = "0" * 64
+            step.write_text(json.dumps(kept))
+    refused = forked(*words(tmp_path, "drawn"))
+    assert refused.returncode != 0
+    assert "questions" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [

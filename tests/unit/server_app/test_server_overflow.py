@@ -73,3 +73,49 @@ async def test_one_that_is_lost_in_the_repeat_costs_an_attempt(here: Site) -> No
     assert isinstance(await asked, Replies)
     started = events_of(await here.finish(run, app), "exchange")
     assert [event["quorum"] for event in started] == [3, 4, 3]
+
+
+async def test_the_same_clients_are_asked_again_with_wider_scales(here: Site) -> None:
+    """However few attempts a run has."""
+    give(here)
+    run, app = await here.begin({"max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(MODEL, ALL))
+    members, scales = list(here.members.values()), []
+    for _ in range(2):
+        await exchange_of(members)
+        scales.append(scale_of(members[0]))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    np.testing.assert_allclose(answer.replies[0].model()["weight"], (LARGE + 3) / 4, rtol=1e-6)
+    assert scales[1] >= 64 * scales[0]
+    ended = await here.finish(run, app)
+    [repeat] = events_of(ended, "exchange-repeated")
+    assert (repeat["exchange"], repeat["large"], repeat["survivors"]) == (1, 1, 4)
+    assert events_of(ended, "exchange-failed") == []
+    started, (done,) = events_of(ended, "exchange"), events_of(ended, "exchange-done")
+    assert [(event["attempt"], event["quorum"]) for event in started] == [(1, 3), (2, 4)]
+    assert (done["exchange"], done["clipped"], done["lost_norm"]) == (2, 0, 0.0)
+
+
+@pytest.mark.parametrize("clipping", ["repeat", "fail", "warn"])
+async def test_a_sum_that_is_mostly_rounding_is_asked_for_again_in_wider_fields(here: Site, clipping: str) -> None:
+    """A step of a thousandth of the one before, at its scale; the model that the app gets is the exact one."""
+    run, app = await here.begin({"max-attempts": 1, "clipping": clipping})
+    members, bits = list(here.members.values()), []
+    for by, exchanges in ((1.0, 1), (1e-4, 2)):
+        give(here, large=(), by=by)
+        for member in members:
+            member.local = Local(by=by, examples=10)
+        asked = asyncio.create_task(app.exchange(MODEL, ALL))
+        for _ in range(exchanges):
+            await exchange_of(members)
+            task = members[0].task
+            assert task is not None
+            assert isinstance(task.encoding, Encoding)
+            bits.append(task.encoding.field_bits)
+        answer = await asked
+        assert isinstance(answer, Replies)
+        np.testing.assert_allclose(answer.replies[0].model()["weight"], by, rtol=1e-3)
+    assert bits == [64, 16, 32]
+    [repeat] = events_of(await here.finish(run, app), "exchange-repeated")
+    assert (repeat["coarse"], repeat["large"], repeat["survivors"]) == ("weight", 0, 4)

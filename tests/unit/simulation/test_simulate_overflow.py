@@ -15,7 +15,9 @@ from support.error_bound import error_bound
 
 from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.codec import Decoded, Encoding
+from fedcore.errors import RunFailed, UpdateTooLarge
 from fedcore.run.encoding_plan import EncodingPlan
+from fedcore.run.retries import MOST_REPEATS
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]
@@ -138,3 +140,15 @@ def test_near_the_point_where_the_sites_agree_secure_is_plain(simulate: Simulate
     """The mean halves in each round, what each site sends does not."""
     _, difference = both(simulate, {"w-max": 64}, num_server_rounds=20)
     assert difference < 1e-5
+
+
+def test_repeats_count_against_no_attempt_and_end(simulate: Simulate) -> None:
+    done = simulate(4, app=UNEVEN, settings={"w-max": 64, "max-attempts": 1}, large_round=1, large_by=1e7)
+    assert len(done.of("exchange-repeated")) <= MOST_REPEATS
+    assert len(done.of("exchange-done")) == 3
+
+
+def test_fail_ends_the_run_at_once_and_says_what_to_set(simulate: Simulate) -> None:
+    with pytest.raises(RunFailed, match=r'^round 3\D+1 of 4 .*clipping = "repeat"') as failed:
+        simulate(4, app=UNEVEN, settings={"clipping": "fail", "w-max": 64}, large_round=3, large_by=1e5, large_site=3)
+    assert isinstance(failed.value.__cause__, UpdateTooLarge)

@@ -108,3 +108,8 @@ def test_the_command_says_epsilon_and_ends_with_status_6(tmp_path: Path) -> None
     assert (tmp_path / "model.safetensors").exists()
     assert "differential privacy of each client: skellam" in result.stderr
     assert "epsilon 4." in result.stderr
+
+
+def test_without_a_bound_for_metrics_clients_are_not_asked(simulate: Simulate) -> None:
+    done = simulate(4, app=STEADY, settings=PRIVATE, num_server_rounds=2)
+    assert [data["message_type"] for data in done.of("exchange-done")] == ["train", "train"]
