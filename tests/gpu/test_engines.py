@@ -31,7 +31,8 @@ ALONE = [
     Case(engine={"engine": "fsdp", "offload": True, "checkpoint": True}, model="positions", optimizer="adam", steps=20),
     Case(engine={"engine": "single", "precision": "bf16"}, optimizer="momentum", steps=20),
     Case(engine={"engine": "ddp", "precision": "bf16"}, model="tied", optimizer="adam", steps=20),
-    Case(engine={"engine": "fsdp", "precision": "bf16"}, model="positions", optimizer="momentum", steps=20),
+    # From its twelfth step on this loss falls so steeply that processors, which differ in bfloat16, part by a tenth.
+    Case(engine={"engine": "fsdp", "precision": "bf16"}, model="positions", optimizer="momentum", steps=10),
 ]
 COMPILED = Case(engine={"engine": "single", "compile": True}, model="tied", optimizer="momentum", steps=5)
 TOGETHER = [
@@ -67,9 +68,7 @@ def on_the_processor(case: str) -> Outcome:
 def agree(found: Outcome, case: Case) -> None:
     expected = on_the_processor(repr(case))
     tolerance = BF16 if case.engine.get("precision") == "bf16" else EXACT
-    # Processors differ in bfloat16, most where a loss falls steeply: such an error is measured by the first loss.
-    error = tolerance / 5 * expected.losses[0] if tolerance == BF16 else tolerance / 10
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=tolerance, atol=error)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=tolerance, atol=tolerance / 10)
     assert list(found.weights) == list(expected.weights)
     for name, array in expected.weights.items():
         np.testing.assert_allclose(found.weights[name], array, rtol=0, atol=tolerance, err_msg=name)
