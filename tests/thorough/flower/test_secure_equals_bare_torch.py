@@ -127,8 +127,13 @@ def accuracy(state: State) -> float:
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-@pytest.mark.parametrize("train", [by_sgd, by_adamw])
-def test_secure_ends_where_bare_torch_does(train: Callable[..., State], bits: int) -> None:
+@pytest.mark.parametrize("train, bound", [(by_sgd, 1e-5), (by_adamw, 1e-4)])
+def test_secure_ends_where_bare_torch_does(train: Callable[..., State], bound: float, bits: int) -> None:
+    """Within what training makes of float32's own rounding.
+
+    Loops of bare torch whose means differ in the last bit end 1e-6 apart with SGD, and up to 1.5e-5 with AdamW: the
+    first moment of a bias is a mean of gradients that nearly cancel.
+    """
     expected = by_hand(train)
     run = fedcore.simulate(app_of(train), clients=SITES, settings={"field-bits": bits}, progress=False)
     assert run.model is not None
@@ -136,7 +141,7 @@ def test_secure_ends_where_bare_torch_does(train: Callable[..., State], bits: in
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         error = (found[name].double() - value.double()).norm() / value.double().norm()
-        assert error < 1e-5, name
+        assert error < bound, name
     assert accuracy(found) == pytest.approx(accuracy(expected), abs=0.002)
     assert accuracy(expected) > 0.9
 
