@@ -69,7 +69,7 @@ class DryRound(Simulation):
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange; refusals are noted, and the next one comes anyway."""
         kind = request.message_type
-        if self._state.budget.withholds(is_training(kind) or is_query(kind)):
+        if self._state.withholds(kind):
             return []
         self._requests[kind] += 1
         if self._requests[kind] > 1 and not is_query(kind):
@@ -96,7 +96,7 @@ class DryRound(Simulation):
         """The request, of all clients where the strategy asks too few: that is said once, and not all that follows."""
         enough = True
         for kind, nodes in (*request.ahead.items(), (request.message_type, len(request.nodes))):
-            if self._state.budget.withholds(is_training(kind) or is_query(kind)):
+            if self._state.withholds(kind):
                 continue
             try:
                 self._check_asked(nodes, kind)

@@ -337,12 +337,9 @@ class Simulation:
         """One exchange, tried again with new dropouts after a failure; raises EnoughFound to end the run."""
         self._check_enough()
         self._models.warn_unjudged()
-        if self._state.budget.withholds(is_training(request.message_type) or is_query(request.message_type)):
+        if not self._state.admits(request.message_type, request.ahead, self._check_asked):
             return []
         self._check_asked(len(request.nodes), request.message_type)
-        for message_type, nodes in request.ahead.items():
-            if not self._state.budget.withholds(is_training(message_type)):
-                self._check_asked(nodes, message_type)
         kind, request = request.message_type, self._downloads.of(request)
         with AppResults() as results, self._folders.of_clients():
             if self.settings.groups > 1 and is_training(kind):

@@ -18,7 +18,7 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.plain_json import to_plain
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
-from fedcore.wire.tasks import ModelRef, is_query, is_training
+from fedcore.wire.tasks import ModelRef, is_training
 from server_app.exchanges.context import ExchangeResult
 from server_app.exchanges.outcome import check_files, result_of
 from server_app.runs.app.messages import (
@@ -219,13 +219,9 @@ class RunOrchestrator:
 
     async def _secure_exchange(self, call: ExchangeCall, model: _AppFile | None, sent: Sent | None) -> JournaledReply:
         """All attempts at one exchange."""
-        budget, settings = self._run.state.budget, self._run.plan.settings
-        trains = is_training(call.message_type)
-        if budget.withholds(trains or is_query(call.message_type)):
+        settings, trains = self._run.plan.settings, is_training(call.message_type)
+        if not self._run.state.admits(call.message_type, call.ahead, self._run.clients.check):
             return JournaledReply(withheld=True)
-        for message_type, nodes in call.ahead.items():
-            if not budget.withholds(is_training(message_type)):
-                self._run.clients.check(nodes, message_type)
         if model is not None:
             await self._run.checkpoint(model.path, model.reference.sha256)
         state = await asyncio.to_thread(ModelState.open, model.path) if model else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedcore.run.engine.outcome import AggregateResult, ExchangeOutcome
 from fedcore.run.model_selection import ModelSelection
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Fault
-from fedcore.wire.tasks import Task
+from fedcore.wire.tasks import Task, is_query, is_training
 
 
 @dataclass(slots=True)
@@ -51,6 +52,26 @@ class RunState:
         self.encodings = EncodingPlan(self.settings, self.least_cohort)
         self.budget = PrivacyBudget(self.encodings.privacy)
         self.selection = ModelSelection.parse(self.settings.best_model)
+
+    def withholds(self, message_type: str) -> bool:
+        """Whether clients are not asked at all: for metrics alone, if differential privacy has no bound for them."""
+        return self.budget.withholds(is_training(message_type) or is_query(message_type))
+
+    def admits(self, message_type: str, ahead: Mapping[str, int], check: Callable[[int, str], None]) -> bool:
+        """Whether clients are asked for an exchange; raises what `check` raises.
+
+        ahead
+            Of the strategy's coming exchanges: message type -> how many clients it will ask (`ExchangeRequest.ahead`).
+        check
+            Called with the size and the message type of each cohort to come: a run that is going to ask too few fails
+            before the first client has worked for it.
+        """
+        if self.withholds(message_type):
+            return False
+        for coming, clients in ahead.items():
+            if not self.withholds(coming):
+                check(clients, coming)
+        return True
 
     def next_exchange(self) -> int:
         """The number of an exchange that is about to be opened."""
