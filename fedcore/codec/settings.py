@@ -86,7 +86,7 @@ class CodecSettings:
     @property
     def compresses(self) -> bool:
         """Whether updates are rotated, and a subset of the coordinates sent if all of them would take more."""
-        return bool(self.upload_fraction) or self.field_bits <= NARROW_BITS
+        return compresses(self.upload_fraction, self.field_bits)
 
     def sent_share(self, field_bits: int) -> float:
         """How many of the rotated coordinates are sent in fields of this width: the bytes are the same at any."""
@@ -103,6 +103,11 @@ class CodecSettings:
         counts = struct.pack(">IQI", self.field_bits, self.w_max, self.max_metrics)
         reals = struct.pack(">ddd", self.metric_max, self.clip_norm or -1.0, self.upload_fraction)
         return counts + reals + self.clipping.encode()
+
+
+def compresses(upload_fraction: float, field_bits: int) -> bool:
+    """Whether uploads with these settings are compressed."""
+    return bool(upload_fraction) or field_bits <= NARROW_BITS
 
 
 def over_float32(field_bits: int) -> float:

@@ -210,9 +210,9 @@ class JobSettings:
     @property
     def compresses(self) -> bool:
         """Whether uploads are compressed: rotated, and rounded to few bits or sent in part."""
-        from fedcore.codec.settings import NARROW_BITS  # late: completion reads the names of settings alone
+        from fedcore.codec.settings import compresses  # late: completion reads the names of settings alone
 
-        return bool(self.upload_fraction) or self.field_bits == "auto" or self.field_bits <= NARROW_BITS
+        return self.field_bits == "auto" or compresses(self.upload_fraction, self.field_bits)
 
     def _check_upload(self) -> None:
         from fedcore.codec.settings import LEAST_UPLOAD
