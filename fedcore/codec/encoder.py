@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,12 @@ class Encoded:
     clipped: int
     shrunk: bool
     overflowed: bool
+
+    def loaded(self, device: DeviceVector | None) -> Self:
+        """The same; if there is a device, it gets a copy of the words, whose masks it adds in the time of others."""
+        if device:
+            device.load(self.words, 0, self.words.size)
+        return self
 
 
 def encode(
@@ -122,7 +129,11 @@ def encode(
 
 
 def encode_nothing(
-    encoding: Encoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+    encoding: Encoding,
+    *,
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None = None,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """The words of a client that contributes nothing: an update of zero, no weight, and one failure; see `encode`.
 
@@ -138,7 +149,7 @@ def encode_nothing(
     key = draw_key(randomness)
     words[sections["keys"]] = power_words(key, encoding.failures, encoding.n_max, randomness)
     apply_lock(words[: sections["keys"].start], sections["failed"], [mask_of(key)])
-    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False)
+    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False).loaded(device)
 
 
 def _cleared(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:

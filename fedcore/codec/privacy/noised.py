@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out
+from fedcore.codec.gpu.device import DeviceVector
 from fedcore.codec.metrics import MetricValue, flat_metrics
 from fedcore.codec.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
 from fedcore.codec.privacy.parameters import PrivateEncoding
@@ -39,16 +40,23 @@ def encode_noised(
     *,
     base: ModelState | None,
     local: ModelState | None,
+    examples: int,
     metrics: Mapping[str, MetricValue],
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None = None,
+    threads: int = 1,
+    factor: float = 1.0,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """Clip, round to the grid until the norm is within its bound, and add this client's share of the noise.
 
     With a layout the update is encoded and `metrics` are left out: they have no noise. Without one the metrics are.
-    `randomness(k)` returns k secret random bytes. Raises EncodingError, naming the tensor or metric, for what is not
-    finite or does not match the layout.
+    `randomness(k)` returns k secret random bytes. Every client weighs the same, whatever its `examples`; one thread
+    does the work, and words go to the `device` when they are done. Raises EncodingError, naming the tensor or metric,
+    for what is not finite or does not match the layout, and UsageError for a `factor` other than 1.
     """
+    if factor != 1:
+        raise UsageError("an update with noise is not scaled")
     if encoding.layout is None:
         _, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
         vector = _bounded(encoding, values)
@@ -68,11 +76,15 @@ def encode_noised(
         norm = _norm(blocks)
     shrink = encoding.clip / norm if norm > encoding.clip else 1.0
     words = _noised(encoding, blocks, shrink, failed=0.0, randomness=randomness, out=out)
-    return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False)
+    return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False).loaded(device)
 
 
 def encode_nothing_noised(
-    encoding: PrivateEncoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+    encoding: PrivateEncoding,
+    *,
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None = None,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """What a client sends that contributes nothing: zeros, the bound in the coordinate of failures, and its noise."""
 
@@ -81,7 +93,7 @@ def encode_nothing_noised(
         return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
 
     words = _noised(encoding, blocks, 1.0, failed=encoding.clip, randomness=randomness, out=out)
-    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False)
+    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False).loaded(device)
 
 
 def decode_noised(
@@ -91,10 +103,13 @@ def decode_noised(
     survivors: int,
     base: ModelState | None,
     out_path: Path | None = None,
+    threads: int = 1,
+    sums: bool = False,
     release: Callable[[], None] = lambda: None,
 ) -> Decoded:
-    """The mean over `survivors` clients from their unmasked sum ([encoding.words], uint64), as `codec.decode` does.
+    """The mean over `survivors` clients from their unmasked sum ([encoding.words], uint64), as `decoder.decode` does.
 
+    `threads` and `sums` change nothing: one thread does the work, and a query has no noise (`query-without-noise`).
     Every client weighs 1, so `examples` of the result is the number of survivors, and who contributed nothing counts
     as an update of zero: the number of failures is an estimate, with which the mean is not corrected. Raises PeerError
     for a sum that honest clients cannot make, NothingContributed if the noise leaves no doubt that all have failed.
