@@ -51,6 +51,9 @@ class Receipts:
 async def retry_until_stored(write: Callable[[], Awaitable[T]], what: str) -> T:
     """Repeat a write until the disk has room and the database answers.
 
+    Any other error ends the exchange, which its run may try again; `server_app.runs.persistence.persist` writes what
+    nobody tries again, and so repeats after every error.
+
     write
         One of the store's writes, all of which may be repeated.
     what

@@ -33,7 +33,10 @@ def reason_of(error: Exception) -> str:
 
 
 async def persist(step: Callable[[], Awaitable[T]], *, what: str, report: Callable[[str], None]) -> T:
-    """The result of `step`, which is tried until it succeeds.
+    """The result of `step`, which is tried until it succeeds, whatever it raises: a run ends with it.
+
+    Within an exchange `server_app.exchanges.receipts.retry_until_stored` repeats a write, but if storage refuses it
+    alone: an exchange may fail.
 
     what
         Is not done yet, for a person.
