@@ -127,7 +127,7 @@ def accuracy(state: State) -> float:
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-@pytest.mark.parametrize("train, bound", [(by_sgd, 1e-5), (by_adamw, 1e-4)])
+@pytest.mark.parametrize(("train", "bound"), [(by_sgd, 1e-5), (by_adamw, 1e-4)])
 def test_secure_ends_where_bare_torch_does(train: Callable[..., State], bound: float, bits: int) -> None:
     """Within what training makes of float32's own rounding.
 
