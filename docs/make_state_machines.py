@@ -25,18 +25,14 @@ def render() -> str:
         "Any event that has no arrow is refused and changes nothing; a repeated message gets its earlier answer.\n\n"
         f"```mermaid\n{render_diagram()}```\n\n"
         "## An exchange at the server\n\n"
-        "Around the protocol, and in plain mode without it, the server leads every exchange through its stages, each\n"
-        "of them open and then closing, and keeps for each client the state of its update and whether it is still\n"
-        "there. A stage does not end over a client that is `admitted` or `leaving`; the server tells the protocol who\n"
-        "has left (`dropped` and `left`) just before each of its stages ends. The step from one stage to the next is\n"
-        "committed, with whose answers counted, before anybody sees it; a restarted server takes the same steps\n"
-        "again and continues in the stage that was open.\n\n"
+        "The server leads every exchange through its stages, and keeps for each client the state of its update and\n"
+        "whether it is still there. A stage does not end over a client that is `admitted` or `leaving`; the server\n"
+        "tells the protocol who has left (`dropped` and `left`) just before each of its stages ends. The step to the\n"
+        "next stage is [committed](protocol.md#a-server-that-restarts) before anybody sees it.\n\n"
         f"```mermaid\n{_exchange_diagram()}```\n\n"
         "Which stages there are depends on the kind of the exchange. A new message is taken in its own stage only.\n\n"
         f"{_stages_table()}\n"
-        "A draw sums nothing: it ends with the answers, and its cohort continues in the secure exchanges of its\n"
-        "groups, each through its own stages ([protocol.md](protocol.md#groups)). At a client it is one step, after\n"
-        "the checks of any task: the client stores its answer before it leaves, and gives it once.\n"
+        "A [draw](protocol.md#groups) sums nothing: its cohort continues in the secure exchanges of its groups.\n"
     )
 
 
