@@ -1,4 +1,8 @@
-"""Messages between a simulation and the workers of its pool: JSON lines, with the paths of safetensors files."""
+"""Messages between a simulation and the workers of its pool: JSON lines, with the paths of safetensors files.
+
+A worker answers one order by a message for each client as soon as that is done, and warns in between; so these are not
+the `Calls` of `fedcore.system.workers.calls`, which have one answer each.
+"""
 
 from __future__ import annotations
 
