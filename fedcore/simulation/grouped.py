@@ -9,7 +9,7 @@ from fedcore.codec import Decoded
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.engine.attempts import Attempt, run_now
-from fedcore.run.engine.events import Sums, group_ended
+from fedcore.run.engine.events import Sums, exchange_failed, group_ended
 from fedcore.run.engine.grouping import GroupResult, NoSum, run_groups, sum_of_group
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.exchange import ExchangeRequest
@@ -71,7 +71,8 @@ class _SimulatedGroups:
         return result
 
     def too_few(self, draw: Task, usage: ExchangeUsage, sums: Sums, reason: str) -> None:
-        """The end of the run says so."""
+        usages = [usage, *(end.usage for _, end in sums)]
+        self.aggregator.emit(exchange_failed(draw, reason, usages, client_name, retry=False))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -92,18 +92,9 @@ class MemoryRound:
             self.on_dropout(client, "input", reason)
         return sorted(self.server.expected)
 
-    def unmask(self, total: NDArray[np.uint64]) -> None:
-        """R3 and R4: take all masks off `total`, in place."""
-        self._sign(self.server.survivors())
-        signatures = self.server.signatures()
-        for shares in self.sessions.unmask(self._present("unmask"), signatures):
-            self.server.receive_unmask(shares)
-        self.server.close_stage()
-        apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
-
-    def _sign(self, survivors: Survivors) -> None:
+    def sign(self) -> None:
         """R3: from the first signature on the exchange is in the transcript, even if it fails."""
-        signers: list[int] = []
+        survivors, signers = self.server.survivors(), list[int]()
         try:
             for signature in self.sessions.sign_survivors(self._willing(survivors), survivors):
                 self.server.receive_consistency(signature)
@@ -112,6 +103,14 @@ class MemoryRound:
         finally:
             if signers:
                 self.admitted.record(self.sessions.outcome(signers[0]), signers)
+
+    def unmask(self, total: NDArray[np.uint64]) -> None:
+        """R4: take all masks off `total`, in place."""
+        signatures = self.server.signatures()
+        for shares in self.sessions.unmask(self._present("unmask"), signatures):
+            self.server.receive_unmask(shares)
+        self.server.close_stage()
+        apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
 
     def _willing(self, survivors: Survivors) -> list[int]:
         """Whose owner lets it sign; the others leave."""

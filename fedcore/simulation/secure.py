@@ -157,7 +157,9 @@ class SecureAggregator:
                 starts = work.pool.starts(task) if work.pool is not None else None
                 updates = partial(work.run, self.executor, task, request.model)
                 total = round_.collect(encoding, request.model, updates, starts)
-                unmasked, survivors = True, round_.server.survivors().survivors
+                survivors = round_.server.survivors().survivors
+                round_.sign()
+                unmasked = True
                 round_.unmask(total)
             base = (request.model if request.base is None else request.base) if task.trains else None
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)

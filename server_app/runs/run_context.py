@@ -13,13 +13,13 @@ from typing import Any, Final
 from fedcore.errors import RoundFailed
 from fedcore.run.engine.announcing import TaskFactory
 from fedcore.run.engine.attempts import Attempt
-from fedcore.run.engine.events import Names, group_ended, names_of, traffic
+from fedcore.run.engine.events import Names, exchange_failed, group_ended, names_of, traffic
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
-from fedcore.run.retries import Traffic, attempt_ended
+from fedcore.run.retries import attempt_ended
 from fedcore.state import ModelFacts
-from fedcore.wire.events import ExchangeFailed, ExchangeStarted, FiguresFound, GroupStarted
+from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
 from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.event_log import EventLog
@@ -98,7 +98,7 @@ class RunContext:
                 task.server_round,
                 len(end.survivors),
                 again=again,
-                traffic=self.traffic(end.usage),
+                traffic=traffic([end.usage], self.name),
             )
         )
 
@@ -219,14 +219,7 @@ class RunContext:
 
     def note_failure(self, task: Task, reason: str, *usages: ExchangeUsage, retry: bool) -> None:
         """Report that an exchange that makes no sum itself has failed, or that the sums of its groups have."""
-        failed = ExchangeFailed(
-            exchange=task.exchange,
-            server_round=task.server_round,
-            reason=reason,
-            retry=retry,
-            **self.traffic(*usages),
-        )
-        self.event_log.add(failed)
+        self.event_log.add(exchange_failed(task, reason, usages, self.name, retry=retry))
 
     def note_group_end(self, task: Task, end: ExchangeOutcome, *, reason: str = "", retry: bool = False) -> None:
         """Report that a group has given its sum, or why an attempt at it has not."""
@@ -241,7 +234,3 @@ class RunContext:
     def names(self, clients: Collection[int]) -> list[str]:
         """Clients by name, in the order of their numbers."""
         return names_of(clients, self.name)
-
-    def traffic(self, *usages: ExchangeUsage) -> Traffic:
-        """Bytes to and from each client in all of these exchanges together."""
-        return traffic(usages, self.name)

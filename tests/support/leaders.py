@@ -54,10 +54,13 @@ class Leader(Protocol):
         What each client makes.
     tasks
         Those that the first client has worked for; a repeat in a simulation asks it for no work again.
+    leaving
+        Who leaves the next sum that it is asked for, and before which step, by `fedcore.simulation.memory_round.STEPS`.
     """
 
     locals: dict[int, Local]
     tasks: list[Task]
+    leaving: dict[int, str]
 
     async def exchange(
         self, model: ModelState | None, *, message_type: str = "train", nodes: Sequence[int] = ALL
@@ -82,6 +85,12 @@ Begin = Callable[..., Any]
 """A context manager: the run with some settings, by their names."""
 
 
+_METHODS = {"input": "upload", "consistency": "sign"}
+"""Steps that a member has under another name."""
+_BEFORE = {"consistency": "survivors", "unmask": "consistency"}
+"""What a member gets once the step before such a step is over for everybody."""
+
+
 # --- a server -------------------------------------------------------------------------------------------
 
 
@@ -95,6 +104,7 @@ class ServerLeader:
     folder: Path
     locals: dict[int, Local] = field(init=False)
     tasks: list[Task] = field(default_factory=list)
+    leaving: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.locals = {client: member.local for client, member in self.here.members.items()}
@@ -126,6 +136,11 @@ class ServerLeader:
                 self.tasks.append(task)
             if is_draw(task):
                 await member.put("place", make_ticket(member.kit.federation, task.digest(), member.kit.identity))
+            elif step := self.leaving.pop(member.id, ""):
+                await member.secure(until=_METHODS.get(step, step))
+                if step in _BEFORE:
+                    await member.get(_BEFORE[step])
+                await member.withdraw()
             else:
                 await member.secure()
 
@@ -167,10 +182,11 @@ async def server(federation: FederationFolder, folder: Path, **settings: Any) ->
 
 @dataclass
 class ScriptedClients:
-    """A `ClientExecutor` whose clients make what the test says."""
+    """A `ClientExecutor` whose clients make what the test says, and a `DropoutModel` by which they leave."""
 
     locals: dict[int, Local] = field(default_factory=lambda: {client: Local() for client in ALL})
     tasks: list[Task] = field(default_factory=list)
+    leaving: dict[int, str] = field(default_factory=dict)
     processes: int = 0
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
@@ -195,6 +211,12 @@ class ScriptedClients:
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """There are none."""
 
+    def drops_at_step(self, cohort: Sequence[int]) -> dict[int, str]:
+        return {client: self.leaving.pop(client) for client in cohort if client in self.leaving}
+
+    def drops(self, cohort: Sequence[int]) -> Sequence[int]:
+        return ()
+
 
 @dataclass
 class SimulationLeader:
@@ -212,6 +234,10 @@ class SimulationLeader:
     @property
     def tasks(self) -> list[Task]:
         return self.clients.tasks
+
+    @property
+    def leaving(self) -> dict[int, str]:
+        return self.clients.leaving
 
     async def exchange(
         self, model: ModelState | None, *, message_type: str = "train", nodes: Sequence[int] = ALL
@@ -254,6 +280,7 @@ def simulation(**settings: Any) -> SimulationLeader:
         settings=JobSettings.from_mapping({**SETTINGS, **_named(settings)}),
         policy=POLICY,
         executor=clients,  # type: ignore[arg-type]  # what a run of secure exchanges asks of it
+        dropouts=clients,
         emit=events.append,
     )
     return SimulationLeader(made, clients, events)

@@ -9,9 +9,9 @@ discrete Gaussian (Kairouz, Liu, Steinke 2021).
 
 `noise` draws it, without floating point, from exact tables and a key stream that the server cannot predict.
 `accounting` bounds the Renyi divergence of one release, adds up releases (Mironov 2017) and converts to epsilon.
-`budget` is what one run promises and has spent: it stops before the exchange that would exceed its epsilon. An exchange
-counts as soon as its survivors are named, whatever fails afterwards. How updates become noised words is in
-`fedcore.codec.privacy.parameters`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.
+`plan` is what one run promises and has spent: it stops before the exchange that would exceed its epsilon. An exchange
+counts once shares are asked for, whatever fails afterwards. How updates become noised words is in `parameters` and
+`noised`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.
 """
 
 from fedcore.codec.privacy.accounting import (

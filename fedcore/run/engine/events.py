@@ -10,7 +10,7 @@ from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.plain import mean_metrics
 from fedcore.run.retries import Traffic
 from fedcore.wire.base import MetricValue
-from fedcore.wire.events import ExchangeDone, GroupEnded
+from fedcore.wire.events import ExchangeDone, ExchangeFailed, GroupEnded
 from fedcore.wire.tasks import Group, Task
 
 Names: TypeAlias = Callable[[int], str]
@@ -100,6 +100,23 @@ def exchange_done(
         stage_seconds={stage: max(usage.stage_seconds.get(stage, 0.0) for usage in usages) for stage in stages},
         **traffic(usages, name),
         **more,
+    )
+
+
+def exchange_failed(
+    task: Task, reason: str, usages: Collection[ExchangeUsage], name: Names, *, retry: bool
+) -> ExchangeFailed:
+    """An attempt at an exchange that makes no sum itself has failed, or the sums of its groups have.
+
+    retry
+        Whether another attempt follows.
+    """
+    return ExchangeFailed(
+        exchange=task.exchange,
+        server_round=task.server_round,
+        reason=reason,
+        retry=retry,
+        **traffic(usages, name),
     )
 
 

@@ -9,6 +9,8 @@ import pytest
 from support.leaders import ALL, Begin, NoReply, OverBudget
 from support.members import Local
 
+from fedcore.codec import release_of
+from fedcore.codec.privacy import Accountant
 from fedcore.codec.widths import FIRST_SCALE
 from fedcore.run.exchange import ExchangeReply
 from fedcore.state import ModelState, rounded
@@ -96,6 +98,22 @@ class TestPrivacy:
             assert run.tasks == []
             assert "exchange-done" not in await run.finish()
 
+    @pytest.mark.parametrize(("step", "counts"), [("input", 0), ("consistency", 0), ("unmask", 1)])
+    async def test_an_attempt_that_fails_counts_if_shares_were_asked_for(
+        self, leader: Begin, step: str, counts: int
+    ) -> None:
+        """Before that nobody can have seen the sum."""
+        async with leader(**PRIVATE, dp_delta=1e-5, max_attempts=1) as run:
+            run.locals.update({client: Local(by=0.0, metrics={}) for client in ALL})
+            run.leaving.update(dict.fromkeys(ALL[2:], step))
+            with pytest.raises(NoReply):
+                await run.exchange(MODEL)
+            await run.exchange(model_of(1))
+            release = release_of(run.tasks[-1].encoding)
+            (done,) = (await run.finish())["exchange-done"]
+        assert release is not None
+        assert done["epsilon_spent"] == pytest.approx(Accountant((release,) * (counts + 1)).epsilon(1e-5))
+
 
 class TestBestModel:
     async def test_the_one_that_was_evaluated_best(self, leader: Begin) -> None:
@@ -144,8 +162,12 @@ class TestGroups:
             run.locals[1] = Local(by=LARGE)
             with pytest.raises(NoReply, match=r"\b1 of 2\b.*\b2\b.*min-groups.*group [12]: "):
                 await run.exchange(MODEL)
-            (failed,) = [one for one in (await run.finish())["group-ended"] if one["reason"]]
-        assert not failed["retry"]
+            events = await run.finish()
+        (group,) = [one for one in events["group-ended"] if one["reason"]]
+        (failed,) = events["exchange-failed"]
+        assert (group["retry"], failed["retry"]) == (False, False)
+        assert failed["exchange"] == group["drawn"], "the exchange is that of the draw"
+        assert max(failed["bytes_down"].values()) >= MODEL.layout.nbytes, "with what the group that has a sum cost"
 
     async def test_a_group_that_fails_gives_no_mean_and_the_others_go_on(self, leader: Begin) -> None:
         async with leader(**GROUPED, min_groups=1, max_attempts=1, clipping="fail") as run:
