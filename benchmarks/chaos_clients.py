@@ -106,7 +106,7 @@ class Digits:
     _seed: str = ""
     _draws: int = 0
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         """Add this client's digit."""
         await asyncio.sleep(self.seconds())
         assert model is not None, "the app has a model"

@@ -91,7 +91,7 @@ class Waits:
 
     rows: deque[int]
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         """Train, or fail."""
         rows = self.rows.popleft() if self.rows else 1
         if not rows:

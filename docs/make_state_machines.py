@@ -10,7 +10,7 @@ from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import SecureExchange
-from server_app.exchanges.stages import PARTICIPANT_TRANSITIONS, PHASES
+from server_app.exchanges.stages import PARTICIPANT_TRANSITIONS, PHASE_TRANSITIONS
 
 TARGET = Path(__file__).with_name("state-machines.md")
 KINDS: Mapping[str, type[Exchange]] = {"secure": SecureExchange, "plain": PlainExchange, "draw of groups": DrawExchange}
@@ -37,7 +37,7 @@ def render() -> str:
 
 
 def _exchange_diagram() -> str:
-    phases = [(source, event, target) for (source, event), target in PHASES.items()]
+    phases = [(source, event, target) for (source, event), target in PHASE_TRANSITIONS.items()]
     states = [(source, event, target) for (source, event), target in PARTICIPANT_TRANSITIONS.items()]
     lines = ["stateDiagram-v2", *render_machine("Stage", phases), *render_machine("Participant", states)]
     return "\n".join(lines) + "\n"

@@ -80,7 +80,7 @@ async def make_services(
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
     store = await Store.open(settings.database or settings.database_file)
     try:
-        async with Uptime.counted(time.monotonic) as uptime:
+        async with Uptime.measure(time.monotonic) as uptime:
             yield Services(
                 settings=settings,
                 roster=Rosters(kit.rosters, authority=kit.authority, path=kit.rosters_file),
@@ -104,13 +104,13 @@ async def make_services(
 @contextlib.asynccontextmanager
 async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[None]:
     """Serve the metrics if the kit says so, and run the background tasks."""
-    ending = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
+    stop = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
     watching = (asyncio.create_task(watch_gauges(services)), asyncio.create_task(watch_storage(services)))
     try:
         yield
     finally:
         await end(*watching)
-        await asyncio.to_thread(ending)
+        await asyncio.to_thread(stop)
         await asyncio.to_thread(services.traces.close)
 
 
@@ -232,8 +232,8 @@ def lock_data_folder(folder: Path) -> Lock:
         (folder / "server.lock").touch(mode=0o600)
     except OSError as error:
         raise ConfigurationError(f"cannot write to the data folder {folder}: {error.strerror}") from None
-    taken = f"another server uses the data folder {folder}; stop it, or choose one with --data-dir"
-    return Lock(folder / "server.lock", in_use=taken)
+    message = f"another server uses the data folder {folder}; stop it, or choose one with --data-dir"
+    return Lock(folder / "server.lock", in_use=message)
 
 
 def run(kit: ServerKit, settings: ServerSettings, *, host: str, port: int, ready: Callable[[str], None]) -> None:

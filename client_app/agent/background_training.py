@@ -144,12 +144,12 @@ async def _fetch(task: Task, version: Version, client: Client) -> None:
 
 async def _train(task: Task, client: Client) -> LocalAnswer:
     """Run the app when the ranks are free; raises NotEligible once the machine may not train."""
-    counted = AggregatedRounds(client.state_dir)
-    counted.begin(task)
+    rounds = AggregatedRounds(client.state_dir)
+    rounds.begin(task)
 
     async def run(local: Path) -> LocalAnswer:
         async with client.pending.ranks:
-            return await client.work.run(task, client.pending.base, local, counted=counted.last(task.run))
+            return await client.work.run(task, client.pending.base, local, aggregated_round=rounds.last(task.run))
 
     answer = await guarded(run(client.pending.local), client.eligibility.lost())
     if not answer.trained:

@@ -33,14 +33,14 @@ OTHERS_SECONDS: Final = 900.0
 class LocalWork(Protocol):
     """Runs the ClientApp; `client_app.ranks.group.RankGroup` implements it."""
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         """Run one task for at most `task.seconds`.
 
         Args:
             task: what the server asks for.
             model: the file of the model, or of the message of a plain exchange.
             out: the file that the new model goes to.
-            counted: the last round whose update was aggregated, 0 for none.
+            aggregated_round: the last round whose update was aggregated, 0 for none.
         """
         ...
 

@@ -85,11 +85,13 @@ class LocalUpdate:
 
     async def run_app(self, content: Path | None) -> LocalAnswer:
         """Run the app on the model, or on a plain message; raises NotEligible once the machine may not train."""
-        counted = self._aggregated.last(self.task.run)
+        aggregated_round = self._aggregated.last(self.task.run)
 
         async def work() -> LocalAnswer:
             async with self.client.pending.ranks:
-                return await self.client.work.run(self.task, content, self.client.results.model, counted=counted)
+                return await self.client.work.run(
+                    self.task, content, self.client.results.model, aggregated_round=aggregated_round
+                )
 
         return await guarded(work(), self.client.eligibility.lost())
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from fedcore.federation.eligibility import MINUTES_A_DAY, EligibilityRules
 
-AHEAD: Final = timedelta(hours=24)
+HORIZON: Final = timedelta(hours=24)
 
 
 def windows(rules: EligibilityRules, now: datetime) -> list[tuple[datetime, datetime]]:

@@ -122,8 +122,8 @@ def _training(status: Status) -> StatusSection:
     training = status.training
     now = "It may train now." if training.allowed else f"It may not train now: {clean(training.why)}."
     text = [f"This machine may train {training.rules}. {now}"]
-    whole = len(training.windows) == 1 and (training.windows[0][1] - training.windows[0][0]).days >= 1
-    if whole:
+    all_week = len(training.windows) == 1 and (training.windows[0][1] - training.windows[0][0]).days >= 1
+    if all_week:
         return StatusSection(name="hours", title="Next hours", text=tuple(text))
     rows = tuple((moment(begin), moment(end)) for begin, end in training.windows)
     return StatusSection(

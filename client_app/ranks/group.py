@@ -98,8 +98,10 @@ class GroupSettings:
             private: the ranks' folder for temporary files.
             alone: whether nobody needs the network.
         """
-        given = [Path(value) for value in self.node_config.values() if isinstance(value, str) and os.path.exists(value)]
-        paths = (self.data_dir, self.models, *given, *self.rules.read, *named_paths(self.environment(private)))
+        config_paths = [
+            Path(value) for value in self.node_config.values() if isinstance(value, str) and os.path.exists(value)
+        ]
+        paths = (self.data_dir, self.models, *config_paths, *self.rules.read, *named_paths(self.environment(private)))
         return Sandbox(
             read=(self.app, *(path for path in paths if path is not None)),
             write=tuple(path for path in (private, self.scratch, self.local_folder) if path is not None),
@@ -183,7 +185,7 @@ class RankGroup(ABC):
         self.settings = replace(self.settings, app=app, app_sha256=app_sha256)
         await self.start()
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.
 
         Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
@@ -193,10 +195,10 @@ class RankGroup(ABC):
             task: what the server asks for.
             model: the file of the model, or of the message of a plain exchange.
             out: the file that the new model goes to.
-            counted: the round of this client's last training whose update was in its sum, 0 for none.
+            aggregated_round: the round of this client's last training whose update was in its sum, 0 for none.
         """
         made = (self.settings.scratch or self.private) / f"new-{secrets.token_hex(8)}.safetensors"
-        request = RankTask(task=task, model=str(model) if model else None, out=str(made), counted=counted)
+        request = RankTask(task=task, model=str(model) if model else None, out=str(made), counted=aggregated_round)
         try:
             answer = await self._ask(request, Limit.of(task.seconds))
             if answer.trained:

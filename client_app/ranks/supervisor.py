@@ -28,7 +28,7 @@ from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.peers import BLAME_SECONDS, first_cause
 from fedcore.system.sandbox.sandbox import Sandbox
-from fedcore.system.workers.failures import ending
+from fedcore.system.workers.failures import exit_description
 from fedcore.system.workers.starting import kill_group, start_process
 
 LOOPBACK: Final = "127.0.0.1"
@@ -81,13 +81,13 @@ class RankProcess:
     async def ask(self, message: ToRank) -> FromRank:
         """The rank's answer to one message; raises what its failure means, or RankFailed when the process ends."""
         answering = asyncio.ensure_future(self._answer(message))
-        ending = asyncio.ensure_future(self.process.wait())
+        exit_wait = asyncio.ensure_future(self.process.wait())
         try:
-            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering, exit_wait), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((answering,), timeout=_LAST_ANSWER_SECONDS)
             answer = answering.result() if answering.done() else None
         finally:
-            await end(answering, ending)
+            await end(answering, exit_wait)
         if answer is None:
             raise RankFailed(await self.how_it_ended(), RANK_KILLED)
         if isinstance(answer, Failure):
@@ -111,7 +111,7 @@ class RankProcess:
                 code = await self.process.wait()
         except TimeoutError:
             return f"rank {self.number} closed its connection"
-        return f"rank {self.number} {ending(code)}"
+        return f"rank {self.number} {exit_description(code)}"
 
     def kill(self) -> None:
         """End the process and its group."""

@@ -35,9 +35,9 @@ class AppendOnlyFile:
     def read(self) -> bytes:
         """Read the file; an incomplete last line is removed."""
         content = self._path.read_bytes()
-        whole = whole_lines(content)
-        os.ftruncate(self._descriptor, whole)
-        return content[:whole]
+        complete = whole_lines(content)
+        os.ftruncate(self._descriptor, complete)
+        return content[:complete]
 
     def append(self, text: str, *, sync: bool = True) -> None:
         """Add a line, which is on disk on return; if this raises StorageFull or another error, the line is not there.

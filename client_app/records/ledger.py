@@ -52,8 +52,8 @@ ExchangeId: TypeAlias = tuple[str, int]
 
 def lock_folder(folder: Path) -> Lock:
     """Lock a kit or a state folder for one agent; raises ConfigurationError if another agent uses it."""
-    taken = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
-    return Lock(folder, in_use=taken)
+    message = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
+    return Lock(folder, in_use=message)
 
 
 class Ledger:

@@ -26,10 +26,10 @@ _SEED = "seed"
 
 
 def chosen_config(
-    app: FlowerApp, given: Mapping[str, Scalar] | None, *, rounds: int | None = None, seed: int | None = None
+    app: FlowerApp, values: Mapping[str, Scalar] | None, *, rounds: int | None = None, seed: int | None = None
 ) -> dict[str, Scalar]:
     """The run config of the app with what was given laid over; raises UnknownKey or ConfigurationError."""
-    changes = dict(given or {})
+    changes = dict(values or {})
     for name, key, value in (("rounds", ROUNDS_KEY, rounds), (_SEED, _SEED, seed)):
         if value is None:
             continue
@@ -46,16 +46,16 @@ def chosen_config(
 
 
 def chosen_settings(
-    app: FlowerApp, given: Mapping[str, Any] | None, aggregation: Literal["secure", "plain"] | None = None
+    app: FlowerApp, values: Mapping[str, Any] | None, aggregation: Literal["secure", "plain"] | None = None
 ) -> JobSettings:
     """The settings of the app with what was given laid over; raises UnknownKey or ConfigurationError."""
-    changes = settings_mapping(given, aggregation)
+    changes = settings_mapping(values, aggregation)
     return JobSettings.from_mapping({**app.settings.to_mapping(), **changes}, where="settings")
 
 
-def settings_mapping(given: Mapping[str, Any] | None, aggregation: str | None) -> dict[str, Any]:
+def settings_mapping(values: Mapping[str, Any] | None, aggregation: str | None) -> dict[str, Any]:
     """The settings that were given, with `aggregation`; tuples as lists, as in TOML."""
-    changes = {key: list(value) if isinstance(value, tuple) else value for key, value in (given or {}).items()}
+    changes = {key: list(value) if isinstance(value, tuple) else value for key, value in (values or {}).items()}
     if aggregation is not None:
         if changes.get("aggregation", aggregation) != aggregation:
             raise ConfigurationError(f"aggregation={aggregation!r} and settings['aggregation'] contradict each other")
@@ -63,18 +63,18 @@ def settings_mapping(given: Mapping[str, Any] | None, aggregation: str | None) -
     return changes
 
 
-def policy_of(given: Policy | str | Path | None, clients: int) -> Policy | None:
+def policy_of(policy: Policy | str | Path | None, clients: int) -> Policy | None:
     """A policy by the name of a ready one, or out of a policy.toml; None for the simulator's own. Raises KitError."""
     from fedcore.federation import Policy
 
-    if given is None or isinstance(given, Policy):
-        return given
-    match str(given):
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    match str(policy):
         case "stock":
             return Policy.default(clients)
         case "own":
             return Policy.own(clients, allow_plain=True)
-    return Policy.load(Path(given).expanduser())
+    return Policy.load(Path(policy).expanduser())
 
 
 @contextlib.contextmanager

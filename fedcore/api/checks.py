@@ -117,9 +117,9 @@ def collected_settings(
         return otherwise or JobSettings()
 
 
-def _config(app: FlowerApp, given: Mapping[str, Scalar], findings: Findings) -> dict[str, Scalar]:
+def _config(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings) -> dict[str, Scalar]:
     config = dict(app.run_config)
-    for key, value in given.items():
+    for key, value in values.items():
         with findings.expecting("run config"):
             config = override(config, {key: value}, "the run config")
     if "seed" not in config:

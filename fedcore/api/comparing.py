@@ -245,8 +245,8 @@ def _job(
     )
 
 
-def _values(given: Scalar | Sequence[Scalar]) -> tuple[Scalar, ...]:
-    return (given,) if isinstance(given, bool | int | float | str) else tuple(given)
+def _values(choice: Scalar | Sequence[Scalar]) -> tuple[Scalar, ...]:
+    return (choice,) if isinstance(choice, bool | int | float | str) else tuple(choice)
 
 
 def _which(run: RunResult) -> dict[str, Any]:

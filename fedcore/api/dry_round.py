@@ -99,7 +99,7 @@ class DryRound(Simulation):
             if self._state.withholds(kind):
                 continue
             try:
-                self._check_asked(nodes, kind)
+                self._check_request(nodes, kind)
                 enough = True
             except CohortBelowMinimum as error:
                 self.findings.error("the strategy", str(error))

@@ -211,13 +211,13 @@ class Federation:
         state = "running" if self._operator is not None else "not started; use it in a with statement"
         return f"<fedcore.Federation: {self._local.clients} clients of this machine, {self._local.app.name}, {state}>"
 
-    def _app(self, given: FlowerApp | None) -> FlowerApp:
+    def _app(self, app: FlowerApp | None) -> FlowerApp:
         """What is to run: of a local federation the app that its clients installed, as they installed it."""
         if self._local is not None:
-            return self._local.installed(given)
-        if given is None:
+            return self._local.installed(app)
+        if app is None:
             raise ConfigurationError("name the folder of the app to run")
-        return given
+        return app
 
     def _remote(self) -> RemoteOperator:
         if self._operator is None:
@@ -267,9 +267,9 @@ class _Local:
         self._group: ChildProcesses | None = None
         self._sha256 = AppBundle.from_folder(app.folder).sha256
 
-    def installed(self, given: FlowerApp | None) -> FlowerApp:
+    def installed(self, chosen: FlowerApp | None) -> FlowerApp:
         """The app; raises ConfigurationError for another one, whose run the clients would let wait in vain."""
-        app = self.app if given is None else given
+        app = self.app if chosen is None else chosen
         if AppBundle.from_folder(app.folder).sha256 != self._sha256:
             raise ConfigurationError(
                 f"the clients of this federation have installed {self.app.name} as it was when they started, and "

@@ -45,8 +45,8 @@ def history_of(record: RunRecord, results: Mapping[str, Any]) -> pandas.DataFram
     columns = list(dict.fromkeys(name for row in rows for name in row if name not in FACTS))
     present = [name for name in FACTS if any(name in row for row in rows)]
     frame = pandas.DataFrame(rows, index=pandas.Index(numbers, name=ROUND), columns=[*columns, *present])
-    whole = [name for name in ("clients", "dropped", "bytes_up", "bytes_down") if name in present]
-    return frame.astype(dict.fromkeys(whole, "Int64"))
+    counts = [name for name in ("clients", "dropped", "bytes_up", "bytes_down") if name in present]
+    return frame.astype(dict.fromkeys(counts, "Int64"))
 
 
 def final_metrics(record: RunRecord, results: Mapping[str, Any]) -> dict[str, Any]:

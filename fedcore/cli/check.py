@@ -8,7 +8,7 @@ import typer
 
 from fedcore.cli.main import AppFolder, AsJson, DataFolder, RunConfig, Settings
 
-FOUND = 2
+EXIT_ERRORS = 2
 
 
 def check(
@@ -65,4 +65,4 @@ def check(
                 console.print(f"[{color}]{kind:<8}[/] {escape(str(one))}", highlight=False, soft_wrap=True)
         console.print(escape(report.headline()), highlight=False, soft_wrap=True)
     if not report.ok:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_ERRORS)

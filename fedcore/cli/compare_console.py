@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.comparison.app_facts import find_facts
+from fedcore.comparison.app_probe import find_facts
 from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import CompareJob, plan

@@ -78,12 +78,12 @@ class SimulationOptions:
 
         app = FlowerApp.load(folder.absolute())
         clients = clients or app.simulation_clients
-        given = parse_assignments(run_config or [])
-        config = override(app.run_config, given, "the run config")
+        changes = parse_assignments(run_config or [])
+        config = override(app.run_config, changes, "the run config")
         return cls(
             app=app,
             clients=clients,
-            run_config=with_cohort(config, given, per_round, clients),
+            run_config=with_cohort(config, changes, per_round, clients),
             settings=JobSettings.from_mapping(
                 {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
             ),
@@ -92,7 +92,7 @@ class SimulationOptions:
 
     def check_target(self) -> None:
         """Refuse a target whose metric no evaluation reports, if the app says what it reports."""
-        from fedcore.comparison.own_figures import CLIENTS
+        from fedcore.comparison.app_evaluation import CLIENTS
         from fedcore.errors import ConfigurationError
         from fedcore.flower.apps.personalization import PREFIX
         from fedcore.flower.serverside import load_server_app

@@ -177,8 +177,8 @@ class FieldSection:
     @property
     def words(self) -> int:
         """Words that hold the fields, and the fractions."""
-        whole = -(-self.fields // self.per_word)
-        return whole + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else whole
+        count = -(-self.fields // self.per_word)
+        return count + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else count
 
     def units(self) -> list[Unit]:
         """What is rotated by itself, in order; for a section that has a `sent_share`."""

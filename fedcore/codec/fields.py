@@ -140,7 +140,7 @@ class StochasticRounder:
         narrow = self._field_bits <= 16
         self._scaled = np.empty(BLOCK_FIELDS, np.float32 if narrow else np.float64)
         self._fixed = np.empty(BLOCK_FIELDS, np.int32) if narrow else self._scaled.view(np.int64)
-        self._whole = np.empty(BLOCK_FIELDS if self._field_bits == 64 else 0, np.float64)
+        self._steps = np.empty(BLOCK_FIELDS if self._field_bits == 64 else 0, np.float64)
         self._fields = np.empty(BLOCK_FIELDS, field_dtype(self._field_bits))
         self._bits = np.empty(BLOCK_FIELDS, np.uint16)
         self._zeros = bytes(self._bits.nbytes)
@@ -208,14 +208,14 @@ class StochasticRounder:
     def _widest(self, values: NDArray[np.float32], factor: float, size: float, fields: NDArray[Any]) -> int:
         """float64, the whole part apart from what is after the point; returns the number of clipped values."""
         count = values.size
-        scaled, whole = self._scaled[:count], self._whole[:count]
+        scaled, steps = self._scaled[:count], self._steps[:count]
         np.multiply(values, factor, out=scaled, dtype=np.float64)
         clipped = _clip(scaled, self._levels, size * factor)
-        np.floor(scaled, out=whole)
-        np.subtract(scaled, whole, out=scaled)
+        np.floor(scaled, out=steps)
+        np.subtract(scaled, steps, out=scaled)
         # Both are below 2^63 in magnitude, so the sum in int64 is exact.
         signed = fields.view(np.int64)
-        np.copyto(signed, whole, casting="unsafe")
+        np.copyto(signed, steps, casting="unsafe")
         np.multiply(scaled, _ONE, out=scaled)
         fixed = self._fixed[:count]
         np.rint(scaled, out=fixed, casting="unsafe")
@@ -243,7 +243,7 @@ def split(
     fraction_bits: int,
     *,
     randomness: Callable[[int], bytes],
-    whole: NDArray[np.uint64],
+    offset_steps: NDArray[np.uint64],
     fractions: NDArray[np.uint32],
 ) -> int:
     """Write values * factor, clipped to [-L, L], as whole steps offset by L, and the rest in units of 2^-fraction_bits.
@@ -260,20 +260,20 @@ def split(
     scaled *= 1 + (np.ldexp(drawn, -64) - 0.5) * _BLUR
     np.clip(scaled, -levels, levels, out=scaled)
     steps = np.floor(scaled)
-    np.add(steps.astype(np.int64), levels, out=whole.view(np.int64))
+    np.add(steps.astype(np.int64), levels, out=offset_steps.view(np.int64))
     fractions[:] = np.rint(np.ldexp(scaled - steps, fraction_bits))
     return clipped
 
 
 def join(
-    whole: NDArray[np.uint64], fractions: NDArray[np.uint32], offset: int, fraction_bits: int, out: NDArray[np.float64]
+    steps: NDArray[np.uint64], fractions: NDArray[np.uint32], offset: int, fraction_bits: int, out: NDArray[np.float64]
 ) -> None:
     """Write what sums of such words stand for, in steps, to `out` [m].
 
     Args:
         offset: L times the number of terms.
     """
-    np.subtract(whole.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
+    np.subtract(steps.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
     out += np.ldexp(fractions.astype(np.float64), -fraction_bits)
 
 

@@ -105,7 +105,9 @@ def find_keys(words: NDArray[np.uint64], count: int) -> list[int]:
     rows = words.view(np.int64).reshape(-1, LIMBS).tolist()
     sums = [sum(limb << _LIMB_BITS * position for position, limb in enumerate(row)) % PRIME for row in rows]
     keys = _roots(_from_power_sums(sums[:count])) if count else []
-    if any(sum(pow(key, power, PRIME) for key in keys) % PRIME != given for power, given in enumerate(sums, start=1)):
+    if any(
+        sum(pow(key, power, PRIME) for key in keys) % PRIME != expected for power, expected in enumerate(sums, start=1)
+    ):
         raise PeerError(_MALFORMED, check="failure-keys")
     return keys
 

@@ -137,15 +137,15 @@ class _Sums:
 
     def _read_split(self, spec: TensorSpec, position: int, out: NDArray[np.float64]) -> None:
         """The same for fields with fractions."""
-        whole, fractions = split_words(self.packed, self.part.fields)
-        whole, fractions = whole[position : position + out.size], fractions[position : position + out.size]
+        steps, fractions = split_words(self.packed, self.part.fields)
+        steps, fractions = steps[position : position + out.size], fractions[position : position + out.size]
         terms = self.offset // self.part.levels
-        if whole.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
+        if steps.max() > 2 * self.offset or int(fractions.max()) > terms << self.part.fraction_bits:
             raise PeerError(
                 f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update",
                 check="malformed-update",
             )
-        join(whole, fractions, self.offset, self.part.fraction_bits, out)
+        join(steps, fractions, self.offset, self.part.fraction_bits, out)
 
 
 def _decode_floats(

@@ -71,20 +71,20 @@ class FloatUpdate:
             for_each(blocks(part), lambda: self._lost(weight), threads=self.threads)
             for part in self.encoding.field_sections
         )
-        lost, whole = zip(*chain.from_iterable(parts), strict=True)
-        return min(math.sqrt(math.fsum(lost) / math.fsum(whole)), 1.0)
+        lost, total = zip(*chain.from_iterable(parts), strict=True)
+        return min(math.sqrt(math.fsum(lost) / math.fsum(total)), 1.0)
 
     def _lost(self, weight: float) -> Callable[[FieldBlock], tuple[float, float]]:
         buffer = np.empty(BLOCK_FIELDS, np.float32)
 
         def squares(block: FieldBlock) -> tuple[float, float]:
-            lost = whole = 0.0
+            lost = total = 0.0
             for span, delta, _ in self._deltas(block, buffer):
                 sizes = np.abs(delta.astype(np.float64)) * weight
                 beyond = np.maximum(sizes - self.encoding.scales[span.index], 0.0)
-                whole += float(sizes @ sizes)
+                total += float(sizes @ sizes)
                 lost += float(beyond @ beyond)
-            return lost, whole
+            return lost, total
 
         return squares
 
@@ -149,7 +149,7 @@ class FloatUpdate:
     ) -> list[tuple[int, BlockSummary]]:
         """The same for a section with fractions."""
         factors = self._factors(part, weight)
-        whole, fractions = split_words(words, part.fields)
+        steps, fractions = split_words(words, part.fields)
         buffer, summaries = np.empty(BLOCK_FIELDS, np.float32), []
         for block in blocks(part):
             for span, delta, size in self._deltas(block, buffer):
@@ -161,7 +161,7 @@ class FloatUpdate:
                     part.levels,
                     part.fraction_bits,
                     randomness=randomness,
-                    whole=whole[position],
+                    offset_steps=steps[position],
                     fractions=fractions[position],
                 )
                 summaries.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))

@@ -5,7 +5,7 @@ is equal in all of them: the model and its first weights, the examples of each s
 examples trained on, the test sets. `workers.problem` takes these from the app itself, `workers.schedule` says which
 examples are taken when, and the report checks afterwards what was really equal.
 
-`plan` turns a job into runs (modes x sweep x seeds), `app_facts` determines what they need to know of the app,
+`plan` turns a job into runs (modes x sweep x seeds), `app_probe` determines what they need to know of the app,
 `execution` goes through the runs in the folder of `folder`, each by its mode (`modes`), and `report` shows the results
 (`results`).
 

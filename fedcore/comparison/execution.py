@@ -18,7 +18,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from fedcore.comparison.app_facts import AppFacts, find_facts
+from fedcore.comparison.app_probe import AppFacts, find_facts
 from fedcore.comparison.folder import OutFolder
 from fedcore.comparison.judging import Known, choose, known_by_name
 from fedcore.comparison.modes import Trained

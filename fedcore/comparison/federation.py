@@ -113,7 +113,7 @@ class ReusableFederation:
         A federation that lost a process is not used again. Raises EnvironmentFailure if a process ends that was not
         to be killed.
         """
-        whole = False
+        reusable = False
         try:
             if self._running is None:
                 self._started += 1
@@ -121,9 +121,9 @@ class ReusableFederation:
                 self._running = _RunningFederation.start(folder, run, plain=self.plain, paces=self.paces)
                 self._running.warm_up(run)
             followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
-            whole = followed.record.status == "finished" and run.kill is None
+            reusable = followed.record.status == "finished" and run.kill is None
         finally:
-            if not whole:
+            if not reusable:
                 self._close()
         return followed
 

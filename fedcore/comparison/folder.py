@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcore.comparison.app_facts import AppFacts
+from fedcore.comparison.app_probe import AppFacts
 from fedcore.comparison.plan import CompareJob
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle

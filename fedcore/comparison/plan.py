@@ -185,7 +185,7 @@ def _takers(key: str) -> str:
 
 def _points(job: CompareJob, mode: ChosenMode, config: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
     """Values of the keys that hold for a mode, one combination after the other."""
-    keys = [key for key in job.sweep if key in _known(mode, config) and key not in mode.given]
+    keys = [key for key in job.sweep if key in _known(mode, config) and key not in mode.keys]
     for values in itertools.product(*(job.sweep[key] for key in keys)):
         yield dict(zip(keys, values, strict=True))
 

@@ -99,7 +99,7 @@ class ChosenMode:
     """Every option, the defaults included."""
     config: Mapping[str, Scalar] = field(default_factory=dict)
     """What it lays over the run config and, for a federated mode, over [tool.fedcore]."""
-    given: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
     """The keys in its brackets."""
 
     @property

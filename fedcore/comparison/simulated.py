@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.execution import reported
 from fedcore.comparison.judging import JudgedBy, Known, choose
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.modes.federated import curve_of, evaluations_of
-from fedcore.comparison.own_figures import OwnFigures
 from fedcore.comparison.report import Comparison, ModeTitle, machine
 from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.comparison.target import Target
@@ -104,7 +104,7 @@ def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, paramet
     training = [exchange for exchange in record.exchanges if exchange.trains]
     ends = record.virtual_ends() or []
     virtual = [end for exchange, end in zip(record.exchanges, ends, strict=False) if exchange.trains]
-    own = OwnFigures.of(results, evaluations_of(record))
+    own = AppEvaluation.of(results, evaluations_of(record))
     names = dict.fromkeys(name for exchange in training for name in exchange.survivors)
     return RunResult(
         mode=kind,

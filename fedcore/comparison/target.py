@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import Better, known_by_name
-from fedcore.comparison.own_figures import CLIENTS
 from fedcore.comparison.results import CurvePoint, number_of
 from fedcore.errors import ConfigurationError
 from fedcore.wire.events import ExchangeDone, FiguresFound, RunEvent

@@ -136,10 +136,10 @@ class StatisticsQuery:
                     f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
                     check="no-such-column",
                 )
-        counted = [count_column(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
+        counts = [count_column(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
         if not self.epsilon:
-            return {name: numbers.tolist() for name, numbers in zip(names, counted, strict=True)}
-        steps = self.noise().add_to(np.concatenate(counted), randomness).reshape(len(names), self.length)
+            return {name: numbers.tolist() for name, numbers in zip(names, counts, strict=True)}
+        steps = self.noise().add_to(np.concatenate(counts), randomness).reshape(len(names), self.length)
         return {name: numbers.tolist() for name, numbers in zip(names, steps, strict=True)}
 
     def column(self, name: str, index: int, sums: Sequence[float]) -> Column:

@@ -26,9 +26,9 @@ def bounds_from(texts: Iterable[str], table: Mapping[str, Any]) -> Bounds:
     Raises ConfigurationError that says how to give them if there are none.
     """
     check_table(table)
-    given = [part for text in texts for part in text.split()]
-    if given:
-        return _of_texts(given)
+    words = [part for text in texts for part in text.split()]
+    if words:
+        return _of_texts(words)
     bounds = table.get("bounds")
     if isinstance(bounds, Mapping):
         return {str(name): _pair(pair, f"bounds of {name}") for name, pair in bounds.items()}
@@ -50,9 +50,9 @@ def check_table(table: Mapping[str, Any]) -> None:
             raise UnknownKey(key, _KEYS, "[tool.fedcore.statistics]")
 
 
-def bins_from(given: int | None, table: Mapping[str, Any]) -> int:
+def bins_from(option: int | None, table: Mapping[str, Any]) -> int:
     """Cells of a histogram: the option, the app's, or the default."""
-    bins = given if given is not None else table.get("bins", BINS)
+    bins = option if option is not None else table.get("bins", BINS)
     if type(bins) is not int:
         raise ConfigurationError(f"bins in [tool.fedcore.statistics] must be a whole number, not {bins!r}")
     return bins

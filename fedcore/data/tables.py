@@ -278,11 +278,11 @@ def _shared_file(name: str, app: Path) -> Path:
 @lru_cache(maxsize=8)
 def _halves(schema: TableSchema, path: Path) -> tuple[Split, Split]:
     """Kept, since clients ask in every round."""
-    whole = schema.read(path)
-    if len(whole) < 2:
-        raise DataError(f"{path} has {len(whole)} rows with a target; there have to be some to train and some to test")
-    order, tested = np.random.default_rng(0).permutation(len(whole)), np.arange(len(whole)) % 5 == 0
-    return whole.take(np.sort(order[~tested])), whole.take(np.sort(order[tested]))
+    rows = schema.read(path)
+    if len(rows) < 2:
+        raise DataError(f"{path} has {len(rows)} rows with a target; there have to be some to train and some to test")
+    order, tested = np.random.default_rng(0).permutation(len(rows)), np.arange(len(rows)) % 5 == 0
+    return rows.take(np.sort(order[~tested])), rows.take(np.sort(order[tested]))
 
 
 def _one(table: pandas.DataFrame, name: str, path: Path) -> Cells:
@@ -324,8 +324,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _column(name: str, values: Mapping[str, Any]) -> TableColumn:
-    given = dict(values)
-    return TableColumn(name=name, categories=tuple(given.pop("categories", ())), **given)
+    fields = dict(values)
+    return TableColumn(name=name, categories=tuple(fields.pop("categories", ())), **fields)
 
 
 def _column_line(column: TableColumn) -> str:

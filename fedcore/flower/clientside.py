@@ -94,7 +94,7 @@ class LocalContent:
     def read(cls, content: Path) -> LocalContent:
         """From a record file; raises AppError for a message without a model, PeerError for what is no record file."""
         records = read_records(content)
-        places = [place for place, record in enumerate(records) if isinstance(record, StoredArrays)]
+        places = [index for index, record in enumerate(records) if isinstance(record, StoredArrays)]
         if len(places) != 1:
             raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(places)}")
         arrays = cast(StoredArrays, records[places[0]])
@@ -194,9 +194,9 @@ class ClientRunner:
         if content is None or task.message is None:
             raise AppError("a plain exchange sends every client a message")
         if (app := self.local_app(task)) is not None:
-            given = content if isinstance(content, LocalContent) else LocalContent.read(content)
-            local_task = self.local_task(task, given)
-            return self.reply(local_task, self._work(app, task, local_task.job, given.model), out)
+            local = content if isinstance(content, LocalContent) else LocalContent.read(content)
+            local_task = self.local_task(task, local)
+            return self.reply(local_task, self._work(app, task, local_task.job, local.model), out)
         if isinstance(content, LocalContent):
             raise UsageError("an app that is not ours reads its messages itself")
         context = self._context_of(task)

@@ -58,18 +58,18 @@ class LoadedApp:
 
 
 @contextmanager
-def load_app(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[LoadedApp]:
+def load_app(source: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[LoadedApp]:
     """An app that this process can run until the end of the block; raises AppError or UnknownKey.
 
     A folder's modules are read again, whatever was imported before, so that an edited app is the one that runs. For
     objects, `run_config` may hold any key, since only their own code knows which it reads.
     """
-    if isinstance(given, str | Path | FlowerApp):
-        app = given if isinstance(given, FlowerApp) else FlowerApp.load(Path(given).expanduser().absolute())
+    if isinstance(source, str | Path | FlowerApp):
+        app = source if isinstance(source, FlowerApp) else FlowerApp.load(Path(source).expanduser().absolute())
         with fresh_modules(app):
             yield LoadedApp(app, in_memory=False)
         return
-    name, client, server = _parts(given)
+    name, client, server = _parts(source)
     ready = READY_CONFIG if server is None else {}
     _check_spelling(run_config, ready)
     with private_folder() as folder, _module(client, server) as module:
@@ -85,54 +85,54 @@ def load_app(given: AppLike, run_config: Mapping[str, Scalar]) -> Iterator[Loade
         yield LoadedApp(app, in_memory=True)
 
 
-def folder_of(given: AppLike, purpose: str) -> FlowerApp:
+def folder_of(source: AppLike, purpose: str) -> FlowerApp:
     """The app in a folder; raises AppError for objects, which no other process can be handed.
 
     Args:
         purpose: what needs other processes, as in "a comparison".
     """
-    if isinstance(given, FlowerApp):
-        return given
-    if isinstance(given, str | Path):
-        return FlowerApp.load(Path(given).expanduser().absolute())
+    if isinstance(source, FlowerApp):
+        return source
+    if isinstance(source, str | Path):
+        return FlowerApp.load(Path(source).expanduser().absolute())
     raise AppError(
-        f"{purpose} runs the app in processes of their own, and a {type(given).__name__} of this process cannot be "
+        f"{purpose} runs the app in processes of their own, and a {type(source).__name__} of this process cannot be "
         "handed to them. Write the app into a folder, and name that: `fedcore new NAME` makes one, and in a notebook "
         "`%%writefile` fills its files",
         check="app-in-memory",
     )
 
 
-def _parts(given: object) -> tuple[str, ClientApp, ServerApp | None]:
+def _parts(source: object) -> tuple[str, ClientApp, ServerApp | None]:
     """Name, ClientApp and ServerApp of what was given; None if the ready one is to be used."""
     name = "an app of this process"
-    if callable(given) and not isinstance(given, ClientApp | ServerApp):
-        name = getattr(given, "__name__", name)
-        given = given()
-    if isinstance(given, tuple) and len(given) == 2:
-        client, server = given
+    if callable(source) and not isinstance(source, ClientApp | ServerApp):
+        name = getattr(source, "__name__", name)
+        source = source()
+    if isinstance(source, tuple) and len(source) == 2:
+        client, server = source
         if isinstance(client, ClientApp) and isinstance(server, ServerApp):
             return name, client, server
     from fedcore.flower.apps.engine_app import LocalApp
 
-    if isinstance(given, LocalApp):
-        return name, given, None
-    if isinstance(given, ClientApp):
+    if isinstance(source, LocalApp):
+        return name, source, None
+    if isinstance(source, ClientApp):
         raise AppError(
             "a ClientApp alone says nothing of the strategy; give the pair (client_app, server_app)",
             check="server-app-needed",
         )
     raise AppError(
         f"an app is the path of its folder, what supervised_app or local_app returns, or a pair (ClientApp, "
-        f"ServerApp), or a function that makes one of these; not a {type(given).__name__}",
+        f"ServerApp), or a function that makes one of these; not a {type(source).__name__}",
         check="not-an-app",
     )
 
 
-def _check_spelling(given: Mapping[str, Scalar], ready: Mapping[str, Scalar]) -> None:
+def _check_spelling(values: Mapping[str, Scalar], ready: Mapping[str, Scalar]) -> None:
     """Refuse a known key that is written with underscores, which nothing would read."""
     known = {*ready, *(READ_TOO if ready else ()), ROUNDS_KEY}
-    for key in given:
+    for key in values:
         if key not in known and key.replace("_", "-") in known:
             raise UnknownKey(key, known, "run_config")
 

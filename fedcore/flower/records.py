@@ -148,12 +148,12 @@ def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
         return from_float(spec, array)
     rounded = np.rint(array) if array.dtype.kind == "f" else array
     with np.errstate(invalid="ignore"):
-        whole: NDArray[Any] = rounded.astype(spec.storage)
-    if not np.array_equal(whole, rounded):
+        integers: NDArray[Any] = rounded.astype(spec.storage)
+    if not np.array_equal(integers, rounded):
         raise EncodingError(
             f"tensor {spec.name!r} holds values that its dtype {spec.dtype} cannot", check="dtype-overflow"
         )
-    return whole
+    return integers
 
 
 def _stored(key: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> StoredRecord:

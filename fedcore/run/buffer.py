@@ -41,13 +41,13 @@ class ReadyUpdates:
         Whose they are, ascending.
     buffer
         What each of them began from.
-    whole
+    all_survive
         Whether all of these clients have to survive.
     """
 
     cohort: Sequence[int]
     buffer: Buffer
-    whole: bool = False
+    all_survive: bool = False
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class NamedUpdates:
             return None
         starts = starts_of(self._task, self._clients)
         buffer = Buffer(newest=self._task.buffer.newest, starts=list(starts.values()))
-        return ReadyUpdates(cohort=self._clients, buffer=buffer, whole=True)
+        return ReadyUpdates(cohort=self._clients, buffer=buffer, all_survive=True)
 
     def note_failure(self, task: Task, survivors: Sequence[int], *, again: bool, repeated: bool) -> tuple[int, ...]:
         """Take an attempt that gave no sum; returns the clients whose updates come to nothing by that.
@@ -247,15 +247,15 @@ class WorkBook:
         ready = [client for client in self._ready if present is None or client in present]
         return tuple(ready[: self.size]) if len(ready) >= self.size else ()
 
-    def ready_updates(self, clients: Iterable[int], *, whole: bool = False) -> ReadyUpdates:
+    def ready_updates(self, clients: Iterable[int], *, all_survive: bool = False) -> ReadyUpdates:
         """What the task of their sum says of ready clients.
 
-        whole
+        all_survive
             Whether all of them have to survive.
         """
         cohort = sorted(clients)
         buffer = Buffer(newest=self.version.number, starts=[self._ready[client] for client in cohort])
-        return ReadyUpdates(cohort=cohort, buffer=buffer, whole=whole)
+        return ReadyUpdates(cohort=cohort, buffer=buffer, all_survive=all_survive)
 
     def spend(self, task: Task, clients: Collection[int]) -> None:
         """The updates of these clients are in the sum of `task`, and will be in no other one."""

@@ -73,15 +73,15 @@ class EncodingPlan:
         n: int,
         members: int | None = None,
         *,
-        whole: bool = False,
+        all_survive: bool = False,
         model: str = "",
     ) -> AnyEncoding:
         """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
 
-        With `whole` the scales are those of the attempt before, whose sum stayed closed, or larger ones: clients answer
-        for one model at rising scales only.
+        With `all_survive` the scales are those of the attempt before, whose sum stayed closed, or larger ones: clients
+        answer for one model at rising scales only.
 
-        members, whole
+        members, all_survive
             As in `quorum_for`.
         model
             SHA-256, hex, of the model that is trained from, which decides how compressed updates are rotated.
@@ -90,19 +90,19 @@ class EncodingPlan:
         sizes = n, self.least_cohort, members
         if is_query(message_type):
             self._check_query(codec, n)
-            return first_encoding(codec, None, n, failures=failures_for(self.settings, *sizes, whole=whole))
+            return first_encoding(codec, None, n, failures=failures_for(self.settings, *sizes, all_survive=all_survive))
         names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
-        protection = protection_for(self.settings, *sizes, whole=whole) if self.privacy else None
+        protection = protection_for(self.settings, *sizes, all_survive=all_survive) if self.privacy else None
         if self.privacy is not None and protection is not None:
-            quorum = quorum_for(self.settings, *sizes, whole=whole)
+            quorum = quorum_for(self.settings, *sizes, all_survive=all_survive)
             clients, metrics = noise_clients(n, quorum, protection), () if layout else names or ()
             return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=clients, metrics=metrics)
-        failures = failures_for(self.settings, *sizes, whole=whole)
+        failures = failures_for(self.settings, *sizes, all_survive=all_survive)
         if layout is None:
             return first_encoding(codec, layout, n, metrics=names, failures=failures)
         rotation = rotation_seed(model) if codec.compresses else ""
         return self._track(layout).encoding(
-            codec, layout, n, metrics=names, failures=failures, again=whole, rotation=rotation
+            codec, layout, n, metrics=names, failures=failures, again=all_survive, rotation=rotation
         )
 
     def learn(self, message_type: str, encoding: AnyEncoding, result: EncodingFeedback) -> None:

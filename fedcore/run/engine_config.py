@@ -24,7 +24,7 @@ _OWN: Final = {
 ENGINES: Final[Registry[Any]] = Registry(
     "engine",
     "fedcore.engines",
-    {name: f"fedcore.training.engines.{place}" for name, place in _OWN.items()},
+    {name: f"fedcore.training.engines.{module}" for name, module in _OWN.items()},
     where="--engine-set",
     accept=with_methods("step", "load", "save"),
 )

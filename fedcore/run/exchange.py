@@ -107,7 +107,7 @@ def make_task(
     least_cohort: int = 2,
     roster: int = 1,
     members: int | None = None,
-    whole: bool = False,
+    all_survive: bool = False,
     previous: str = "",
     buffer: Buffer | None = None,
     cut: GroupSpec | None = None,
@@ -116,7 +116,7 @@ def make_task(
 ) -> Task:
     """The announcement of one exchange to its cohort.
 
-    least_cohort, members, whole
+    least_cohort, members, all_survive
         As in `quorum_for`.
     roster
         The version of the roster in use.
@@ -128,7 +128,7 @@ def make_task(
         Of one that is a group of a draw.
     """
     return Task(
-        **_asked(request, settings),
+        **_request_fields(request, settings),
         run=run,
         exchange=exchange,
         attempt=attempt,
@@ -136,8 +136,8 @@ def make_task(
         run_config=dict(run_config),
         model=model,
         cohort=sorted(cohort),
-        quorum=quorum_for(settings, len(cohort), least_cohort, members, whole=whole),
-        protection=protection_for(settings, len(cohort), least_cohort, members, whole=whole),
+        quorum=quorum_for(settings, len(cohort), least_cohort, members, all_survive=all_survive),
+        protection=protection_for(settings, len(cohort), least_cohort, members, all_survive=all_survive),
         encoding=encoding,
         roster=roster,
         previous=previous,
@@ -166,7 +166,7 @@ def make_work(
         Which model of the run it is, for clients that learn it from this task alone.
     """
     return Task(
-        **_asked(request, settings),
+        **_request_fields(request, settings),
         run=run,
         exchange=exchange,
         attempt=1,
@@ -182,7 +182,7 @@ def make_work(
     )
 
 
-def _asked(request: ExchangeRequest, settings: JobSettings) -> dict[str, Any]:
+def _request_fields(request: ExchangeRequest, settings: JobSettings) -> dict[str, Any]:
     """The fields of a task that say what the strategy asks for, and under which settings."""
     return {
         "server_round": request.server_round,

@@ -80,7 +80,7 @@ class GroupAssignmentRecord(BaseModel):
             exchange=task.exchange,
             digest=task.digest().hex(),
             purpose=task.purpose,
-            model=task.asked_of,
+            model=task.subject_model,
             asked=len(task.cohort),
             cut=task.cut,
             nonce=ticket.nonce.hex(),
@@ -223,7 +223,7 @@ def check_group(
         raise _wrong(
             f"this client did not answer the draw {group.draw[:12]}… of exchange {group.exchange}", "not-answered"
         )
-    if (drawn.purpose, drawn.model, drawn.cut) != (task.purpose, task.asked_of, task.cut):
+    if (drawn.purpose, drawn.model, drawn.cut) != (task.purpose, task.subject_model, task.cut):
         raise _wrong("the groups were drawn for another model, or for other groups", "other-draw")
     ids = [ticket.client_id for ticket in tickets]
     if ids != sorted(set(ids)) or len(ids) > drawn.asked:

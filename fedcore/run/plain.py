@@ -45,7 +45,7 @@ _LONGEST_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class OutgoingMessage:
     """What one client is sent: a message's type and head, and the record file with its content."""
 
     message_type: str
@@ -109,7 +109,7 @@ def plain_task(
     timeout: float | None,
     roster: int = 1,
 ) -> Task:
-    """What all clients of a plain exchange are told; `Question.to` adds what each of them is sent.
+    """What all clients of a plain exchange are told; `OutgoingMessage.to` adds what each of them is sent.
 
     message_type
         Of the first of them.

@@ -21,14 +21,14 @@ def corrupt_for(settings: JobSettings, members: int) -> int:
 
 
 def quorum_for(
-    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, all_survive: bool = False
 ) -> int:
     """Survivors needed of a cohort of `n` out of `members`, None for as many as the cohort has; 1 for a plain mean.
 
     The setting; or floor(2n/3) + 1, and more where `least_cohort` clients that do not collude, or agreement on one set
-    of survivors, need more. All of them where the `whole` cohort has to survive.
+    of survivors, need more. All of them where the `all_survive` cohort has to survive.
     """
-    if whole:
+    if all_survive:
         return n
     if settings.quorum:
         return settings.quorum
@@ -39,20 +39,20 @@ def quorum_for(
 
 
 def failures_for(
-    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, all_survive: bool = False
 ) -> int:
     """How many clients may contribute nothing to a sum, so that `least_cohort` that do not collude still do."""
-    sure = quorum_for(settings, n, least_cohort, members, whole=whole) - corrupt_for(settings, members or n)
+    sure = quorum_for(settings, n, least_cohort, members, all_survive=all_survive) - corrupt_for(settings, members or n)
     return min(MOST_FAILURES, n - 1, max(0, sure - least_cohort))
 
 
 def protection_for(
-    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, all_survive: bool = False
 ) -> Protection | None:
     """Graph, threshold and key agreement for a secure exchange among `n` clients; None for a plain one."""
     if settings.aggregation == "plain":
         return None
-    quorum = quorum_for(settings, n, least_cohort, members, whole=whole)
+    quorum = quorum_for(settings, n, least_cohort, members, all_survive=all_survive)
     corrupt = corrupt_for(settings, members or n)
     graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.dropout)
     if settings.key_agreement == "auto":

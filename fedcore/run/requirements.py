@@ -30,20 +30,20 @@ def least_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
     return settings.min_clients or max(2, min_secure_cohort(settings, members, min_cohort))
 
 
-def min_clients_for(asked: int, settings: JobSettings, members: int, min_cohort: int) -> int:
-    """How many clients an exchange needs for which a strategy asks `asked`."""
+def min_clients_for(clients: int, settings: JobSettings, members: int, min_cohort: int) -> int:
+    """How many clients an exchange needs for which a strategy asks `clients`."""
     floor = min_secure_cohort(settings, members, min_cohort)
-    return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), asked))
+    return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), clients))
 
 
-def extra_clients(asked: int, settings: JobSettings) -> int:
-    """How many clients are asked with over-selection, in addition to the `asked` ones."""
-    return math.ceil(asked * settings.over_selection)
+def extra_clients(clients: int, settings: JobSettings) -> int:
+    """How many clients are asked with over-selection, in addition to the `clients` ones."""
+    return math.ceil(clients * settings.over_selection)
 
 
-def choose_cohort(asked: Collection[int], present: Iterable[int], size: int) -> tuple[int, ...]:
+def choose_cohort(requested: Collection[int], present: Iterable[int], size: int) -> tuple[int, ...]:
     """At most `size` of those who are present, ascending: the asked ones first, then others in their place."""
-    return tuple(sorted(sorted(present, key=lambda client: (client not in asked, client))[:size]))
+    return tuple(sorted(sorted(present, key=lambda client: (client not in requested, client))[:size]))
 
 
 def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
@@ -57,23 +57,23 @@ def group_spec_for(settings: JobSettings, cohort: int, members: int, min_cohort:
     return GroupSpec(groups=settings.groups, least=least), max(needed_tickets(cohort), settings.least_groups * least)
 
 
-def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:
-    if asked < settings.groups * least:
+def _check_grouped(clients: int, settings: JobSettings, least: int) -> None:
+    if clients < settings.groups * least:
         raise CohortBelowMinimum(
-            f"the strategy asks {asked} clients to train, {settings.groups} groups of at least {least} need "
+            f"the strategy asks {clients} clients to train, {settings.groups} groups of at least {least} need "
             f"{settings.groups * least}. Let the strategy ask more (min_train_nodes={settings.groups * least}), or set "
             "groups lower"
         )
 
 
-def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
-    """The setting max-corrupt with which `asked` of `members` clients are enough, and a third of them may drop out.
+def most_corrupt(clients: int, members: int, min_cohort: int) -> float | None:
+    """The setting max-corrupt with which `clients` of `members` clients are enough, and a third of them may drop out.
 
-    The largest of two digits; None if `asked` is too small for any collusion bound.
+    The largest of two digits; None if `clients` is too small for any collusion bound.
     """
-    quorum = default_quorum(asked)
+    quorum = default_quorum(clients)
     # As `quorum_for`: the others are a cohort, and two sets of so many have an honest client in common.
-    corrupt = min(quorum - min_cohort, 2 * quorum - asked - 1)
+    corrupt = min(quorum - min_cohort, 2 * quorum - clients - 1)
     if corrupt < 0:
         return None
     share = corrupt / members
@@ -82,18 +82,18 @@ def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
     return math.floor(share * scale) / scale
 
 
-def check_asked(
-    asked: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str, own: bool = False
+def check_cohort_request(
+    clients: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str, own: bool = False
 ) -> None:
     """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum.
 
     own
         Whether one person runs it and decides how many may collude.
     """
-    least = min_clients_for(asked, settings, members, min_cohort)
+    least = min_clients_for(clients, settings, members, min_cohort)
     if settings.groups > 1 and is_training(message_type):
-        _check_grouped(asked, settings, least_group(settings, members, min_cohort))
-    if asked >= least:
+        _check_grouped(clients, settings, least_group(settings, members, min_cohort))
+    if clients >= least:
         return
     what = message_type.partition(".")[0]
     share = math.ceil(100 * least / members) / 100
@@ -104,10 +104,10 @@ def check_asked(
     nodes = f"min_{what}_nodes={least} (for Flower's own strategies), or fraction_{what}={share:g} or more"
     if is_query(message_type):
         nodes = f"{least} nodes or more"
-    lower = most_corrupt(asked, members, min_cohort) if own and corrupt and settings.quorum <= asked else None
+    lower = most_corrupt(clients, members, min_cohort) if own and corrupt and settings.quorum <= clients else None
     other = "" if lower is None else f"; or reckon with fewer that collude: set max-corrupt to at most {lower:g}"
     raise CohortBelowMinimum(
-        f"the strategy asks {asked} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
+        f"the strategy asks {clients} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
         f"show single updates. Let the strategy ask more: {nodes}{other}"
     )
 

@@ -59,14 +59,14 @@ class Attempts:
         return cls(settings=settings, has_room=lambda *_: False)
 
     @property
-    def whole(self) -> bool:
+    def all_survive(self) -> bool:
         """Whether all clients of the next attempt have to survive."""
         return self._too_few or self.same is not None
 
     def go_on(
         self,
         error: RoundFailed,
-        asked: Collection[int],
+        cohort: Collection[int],
         survivors: Collection[int],
         *,
         free: bool,
@@ -74,7 +74,7 @@ class Attempts:
     ) -> bool:
         """Whether there is another attempt after one that ended with `error`; `whole` and `same` are about that one.
 
-        asked: its cohort. survivors: whose updates were in the sum, where it came that far. free: whether it does not
+        cohort: its cohort. survivors: whose updates were in the sum, where it came that far. free: whether it does not
         count, because the client to blame is excluded. seconds: how long it lasted, for `pause`.
 
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
@@ -103,7 +103,7 @@ class Attempts:
             self._lasted = seconds
         again = self._left > 0 and not isinstance(error, NothingContributed | RepliesDiffer)
         if isinstance(error, TooFewContributed):
-            again = again and not self.whole and self.has_room(error.failures, len(asked))
+            again = again and not self.all_survive and self.has_room(error.failures, len(cohort))
             self._too_few = True
         self.same = None
         return again

@@ -270,8 +270,8 @@ class JobSettings:
             raise ConfigurationError(
                 'asynchrony = "buffered" needs aggregation = "secure": a buffer is a secure sum', check="needs-secure"
             )
-        for name, given in (("over-selection", bool(self.over_selection)), ("differential privacy", self.private)):
-            if given:
+        for name, is_set in (("over-selection", bool(self.over_selection)), ("differential privacy", self.private)):
+            if is_set:
                 raise ConfigurationError(
                     f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is',
                     check="conflict",

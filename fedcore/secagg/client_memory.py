@@ -70,9 +70,9 @@ def present(value: Answer | None) -> Answer:
     return value
 
 
-def repeated(given: PastAnswer[Answer] | None, message: _Message, check: Check) -> Answer:
+def repeated(past: PastAnswer[Answer] | None, message: _Message, check: Check) -> Answer:
     """The answer that was given before, to the identical message only."""
-    earlier = present(given)
+    earlier = present(past)
     if message.digest() != earlier.digest:
         raise ProtocolViolation(check, "this step was answered already, and the message now is another one")
     return earlier.answer

@@ -60,9 +60,9 @@ class Graph:
         It is the one from which the way to the other, forward on the ring, is the shorter; so everybody chooses for
         half of its neighbours.
         """
-        ahead = (self._index[peer] - self._index[member]) % len(self._ring)
-        back = len(self._ring) - ahead
-        return ahead < back or (ahead == back and member < peer)
+        forward = (self._index[peer] - self._index[member]) % len(self._ring)
+        back = len(self._ring) - forward
+        return forward < back or (forward == back and member < peer)
 
     def _window(self, member: int) -> tuple[int, ...]:
         if self.full:

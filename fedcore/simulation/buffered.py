@@ -156,13 +156,13 @@ class AsyncClientPool:
         for client, result in self._results.get_or_run(clients, partial(self.executor.run, handed.task, handed.model)):
             self._examples[client] = result.examples
 
-    def spend(self, task: Task, clients: Sequence[int], *, counted: bool = False) -> None:
+    def spend(self, task: Task, clients: Sequence[int], *, opened: bool = False) -> None:
         """The updates of these clients are in a sum, or can be in no other.
 
-        counted
+        opened
             Whether that sum was opened.
         """
-        if counted:
+        if opened:
             for client in clients:
                 self.executor.count(self._of(client).task.server_round, [client])
         self.book.spend(task, clients)

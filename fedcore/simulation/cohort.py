@@ -112,7 +112,7 @@ class _SimulatedCohort:
         cohort = aggregator.cohort(attempt.same or self.request.nodes, attempt)
         if pool is not None:
             ready = self._ready(pool, attempt)
-            cohort = replace(cohort, clients=ready.cohort, buffer=ready.buffer, whole=ready.whole)
+            cohort = replace(cohort, clients=ready.cohort, buffer=ready.buffer, all_survive=ready.all_survive)
         elif attempt.same is None and aggregator.virtual is not None:
             try:
                 cohort = replace(cohort, clients=self._present(cohort.clients))
@@ -146,7 +146,7 @@ class _SimulatedCohort:
         """Of a buffered run: the updates that are summed next."""
         if (updates := self.named.ready()) is not None:
             return updates
-        return pool.book.ready_updates(pool.fill(self.request.nodes, self.before), whole=attempt.whole)
+        return pool.book.ready_updates(pool.fill(self.request.nodes, self.before), all_survive=attempt.all_survive)
 
     def _present(self, clients: Sequence[int]) -> Sequence[int]:
         """Those who are there on the virtual clock, and others in their place; raises RoundFailed for too few."""

@@ -12,13 +12,13 @@ from fedcore.state import MemorySink, ModelState, can_differ, difference_bytes, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentModel:
     state: ModelState
     is_difference: bool
 
 
 @dataclass(slots=True)
-class Downloads:
+class SimulatedDownloads:
     """The models of one simulated run.
 
     bits
@@ -26,7 +26,7 @@ class Downloads:
     """
 
     bits: int
-    _chain: ModelChain[_Sent] = field(default_factory=ModelChain, init=False)
+    _chain: ModelChain[_SentModel] = field(default_factory=ModelChain, init=False)
     _have_base: frozenset[int] = field(default=frozenset(), init=False)
     """Who got the model before; of one that was never a difference, nobody."""
     _have_it: frozenset[int] = field(default=frozenset(), init=False)
@@ -37,17 +37,17 @@ class Downloads:
         if self.bits == 32 or model is None or reference is None:
             return request
 
-        async def make(last: _Sent | None) -> _Sent:
+        async def make(last: _SentModel | None) -> _SentModel:
             if last is not None and can_differ(last.state, model):
-                return _Sent(rounded(last.state, model), is_difference=True)
-            return _Sent(_copy(model), is_difference=False)
+                return _SentModel(rounded(last.state, model), is_difference=True)
+            return _SentModel(_copy(model), is_difference=False)
 
-        before, asked = self._chain.last, frozenset(request.nodes)
+        before, clients = self._chain.last, frozenset(request.nodes)
         sent = run_now(self._chain.send(reference.sha256, make))
         if sent is before:
-            self._have_it |= asked
+            self._have_it |= clients
         else:
-            self._have_base, self._have_it = (self._have_it if sent.is_difference else frozenset()), asked
+            self._have_base, self._have_it = (self._have_it if sent.is_difference else frozenset()), clients
         return replace(request, model=sent.state, base=model)
 
     def bytes_to(self, client: int, model: ModelState | None) -> int:

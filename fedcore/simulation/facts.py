@@ -21,7 +21,7 @@ def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
         epsilon=record.epsilon_spent(),
         delta=record.privacy.delta if record.privacy is not None else None,
         run_config=simulation.run_config,
-        told=simulation.configs,
+        train_configs=simulation.configs,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

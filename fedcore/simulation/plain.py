@@ -21,8 +21,8 @@ from fedcore.run.plain import (
     INPUT,
     MESSAGE_UNAVAILABLE,
     NODE_UNAVAILABLE,
+    OutgoingMessage,
     PlainReply,
-    Question,
     check_quorum,
     error_of,
     mean_metrics,
@@ -83,7 +83,7 @@ class PlainSimulation:
             self._folder = Path(tempfile.mkdtemp(prefix="fedcore-plain-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         folder = self._folder
-        runner = _SimulatedPlain(self, request, _questions(request, folder), folder)
+        runner = _SimulatedPlain(self, request, _messages(request, folder), folder)
         run_now(run_attempts(runner, Attempts.plain(self.settings)))
         return runner.replies
 
@@ -104,27 +104,27 @@ class PlainSimulation:
             timeout=request.timeout,
         )
 
-    def replies(self, task: Task, questions: Mapping[int, Question], folder: Path) -> list[PlainReply]:
+    def replies(self, task: Task, messages: Mapping[int, OutgoingMessage], folder: Path) -> list[PlainReply]:
         """What clients reply in one attempt, or errors; raises ProtocolViolation for what the owners do not allow.
 
-        questions
+        messages
             By client.
         folder
             Where replies are written.
         """
-        first = next(iter(questions.values()))
-        self.admit(first.to(task), list({question.content for question in questions.values()}))
+        first = next(iter(messages.values()))
+        self.admit(first.to(task), list({message.content for message in messages.values()}))
         lost = {*self.dropouts.drops(task.cohort), *self._away(task.cohort)}
         tasks = {
-            client: PlainTask(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
-            for client, question in sorted(questions.items())
+            client: PlainTask(task=message.to(task), content=message.content, out=folder / f"{client}.reply")
+            for client, message in sorted(messages.items())
             if client in self.clients and client not in lost
         }
         replies = {
             client: self._reply(client, answer, tasks[client].out) for client, answer in self.executor.answer(tasks)
         }
-        self._let_time_pass(task, replies, questions, lost)
-        return [replies.get(client) or self._absent(client) for client in sorted(questions)]
+        self._let_time_pass(task, replies, messages, lost)
+        return [replies.get(client) or self._absent(client) for client in sorted(messages)]
 
     def _absent(self, client: int) -> PlainReply:
         if client not in self.clients:
@@ -139,13 +139,13 @@ class PlainSimulation:
         return set(cohort) - set(self.virtual.there(cohort))
 
     def _let_time_pass(
-        self, task: Task, replies: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
+        self, task: Task, replies: dict[int, PlainReply], messages: Mapping[int, OutgoingMessage], lost: Collection[int]
     ) -> None:
         """Replace by errors the replies that come too late on the virtual clock."""
         if self.virtual is None or not task.trains:
             return
         answered = {client: reply for client, reply in replies.items() if reply.error is None and reply.content}
-        down = max(question.reference.size for question in questions.values())
+        down = max(message.reference.size for message in messages.values())
         with UpdateStage(time=self.virtual, task=task, down=down) as stage:
             if any(client in self.virtual.there(lost) for client in lost):
                 stage.vanished.add(INPUT)
@@ -192,16 +192,16 @@ class _SimulatedPlain:
 
     simulation: PlainSimulation
     request: PlainRequest
-    questions: Mapping[int, Question]
+    messages: Mapping[int, OutgoingMessage]
     folder: Path
     replies: list[PlainReply] = field(default_factory=list, init=False)
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
-        simulation, questions = self.simulation, self.questions
+        simulation, messages = self.simulation, self.messages
         started = simulation.clock()
-        cohort = [node for node in questions if node in simulation.clients]
+        cohort = [node for node in messages if node in simulation.clients]
         task = simulation.task(self.request, cohort, attempt.number)
-        self.replies = simulation.replies(task, questions, self.folder)
+        self.replies = simulation.replies(task, messages, self.folder)
         answered = [reply for reply in self.replies if reply.error is None]
         try:
             check_quorum(len(answered), simulation.settings.quorum)
@@ -209,7 +209,7 @@ class _SimulatedPlain:
             return task, ExchangeOutcome(failure=ExchangeFailure.of(error))
         usage = ExchangeUsage(
             up={reply.node: reply.size for reply in answered},
-            down={reply.node: questions[reply.node].reference.size for reply in answered},
+            down={reply.node: messages[reply.node].reference.size for reply in answered},
         )
         end = ExchangeOutcome(survivors=tuple(reply.node for reply in answered), usage=usage)
         simulation.done(task, end, self.replies, started)
@@ -224,14 +224,14 @@ class _SimulatedPlain:
         return reason
 
 
-def _questions(request: PlainRequest, folder: Path) -> dict[int, Question]:
+def _messages(request: PlainRequest, folder: Path) -> dict[int, OutgoingMessage]:
     paths = [folder / f"message-{index}" for index in range(len(request.contents))]
     references = []
     for path, content in zip(paths, request.contents, strict=True):
         content.save(path, durable=False)
         references.append(ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
     return {
-        one.node: Question(
+        one.node: OutgoingMessage(
             message_type=one.message_type, head=one.head, content=paths[one.content], reference=references[one.content]
         )
         for one in request.messages

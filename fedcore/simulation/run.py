@@ -28,7 +28,7 @@ from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.run.engine.state import RunState
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.run.requirements import check_asked, check_needs, least_clients, waiting_for
+from fedcore.run.requirements import check_cohort_request, check_needs, least_clients, waiting_for
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.checkpoint.resume import EventRecorder, Resumable
@@ -37,7 +37,7 @@ from fedcore.simulation.checkpoint.state_folder import StateFolder, run_identity
 from fedcore.simulation.cohort import CohortAggregator
 from fedcore.simulation.devices.devices import Devices
 from fedcore.simulation.devices.virtual_scheduler import VirtualScheduler
-from fedcore.simulation.downloads import Downloads
+from fedcore.simulation.downloads import SimulatedDownloads
 from fedcore.simulation.dropouts import DropoutModel, RandomDropout
 from fedcore.simulation.grouped import sums_of_groups
 from fedcore.simulation.models import BestModel, BestModelKeeper
@@ -119,7 +119,7 @@ class Simulation:
     _cohorts: CohortAggregator = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
     _models: BestModelKeeper = field(init=False)
-    _downloads: Downloads = field(init=False)
+    _downloads: SimulatedDownloads = field(init=False)
     _enough: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class Simulation:
         self._state = RunState(self.settings, self._least)
         self._virtual = self._virtual_time()
         self._models = BestModelKeeper(state=self._state, emit=self._emit)
-        self._downloads = Downloads(bits=self.settings.download_bits)
+        self._downloads = SimulatedDownloads(bits=self.settings.download_bits)
         self._aggregator = self._secure_aggregator(identities)
         self._cohorts = CohortAggregator(aggregator=self._aggregator, seed=self.seed)
         self._plain_exchanges = self._plain()
@@ -337,9 +337,9 @@ class Simulation:
         """One exchange, tried again with new dropouts after a failure; raises EnoughFound to end the run."""
         self._check_enough()
         self._models.warn_unjudged()
-        if not self._state.admits(request.message_type, request.ahead, self._check_asked):
+        if not self._state.admits(request.message_type, request.ahead, self._check_request):
             return []
-        self._check_asked(len(request.nodes), request.message_type)
+        self._check_request(len(request.nodes), request.message_type)
         kind, request = request.message_type, self._downloads.of(request)
         with AppResults() as results, self._folders.of_clients():
             if self.settings.groups > 1 and is_training(kind):
@@ -349,8 +349,10 @@ class Simulation:
             self._models.evaluate(request.server_round, request.model, decoded.metrics, best=best)
         return [ExchangeReply.of_cohort(decoded)]
 
-    def _check_asked(self, nodes: int, message_type: str) -> None:
-        check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None)
+    def _check_request(self, nodes: int, message_type: str) -> None:
+        check_cohort_request(
+            nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None
+        )
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """One plain exchange; raises EnoughFound to end the run."""

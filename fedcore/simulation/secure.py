@@ -27,7 +27,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import AsyncClientPool
 from fedcore.simulation.devices.virtual_scheduler import UpdateStage, VirtualScheduler
-from fedcore.simulation.downloads import Downloads
+from fedcore.simulation.downloads import SimulatedDownloads
 from fedcore.simulation.dropouts import DropoutModel
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
@@ -97,7 +97,7 @@ class SecureAggregator:
     owners: SimulatedOwners
     state: RunState
     virtual: VirtualScheduler | None
-    downloads: Downloads
+    downloads: SimulatedDownloads
     emit: EventSink
     clock: Callable[[], float]
     processes: SessionProcesses | None = None
@@ -131,7 +131,7 @@ class SecureAggregator:
             members=self.clients,
             least=self.least,
             previous=self.owners.chain.head,
-            whole=attempt.whole,
+            all_survive=attempt.all_survive,
         )
 
     def sum(self, task: Task, request: ExchangeRequest, work: ExchangeWork) -> tuple[ExchangeOutcome, Decoded | None]:
@@ -214,7 +214,7 @@ class SecureAggregator:
                 self.executor.count(task.server_round, survivors)
             return decoded
         assert task.encoding is not None  # noqa: S101 - the task of a sum
-        work.pool.spend(task, survivors, counted=True)
+        work.pool.spend(task, survivors, opened=True)
         work.pool.up = task.encoding.words * 8
         work.pool.summed()
         self.owners.drop_work(survivors)

@@ -73,25 +73,27 @@ def rounded(base: ModelState, model: ModelState) -> ModelState:
 def add_difference(base: ModelState, difference: ModelState, path: Path) -> None:
     """Write the model that a difference to `base` makes to `path`. Raises PeerError if it is no such difference."""
     expected = {spec.name: spec for spec in base.layout.specs}
-    given = {spec.name: spec for spec in difference.layout.specs}
-    if given.keys() != expected.keys() or any(not _fits(expected[name], spec) for name, spec in given.items()):
+    changes = {spec.name: spec for spec in difference.layout.specs}
+    if changes.keys() != expected.keys() or any(not _fits(expected[name], spec) for name, spec in changes.items()):
         raise PeerError("the difference is not one between models of this layout")
     with FileSink(path, base.layout, durable=False) as sink:
         for spec in base.layout.specs:
-            _add_tensor(base, difference, spec, given[spec.name], sink)
+            _add_tensor(base, difference, spec, changes[spec.name], sink)
 
 
-def _fits(base: TensorSpec, given: TensorSpec) -> bool:
-    return given.shape == base.shape and (
-        given.dtype == base.dtype or (given.dtype, base.dtype) == (_DIFFERENCE, "F32")
+def _fits(base: TensorSpec, change: TensorSpec) -> bool:
+    return change.shape == base.shape and (
+        change.dtype == base.dtype or (change.dtype, base.dtype) == (_DIFFERENCE, "F32")
     )
 
 
-def _add_tensor(base: ModelState, difference: ModelState, spec: TensorSpec, given: TensorSpec, sink: StateSink) -> None:
+def _add_tensor(
+    base: ModelState, difference: ModelState, spec: TensorSpec, change: TensorSpec, sink: StateSink
+) -> None:
     base_values, came = base[spec.name].reshape(-1), difference[spec.name].reshape(-1)
     for start in range(0, spec.size, _BLOCK):
         block = came[start : start + _BLOCK]
-        if given.dtype == spec.dtype:
+        if change.dtype == spec.dtype:
             sink.write(spec, start, block)
         else:
             sink.write(spec, start, _sum(base_values[start : start + _BLOCK], block))

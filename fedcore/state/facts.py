@@ -23,6 +23,7 @@ from fedcore.state.model import ModelState
 _PREFIX: Final = "fedcore."
 _MOST_CHARACTERS: Final = 1 << 20
 """Of one fact: a strategy may tell its clients whole arrays, which are no facts."""
+_KEYS: Final = {"train_configs": "told"}
 _FORMAT: Final = {"format": "pt"}
 """transformers reads no file whose metadata lack it, although it reads those without any."""
 
@@ -39,8 +40,8 @@ class ModelFacts:
     kind: "final", "checkpoint" (of a run that goes on, or came to no end) "best" (of the evaluations; `best` says by
         which metric) or "own" (a client's).
     run_config: that it was made with.
-    told: the configurations, by their keys and as `config_to_json` has them, that every client got with the last round
-        of training, such as a federation's means; empty if they are not known, as after a plain exchange.
+    train_configs: the configurations, by their keys and as `config_to_json` has them, that every client got with the
+        last round of training, such as a federation's means; empty if they are not known, as after a plain exchange.
     """
 
     app_sha256: str
@@ -54,25 +55,25 @@ class ModelFacts:
     delta: float | None = None
     best: str = ""
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    train_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_metadata(self) -> dict[str, str]:
         """As safetensors metadata; what there is nothing to say of is left out."""
         values = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
         texts = {name: _text(value) for name, value in values.items()}
-        return _FORMAT | {_PREFIX + name: text for name, text in texts.items() if len(text) <= _MOST_CHARACTERS}
+        return _FORMAT | {_key(name): text for name, text in texts.items() if len(text) <= _MOST_CHARACTERS}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self | None:
         """The facts in a file's metadata, None if no fedcore wrote them; raises PeerError if they are damaged."""
-        texts = {one.name: metadata.get(_PREFIX + one.name) for one in fields(cls)}
+        texts = {one.name: metadata.get(_key(one.name)) for one in fields(cls)}
         values: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
         if not values:
             return None
         try:
             values["rounds"] = int(values["rounds"])
             values |= {name: _finite(values[name]) for name in ("epsilon", "delta") if name in values}
-            values |= {name: _object(values[name]) for name in ("run_config", "told") if name in values}
+            values |= {name: _object(values[name]) for name in ("run_config", "train_configs") if name in values}
             datetime.fromisoformat(values["time"])
             return cls(**values)
         except (KeyError, TypeError, ValueError, RecursionError):
@@ -101,6 +102,11 @@ def open_initial(path: Path) -> ModelState:
         raise ConfigurationError(f"--initial-model: {path} cannot be read: {error.strerror}") from None
     except (PeerError, EncodingError) as error:
         raise ConfigurationError(f"--initial-model: {path} is no safetensors file of a model: {error}") from None
+
+
+def _key(name: str) -> str:
+    """The name of a fact in a file, where it may differ from the field's."""
+    return _PREFIX + _KEYS.get(name, name)
 
 
 def _text(value: object) -> str:

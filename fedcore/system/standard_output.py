@@ -56,8 +56,8 @@ def checked_output() -> Iterator[None]:
     code: Any = 0
     try:
         yield
-    except SystemExit as ending:
-        code = ending.code
+    except SystemExit as end:
+        code = end.code
     except OutputLost as lost:
         code = _report_loss(lost)
     try:

@@ -252,7 +252,7 @@ class _Count:
         self._engine, self._metrics, self._loss = engine, metrics, engine.recipe.loss
         self._sums = {metric.name: self._zeros(metric.length) for metric in metrics}
         self._losses = self._zeros(2)
-        self._whole = self._loss.over == "batch" or any(metric.over == "set" for metric in metrics)
+        self._whole_set = self._loss.over == "batch" or any(metric.over == "set" for metric in metrics)
         self._outputs: list[tuple[Tensor, Tensor]] = []
 
     def see(self, batch: Batch) -> None:
@@ -260,17 +260,17 @@ class _Count:
         output = self._engine.outputs(batch)
         if output is None:
             return
-        if self._whole:
+        if self._whole_set:
             rows = slice(0, 0) if batch.weights is not None else slice(None)
             self._outputs.append((output[rows], batch.y[rows]))
         if batch.weights is None:
-            self._add(output, batch.y, whole=False)
+            self._add(output, batch.y, whole_set=False)
 
-    def _add(self, output: Tensor, targets: Tensor, *, whole: bool) -> None:
-        if (self._loss.over == "batch") == whole:
+    def _add(self, output: Tensor, targets: Tensor, *, whole_set: bool) -> None:
+        if (self._loss.over == "batch") == whole_set:
             self._losses += self._loss_sum(output, targets)
         for metric in self._metrics:
-            if (metric.over == "set") == whole:
+            if (metric.over == "set") == whole_set:
                 self._sums[metric.name] += metric.sums(output, targets).to(self._engine.device)
 
     def _loss_sum(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -281,10 +281,10 @@ class _Count:
 
     def evaluation(self, examples: int, data: TrainingData) -> Evaluation:
         """After the last batch; every rank has to call it. Raises DataError if missing values make nonsense."""
-        if self._whole and (self._outputs or self._engine.data_size > 1):
+        if self._whole_set and (self._outputs or self._engine.data_size > 1):
             output, targets = (self._engine.together(torch.cat(parts)) for parts in zip(*self._outputs, strict=True))
             if self._engine.data_rank == 0:
-                self._add(output, targets, whole=True)
+                self._add(output, targets, whole_set=True)
         targets_total, loss = self._engine.total(self._losses).tolist()
         sums = {name: tuple(self._engine.total(value).tolist()) for name, value in self._sums.items()}
         mean = loss / max(targets_total, 1.0)

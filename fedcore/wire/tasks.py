@@ -199,7 +199,7 @@ class Task(Message):
         return self.model.sha256 if self.model else ""
 
     @property
-    def asked_of(self) -> str:
+    def subject_model(self) -> str:
         """What the sums of one purpose are about, as they are counted: the model's SHA-256.
 
         "" for a query, whatever model comes along: it is about a client's data, and all else in it is the server's to
@@ -239,7 +239,7 @@ class Task(Message):
         return task_digest(self.content())
 
 
-class KeptTask(Task):
+class StoredTask(Task):
     """A task that was kept, by whatever version of fedcore: what this one does not know of it is not read.
 
     Never serialised: what counts of it is the JSON that was kept.

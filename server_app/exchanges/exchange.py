@@ -172,7 +172,7 @@ class Exchange(RecoverableExchange):
             await self.clients.changed.wait(min(_TICK_SECONDS, deadline - clock()))
         late = clock() >= deadline
         self.stages.move(StageEvent.CLOSE)
-        while self.clients.being_taken or self._writing:
+        while self.clients.incoming or self._writing:
             await self.clients.changed.wait(_TICK_SECONDS)
         if self._failure is not None:
             raise self._failure
@@ -215,7 +215,7 @@ class Exchange(RecoverableExchange):
     def drop_silent(self) -> None:
         """Drop the clients that the stage waits for and that have been silent for too long."""
         settings, task = self.context.settings, (self.task.run, self.task.exchange)
-        for client in self.clients.missing - self.clients.being_taken:
+        for client in self.clients.missing - self.clients.incoming:
             pause = settings.pause_seconds if self.transfers.current(client) else None
             if reason := self.services.presence.absence_reason(client, task, settings.liveness_seconds, pause):
                 self.give_up(client, reason)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fedcore.errors import RoundFailed
 from fedcore.run.engine.outcome import ExchangeOutcome, StoredReply
-from fedcore.run.plain import INPUT, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, Question, check_quorum, reply_error
+from fedcore.run.plain import INPUT, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, OutgoingMessage, check_quorum, reply_error
 from fedcore.wire.events import ClientDropped
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import ModelRef, Task
@@ -34,7 +34,7 @@ _REFUSALS: Final = frozenset({WithdrawalReason.POLICY, WithdrawalReason.APP_MISM
 class PlainExchange(Exchange):
     """One stage: clients send a record file, or an error.
 
-    questions
+    messages
         What each client of the cohort is sent.
     timeout
         Seconds after which the ServerApp takes no more replies; None if it waits for all.
@@ -45,17 +45,17 @@ class PlainExchange(Exchange):
     updates_folder = "replies"
 
     def __init__(
-        self, context: ExchangeContext, questions: Mapping[int, Question], *, timeout: float | None = None
+        self, context: ExchangeContext, messages: Mapping[int, OutgoingMessage], *, timeout: float | None = None
     ) -> None:
         super().__init__(context, UpdateLimits(longest=LONGEST_REPLY_BYTES, exact=False))
-        self._questions = questions
+        self._messages = messages
         self._drops_late = timeout is not None and timeout <= context.task.seconds
         self._replies: dict[int, StoredReply] = {}
 
     @property
     def common_content(self) -> str | None:
         """SHA-256 of what all clients are sent; None if they are sent different contents."""
-        sent = {self._questions[client].reference.sha256 for client in self.task.cohort}
+        sent = {self._messages[client].reference.sha256 for client in self.task.cohort}
         return sent.pop() if len(sent) == 1 else None
 
     def seconds_for(self, stage: str) -> float:
@@ -97,12 +97,12 @@ class PlainExchange(Exchange):
     def task_for(self, client: int) -> Task | None:
         """The task with the message to this client."""
         task = super().task_for(client)
-        return self._questions[client].to(task) if task is not None else None
+        return self._messages[client].to(task) if task is not None else None
 
     def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
         """The content of the message to this client."""
-        question = self._questions[client]
-        return question.content, question.reference
+        message = self._messages[client]
+        return message.content, message.reference
 
     def check_manifest(self, manifest: ManifestIn) -> None:
         """Raise Rejection unless there is a file of a size that can be, or an error in its place."""

@@ -1,7 +1,7 @@
 """Stages of an exchange and states of its clients, each with its transition table.
 
-`PHASES` maps (phase, event) and `PARTICIPANT_TRANSITIONS` (state, event) to the next one. A pair that is absent
-raises IllegalTransition and changes nothing. docs/state-machines.md is drawn from them.
+`PHASE_TRANSITIONS` maps (phase, event) and `PARTICIPANT_TRANSITIONS` (state, event) to the next one. A pair that is
+absent raises IllegalTransition and changes nothing. docs/state-machines.md is drawn from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StageEvent(StrEnum):
 
 
 _P, _S = Phase, StageEvent
-PHASES: Mapping[tuple[Phase, StageEvent], Phase] = {
+PHASE_TRANSITIONS: Mapping[tuple[Phase, StageEvent], Phase] = {
     # A closing stage takes nothing more, and finishes what it has admitted.
     (_P.OPEN, _S.CLOSE): _P.CLOSING,
     (_P.CLOSING, _S.NEXT_STAGE): _P.OPEN,
@@ -96,7 +96,7 @@ class Stages:
 
     def move(self, event: StageEvent) -> str:
         """Follow the table; the stage, or end, that this leads to."""
-        target = PHASES.get((self._phase, event))
+        target = PHASE_TRANSITIONS.get((self._phase, event))
         if target is None or (event is StageEvent.NEXT_STAGE and self.is_last):
             raise IllegalTransition(self._phase, event)
         self._phase = target
@@ -137,9 +137,9 @@ PARTICIPANT_TRANSITIONS: Mapping[tuple[ParticipantState, ClientChange], Particip
     (_A.TAKEN, _C.DROP): _A.LEFT,
 }
 _DEPARTED = frozenset({ParticipantState.DROPPED, ParticipantState.LEAVING, ParticipantState.LEFT})
-_BEING_TAKEN = frozenset({ParticipantState.ADMITTED, ParticipantState.LEAVING})
-_TAKEN = frozenset({ParticipantState.TAKEN, ParticipantState.LEFT})
-_HAS_UPDATE = _BEING_TAKEN | _TAKEN
+_INCOMING = frozenset({ParticipantState.ADMITTED, ParticipantState.LEAVING})
+_CONTRIBUTORS = frozenset({ParticipantState.TAKEN, ParticipantState.LEFT})
+_HAS_UPDATE = _INCOMING | _CONTRIBUTORS
 
 
 LASTING_REASONS: Final = frozenset(
@@ -165,7 +165,7 @@ class Participants:
         self._reasons: dict[int, str] = {}
         self._withdrawals: dict[int, WithdrawIn] = {}
         self._answered: set[int] = set()
-        self._taken_now: set[int] = set()
+        self._new_contributors: set[int] = set()
         self.changed = Bell()
 
     def __contains__(self, client: int) -> bool:
@@ -185,24 +185,24 @@ class Participants:
         return self._withdrawals
 
     @property
-    def taken(self) -> frozenset[int]:
+    def contributors(self) -> frozenset[int]:
         """Clients whose update is part of the result, even if they leave later."""
-        return self._in(_TAKEN)
+        return self._in(_CONTRIBUTORS)
 
     @property
-    def being_taken(self) -> frozenset[int]:
+    def incoming(self) -> frozenset[int]:
         """Clients whose update is admitted and not yet part of the result. The stage waits for them."""
-        return self._in(_BEING_TAKEN)
+        return self._in(_INCOMING)
 
     @property
     def done(self) -> frozenset[int]:
         """Clients that have answered the present stage; an update counts even if its client has left since."""
-        return frozenset(self._answered | self._taken_now)
+        return frozenset(self._answered | self._new_contributors)
 
     @property
     def missing(self) -> frozenset[int]:
         """Clients that the present stage still waits for."""
-        there = self._states.keys() - self._in(_DEPARTED) | self.being_taken
+        there = self._states.keys() - self._in(_DEPARTED) | self.incoming
         return frozenset(there - self.done)
 
     def state(self, client: int) -> ParticipantState:
@@ -216,7 +216,7 @@ class Participants:
     def begin_stage(self) -> None:
         """Nobody has answered yet."""
         self._answered.clear()
-        self._taken_now.clear()
+        self._new_contributors.clear()
 
     def answer(self, client: int) -> None:
         """A client's message of the present stage has been accepted."""
@@ -230,7 +230,7 @@ class Participants:
     def take(self, client: int) -> None:
         """An admitted client's update is part of the result."""
         self._move(client, ClientChange.TAKE)
-        self._taken_now.add(client)
+        self._new_contributors.add(client)
 
     def refuse(self, client: int) -> None:
         """An admitted client's update could not be taken; it may send the end of it again."""

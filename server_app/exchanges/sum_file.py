@@ -39,14 +39,14 @@ def fold_file(path: Path, total: Path, *, threads: int) -> None:
     Raises UsageError if the files differ in length, before anything is added; OSError. The caller sees to it that
     only one vector at a time is added to one sum.
     """
-    with opened(path, os.O_RDONLY) as vector, opened(total, os.O_RDWR) as whole:
-        size, words = os.fstat(vector).st_size, os.fstat(whole).st_size // WORD_BYTES
+    with opened(path, os.O_RDONLY) as vector, opened(total, os.O_RDWR) as sum_file:
+        size, words = os.fstat(vector).st_size, os.fstat(sum_file).st_size // WORD_BYTES
         if size != words * WORD_BYTES:
             raise UsageError(f"a vector of {size} bytes does not fit a sum of {words} words")
         workers = max(1, min(threads, words // MIN_WORDS_PER_THREAD))
         edges = [words * part // workers for part in range(workers + 1)]
         with ThreadPoolExecutor(workers, thread_name_prefix="fold") as pool:
-            jobs = [pool.submit(_fold_range, vector, whole, *span) for span in itertools.pairwise(edges)]
+            jobs = [pool.submit(_fold_range, vector, sum_file, *span) for span in itertools.pairwise(edges)]
             for job in jobs:
                 job.result()
 
@@ -71,15 +71,15 @@ def read_words(descriptor: int, words: NDArray[np.uint64], start: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def _fold_range(vector: int, whole: int, start: int, stop: int) -> None:
+def _fold_range(vector: int, sum_file: int, start: int, stop: int) -> None:
     added, into = (np.empty(min(BLOCK_WORDS, stop - start), dtype="<u8") for _ in range(2))
     for first in range(start, stop, BLOCK_WORDS):
         count = min(BLOCK_WORDS, stop - first)
         block, part = added[:count], into[:count]
         read_words(vector, block, first)
-        read_words(whole, part, first)
+        read_words(sum_file, part, first)
         np.add(part, block, out=part)
-        write_all(whole, part.data.cast("B"), first * WORD_BYTES)
+        write_all(sum_file, part.data.cast("B"), first * WORD_BYTES)
 
 
 RANGE_WORDS: Final = 1 << 19

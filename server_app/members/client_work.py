@@ -35,7 +35,7 @@ class ClientWork:
     book: WorkBook | None = None
     reports: dict[int, WorkIn] = field(default_factory=dict)
     _run: str = ""
-    _given: dict[int, Task] = field(default_factory=dict)
+    _tasks: dict[int, Task] = field(default_factory=dict)
     _models: dict[int, Path] = field(default_factory=dict)
     _bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By client, sent and received for the work that it was given last."""
@@ -53,7 +53,7 @@ class ClientWork:
         """A client says how its work stands."""
         self.reports[client] = work
 
-    def given_to(self, client: int, run: str, number: int) -> Task | None:
+    def task_of(self, client: int, run: str, number: int) -> Task | None:
         """The work that a client is to do; None if there is none, or if the client has it already.
 
         client
@@ -63,14 +63,14 @@ class ClientWork:
         number
             Number of that version.
         """
-        task = self._given.get(client)
+        task = self._tasks.get(client)
         if task is None or task.version is None or (task.run, task.version.number) == (run, number):
             return None
         return task
 
     def model_for(self, client: int, run: str, number: int) -> tuple[Path, ModelRef] | None:
         """The file of a version, for a client that was given it."""
-        task, path = self._given.get(client), self._models.get(number)
+        task, path = self._tasks.get(client), self._models.get(number)
         if task is None or path is None or task.model is None or task.version is None:
             return None
         return (path, task.model) if (task.run, task.version.number) == (run, number) else None
@@ -103,7 +103,7 @@ class ClientWork:
     def close(self) -> None:
         """It is led no more, or by another process. What clients reported stays: they do not report it again."""
         self._run, self.book = "", None
-        self._given, self._models, self._bytes = {}, {}, {}
+        self._tasks, self._models, self._bytes = {}, {}, {}
 
     def end(self, run: str) -> None:
         """A run has ended, and that is written down."""
@@ -116,16 +116,16 @@ class ClientWork:
     def give(self, client: int, task: Task, model: Path) -> None:
         """Give a client a version to train from; `model` is its file."""
         assert task.version is not None  # noqa: S101 - the task of a piece of work
-        self._given[client], self._models[task.version.number] = task, model
+        self._tasks[client], self._models[task.version.number] = task, model
         self._bytes[client] = (0, 0)
 
     def take_away(self, client: int) -> None:
         """A client has done its work, or is to do it no more."""
-        self._given.pop(client, None)
+        self._tasks.pop(client, None)
 
     def unneeded(self, newest: int) -> list[Path]:
         """Forget the versions that nobody trains from and that are not the newest; their files."""
-        needed = {task.version.number for task in self._given.values() if task.version is not None} | {newest}
+        needed = {task.version.number for task in self._tasks.values() if task.version is not None} | {newest}
         return [self._models.pop(number) for number in list(self._models) if number not in needed]
 
     def bytes_of(self, client: int) -> tuple[int, int]:

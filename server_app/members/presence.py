@@ -50,7 +50,7 @@ class Uptime:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def counted(cls, clock: Callable[[], float]) -> AsyncIterator[Self]:
+    async def measure(cls, clock: Callable[[], float]) -> AsyncIterator[Self]:
         """Count on the running event loop while the context lasts."""
         uptime = cls(clock)
 

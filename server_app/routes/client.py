@@ -146,7 +146,7 @@ async def task(
     def probe() -> tuple[Exchange | None, Task] | None:
         if (due := queue.active_exchanges.next_for(client.client_id, run, after)) is not None:
             return due
-        task = services.work.given_to(client.client_id, work, version)
+        task = services.work.task_of(client.client_id, work, version)
         return None if task is None else (None, task)
 
     presence, due = services.presence, None

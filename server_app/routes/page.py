@@ -68,10 +68,10 @@ class PageFile:
 def page_files() -> Mapping[str, PageFile]:
     """All files of the page by name, read once, with their common version in them."""
     contents = dict(_below(files("server_app.page").joinpath("static")))
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, content in sorted(contents.items()):
-        whole.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
-    return {name: _made(name, content, whole.hexdigest()[:12]) for name, content in contents.items()}
+        digest.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
+    return {name: _made(name, content, digest.hexdigest()[:12]) for name, content in contents.items()}
 
 
 def _below(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:

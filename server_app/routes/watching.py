@@ -34,6 +34,6 @@ async def marks(run: RunId, queue: AnyQueue, last: Annotated[int, Query(ge=1, le
 
 
 @router.get("/saw")
-async def saw(run: RunId, queue: AnyQueue) -> ServerViewOut:
+async def server_view(run: RunId, queue: AnyQueue) -> ServerViewOut:
     """The beginnings of a masked update, of the masked sum, and of the mean, of the newest exchange."""
-    return await queue.saw(run)
+    return await queue.server_view(run)

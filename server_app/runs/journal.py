@@ -22,7 +22,7 @@ from fedcore.run.engine.journal import (
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.engine.state import RunState
 from fedcore.wire.base import ClientId, Message
-from fedcore.wire.tasks import KeptTask, ModelRef
+from fedcore.wire.tasks import ModelRef, StoredTask
 from server_app.exchanges.secure import UNMASK
 from server_app.runs.app.messages import ExchangeCall, NodesCall, PlainExchangeCall
 from server_app.storage.store import Store
@@ -104,7 +104,7 @@ def fold_rows(state: RunState, rows: Sequence[ExchangeRow]) -> None:
     for row in rows:
         state.count = max(state.count, row.exchange)
         if row.result is not None:
-            state.take(KeptTask.model_validate(row.task), ExchangeOutcome.from_json(row.result))
+            state.take(StoredTask.model_validate(row.task), ExchangeOutcome.from_json(row.result))
         elif row.stage == UNMASK:
-            state.take_open(KeptTask.model_validate(row.task))
+            state.take_open(StoredTask.model_validate(row.task))
     state.take_groups()

@@ -12,7 +12,7 @@ from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
 from fedcore.run.engine.journal import Journal, RequestDiffers
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeReply
-from fedcore.run.plain import NODE_UNAVAILABLE, PlainReply, Question, reply_error
+from fedcore.run.plain import NODE_UNAVAILABLE, OutgoingMessage, PlainReply, reply_error
 from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
@@ -44,7 +44,7 @@ from server_app.runs.exchanges.buffered import BufferedExchanges
 from server_app.runs.exchanges.grouped import GroupedExchanges
 from server_app.runs.exchanges.plain import PlainExchanges, PlainStep
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
-from server_app.runs.files.downloads import ModelDownloads, Sent
+from server_app.runs.files.downloads import ModelDownloads, SentModel
 from server_app.runs.files.run_files import reference
 from server_app.runs.journal import JournaledReply, RunInterrupted, record_of
 from server_app.runs.plan import QUESTION
@@ -189,20 +189,20 @@ class RunOrchestrator:
         files = self._run.files
         await files.clean()
         names = [call.model] if isinstance(call, ExchangeCall) else [one.content for one in call.questions]
-        taken = {}
+        app_files = {}
         for name in filter(None, dict.fromkeys(names)):
             path = files.from_app(name)
             files.leave(path)
-            taken[name] = _AppFile(path, await reference(path))
-        return taken
+            app_files[name] = _AppFile(path, await reference(path))
+        return app_files
 
-    async def _send_model(self, call: AppCall, files: Mapping[str, _AppFile]) -> Sent | None:
+    async def _send_model(self, call: AppCall, files: Mapping[str, _AppFile]) -> SentModel | None:
         """What clients get of the model of a secure exchange, also if the journal has the reply."""
         if not isinstance(call, ExchangeCall) or call.model is None:
             return None
         return await self._downloads.send(files[call.model].path, files[call.model].reference)
 
-    async def _carry_out(self, call: AppCall, files: Mapping[str, _AppFile], sent: Sent | None) -> JournaledReply:
+    async def _carry_out(self, call: AppCall, files: Mapping[str, _AppFile], sent: SentModel | None) -> JournaledReply:
         """Do what the app asks for."""
         try:
             match call:
@@ -217,7 +217,9 @@ class RunOrchestrator:
         except BudgetSpent as error:
             return JournaledReply(spent=str(error))
 
-    async def _secure_exchange(self, call: ExchangeCall, model: _AppFile | None, sent: Sent | None) -> JournaledReply:
+    async def _secure_exchange(
+        self, call: ExchangeCall, model: _AppFile | None, sent: SentModel | None
+    ) -> JournaledReply:
         """All attempts at one exchange."""
         settings, trains = self._run.plan.settings, is_training(call.message_type)
         if not self._run.state.admits(call.message_type, call.ahead, self._run.clients.check):
@@ -225,7 +227,7 @@ class RunOrchestrator:
         if model is not None:
             await self._run.checkpoint(model.path, model.reference.sha256)
         state = await asyncio.to_thread(ModelState.open, model.path) if model else None
-        secure = SecureRequest(step=self._journal.number, request=call.request(state), sent=sent)
+        secure = SecureRequest(step=self._journal.number, exchange=call.request(state), sent=sent)
         if settings.buffered and trains:
             return JournaledReply(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if settings.groups > 1 and trains:
@@ -233,8 +235,8 @@ class RunOrchestrator:
         return JournaledReply(exchange=await self._secure.exchange(secure))
 
     async def _plain_exchange(self, call: PlainExchangeCall, files: Mapping[str, _AppFile]) -> JournaledReply:
-        questions = {
-            one.node: Question(
+        messages = {
+            one.node: OutgoingMessage(
                 message_type=one.message_type,
                 head=one.head,
                 content=files[one.content].path,
@@ -242,7 +244,7 @@ class RunOrchestrator:
             )
             for one in call.questions
         }
-        request = PlainStep(step=self._journal.number, asked=call, questions=questions)
+        request = PlainStep(step=self._journal.number, call=call, messages=messages)
         number, absent = await self._plain.exchange(request)
         return JournaledReply(exchange=number, absent=absent)
 

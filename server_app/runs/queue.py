@@ -197,7 +197,7 @@ class RunQueue:
         now, number = current_marks(active.of(run) if active.open_of(run) else [], self._services.names)
         return view.marks.describe(last, [member.name for member in self._services.roster.members], now, number)
 
-    async def saw(self, run: str) -> ServerViewOut:
+    async def server_view(self, run: str) -> ServerViewOut:
         """What the server observed of the newest exchange; Rejection if it is not one of this run."""
         await self._row(run)
         view = self._services.server_view.of(run)

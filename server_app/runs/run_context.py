@@ -185,7 +185,7 @@ class RunContext:
             epsilon=self.state.budget.epsilon_spent,
             delta=privacy.delta if privacy is not None else None,
             run_config=self.plan.run_config,
-            told=self.state.configs,
+            train_configs=self.state.configs,
             time=datetime.fromtimestamp(self.services.wall(), UTC).isoformat(timespec="seconds"),
         )
 

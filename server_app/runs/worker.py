@@ -221,8 +221,8 @@ class RunWorker:
         for exchange in self.active_exchanges.open_of(run):
             await persist(partial(exchange.abandon, public), what=what, report=self._note)
         await event_log.close()
-        ending = partial(self.write_end, run, status, reason, seconds=event_log.seconds, model=model)
-        await persist(ending, what=what, report=self._note)
+        write = partial(self.write_end, run, status, reason, seconds=event_log.seconds, model=model)
+        await persist(write, what=what, report=self._note)
         self._services.work.end(run)
         if status is RunStatus.FINISHED:
             await persist(partial(drop_journal, self._services, run), what="its journal stays", report=self._note)

@@ -69,7 +69,7 @@ class ExchangeTables:
         exchange: int,
         before: str,
         after: str,
-        gone: Mapping[str, Any],
+        closure: Mapping[str, Any],
         *,
         also: Sequence[Change] = (),
     ) -> None:
@@ -79,7 +79,7 @@ class ExchangeTables:
             The stage that ends.
         after
             The stage that begins.
-        gone
+        closure
             A `server_app.exchanges.outcome.StageClosure`, as JSON.
         also
             Changes for the same transaction, made only if this is done for the first time.
@@ -89,7 +89,7 @@ class ExchangeTables:
         """
         mine = (ClosingRow.run == run, ClosingRow.exchange == exchange)
         number = select(func.coalesce(func.max(ClosingRow.number), 0) + 1).where(*mine).scalar_subquery()
-        closing = {"run": run, "exchange": exchange, "number": number, "stage": before, "gone": dict(gone)}
+        closing = {"run": run, "exchange": exchange, "number": number, "stage": before, "gone": dict(closure)}
         statement = insert(ClosingRow).values(**closing, closed_at=now())
         last = select(ClosingRow.stage, ClosingRow.gone).where(*mine).order_by(ClosingRow.number.desc()).limit(1)
 
@@ -101,7 +101,7 @@ class ExchangeTables:
                 return True
             stage = await _stage(connection, run, exchange)
             known = (await connection.execute(last)).first()
-            return stage == after and known is not None and tuple(known) == (before, gone)
+            return stage == after and known is not None and tuple(known) == (before, closure)
 
         if not await self.database.write(work):
             raise IllegalTransition(before, after)

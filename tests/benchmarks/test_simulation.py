@@ -8,7 +8,7 @@ from benchmarks.common import APPS
 from benchmarks.simulation import Found, beside_pfl, fraction, rounds_table, small_cohort
 from benchmarks.simulation_turns import Measured, Round, over
 from fedcore.flower.app import FlowerApp
-from fedcore.run.requirements import check_asked
+from fedcore.run.requirements import check_cohort_request
 from fedcore.run.settings import JobSettings
 
 
@@ -47,7 +47,7 @@ def test_a_round_asks_as_many_as_were_meant():
 def test_a_small_cohort_may_make_a_secure_sum():
     for per_round, clients in ((10, 100), (5, 50), (50, 1_000), (100, 10_000)):
         settings = JobSettings.from_mapping(small_cohort(per_round, clients), where="test")
-        check_asked(per_round, settings, clients, 2, message_type="train", own=True)
+        check_cohort_request(per_round, settings, clients, 2, message_type="train", own=True)
 
 
 def test_without_pfl_its_part_is_left_out_by_name(tmp_path):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from fedcore.data import Split
 from fedcore.training.engines import Batch
-from fedcore.training.engines.batches import Loaders, Rows, ahead, ordered_rows, shared_rows
+from fedcore.training.engines.batches import Loaders, Rows, ordered_rows, prefetch, shared_rows
 
 GREY = Split(
     x=np.random.default_rng(1).integers(0, 256, (53, 3, 4), dtype=np.uint8),
@@ -72,7 +72,7 @@ def test_the_next_batch_is_made_before_the_last_is_worked_on(device: torch.devic
             made.append(number)
             yield Batch(torch.full((2,), number, device=device), torch.zeros(2, device=device), 2)
 
-    seen = [(int(batch.x[0]), len(made)) for batch in ahead(batches(), device)]
+    seen = [(int(batch.x[0]), len(made)) for batch in prefetch(batches(), device)]
     assert seen == [(0, 2), (1, 3), (2, 4), (3, 4)]
 
 
@@ -82,7 +82,7 @@ def test_what_making_a_batch_raises_comes_through(device: torch.device) -> None:
         raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
-        list(ahead(batches(), device))
+        list(prefetch(batches(), device))
 
 
 def test_arrays_beyond_the_room_leave_it_or_stay_away(device: torch.device) -> None:

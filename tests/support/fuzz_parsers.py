@@ -107,7 +107,7 @@ def _messages(corpus: Corpus) -> list[Parser]:
 
 def _digest(task: Task) -> object:
     """What a client does with any task first."""
-    return task.digest(), task.trains, task.asked_of
+    return task.digest(), task.trains, task.subject_model
 
 
 def _wide(task: dict[str, Any]) -> bytes:

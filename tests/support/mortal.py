@@ -22,7 +22,7 @@ from fedcore.errors import RoundFailed
 from fedcore.federation import ClientKit, FederationFolder, ServerKit
 from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import encoding_of, round_parameters
-from fedcore.run.plain import Question
+from fedcore.run.plain import OutgoingMessage
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import ClientSession
 from fedcore.state import ModelState, sha256_file
@@ -107,8 +107,8 @@ class Rig:
         )
         if self.aggregation == "plain":
             reference = ModelRef(sha256="ab" * 32, size=1)
-            question = Question(message_type="train", head=head(1), content=self.model, reference=reference)
-            return PlainExchange(context, dict.fromkeys(self.kits, question))
+            message = OutgoingMessage(message_type="train", head=head(1), content=self.model, reference=reference)
+            return PlainExchange(context, dict.fromkeys(self.kits, message))
         roster = self.kits[1].roster
         return SecureExchange(context, federation="testing", roster=roster.keys, roster_hash=roster.hash())
 

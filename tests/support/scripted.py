@@ -119,15 +119,15 @@ class Shift:
     goes_on: asyncio.Event | None = None
     """What it waits for before it ends; None for nothing."""
     calls: int = 0
-    counted: list[int] = field(default_factory=list)
+    aggregated_rounds: list[int] = field(default_factory=list)
     cancelled: bool = False
     forgets: bool = False
     """Reports that no model was trained, whatever was asked."""
     error: Exception | None = None
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         self.calls += 1
-        self.counted.append(counted)
+        self.aggregated_rounds.append(aggregated_round)
         try:
             if self.goes_on is not None:
                 await self.goes_on.wait()

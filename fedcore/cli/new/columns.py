@@ -91,9 +91,9 @@ def infer_table(
     return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + target_notes))
 
 
-def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]) -> None:
+def _check_names(path: Path, table: pandas.DataFrame, target: str, categories: Mapping[str, tuple[str, ...]]) -> None:
     names = list(table.columns)
-    for name in (target, *given):
+    for name in (target, *categories):
         if name not in names:
             raise ConfigurationError(f"{path} has no column {nearest(name, names)}", check="no-such-column")
     for name in names:
@@ -105,7 +105,7 @@ def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mappin
 
 
 def _columns(
-    rows: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]
+    rows: pandas.DataFrame, target: str, categories: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[TableColumn], dict[str, str], list[str]]:
     """The columns to learn from, the reason for each that is left out, and notes."""
     columns, left_out, notes = [], {}, []
@@ -113,7 +113,7 @@ def _columns(
         if name == target:
             continue
         try:
-            column, column_notes = _column(rows[name], given.get(name))
+            column, column_notes = _column(rows[name], categories.get(name))
             columns.append(column)
             notes += column_notes
         except _ExcludedColumn as reason:
@@ -122,11 +122,11 @@ def _columns(
     return columns, left_out, notes
 
 
-def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, list[str]]:
+def _column(cells: Cells, categories: tuple[str, ...] | None) -> tuple[TableColumn, list[str]]:
     """The column and notes about it; raises _ExcludedColumn."""
     name, present = str(cells.name), cells.dropna()
-    if given is not None:
-        return TableColumn(name=name, kind="category", categories=given), []
+    if categories is not None:
+        return TableColumn(name=name, kind="category", categories=categories), []
     if not len(present):
         raise _ExcludedColumn("all its values are missing")
     distinct = set(present.str.lower())
@@ -166,9 +166,9 @@ def _category(name: str, present: Cells, notes: list[str]) -> tuple[TableColumn,
 def _refuse_identifier(name: str, values: NDArray[np.float64]) -> None:
     """A number of its own for every row is no measurement where it is called so, or counts up."""
     distinct = np.unique(values)
-    whole = bool((values == np.round(values)).all())
+    integers = bool((values == np.round(values)).all())
     counts_up = len(distinct) > 1 and bool((np.diff(distinct) == 1).all())
-    if whole and len(distinct) == len(values) and (counts_up or _ID_NAME.search(name)):
+    if integers and len(distinct) == len(values) and (counts_up or _ID_NAME.search(name)):
         raise _ExcludedColumn("it is different in every row, as an identifier is")
 
 
@@ -178,8 +178,8 @@ def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float
     if len(counts) < 2:
         raise DataError(f"the target {name!r} has only one value, so there is nothing to learn", check="one-value")
     values = _numbers(cells)
-    whole = values is not None and bool((values == np.round(values)).all())
-    if task == "regression" or (not task and values is not None and not (whole and len(counts) <= MOST_CLASSES)):
+    integers = values is not None and bool((values == np.round(values)).all())
+    if task == "regression" or (not task and values is not None and not (integers and len(counts) <= MOST_CLASSES)):
         if values is None:
             raise DataError(f"the target {name!r} holds text, which is no number: leave --task regression out")
         return "regression", (), coarse_bounds(values), []

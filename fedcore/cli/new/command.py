@@ -73,9 +73,9 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> d
 
     if template not in TEMPLATES:
         raise UnknownKey(template, TEMPLATES, "--template")
-    given = [option for option, value in options.items() if value]
-    if given and not TEMPLATES[template].table:
-        raise ConfigurationError(f"{given[0]} goes with --template tabular or survival, not with {template}")
+    names = [option for option, value in options.items() if value]
+    if names and not TEMPLATES[template].table:
+        raise ConfigurationError(f"{names[0]} goes with --template tabular or survival, not with {template}")
     if options["--event"] and template != "survival":
         raise ConfigurationError("--event goes with --template survival")
     if options["--task"] not in ("", "classification", "regression"):

@@ -307,9 +307,9 @@ def _last(node: ast.AST) -> str:
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
-    whole: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+    assigned: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [
-        ast.unparse(one) for target in whole for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+        ast.unparse(one) for target in assigned for one in (target.elts if isinstance(target, ast.Tuple) else [target])
     ]
 
 

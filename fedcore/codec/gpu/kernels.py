@@ -192,11 +192,11 @@ def round_update(
         fixed = ((nearest.to(tl.int32) + bits) >> 16) + levels.to(tl.int32)
         tl.store(fields + index, fixed.to(tl.int16), mask=inside)
     elif BITS == 64:
-        whole = tl.floor(scaled)
+        floor = tl.floor(scaled)
         # From 2^52 on the low bits of a float64 are a whole number.
         magic = tl.full((1,), 1 << 52, tl.int64).to(tl.float64)
-        part = ((scaled - whole) * 65536 + magic).to(tl.int64, bitcast=True) & 0xFFFFFFFF
-        tl.store(fields + index, whole.to(tl.int64) + ((part + bits) >> 16) + levels, mask=inside)
+        part = ((scaled - floor) * 65536 + magic).to(tl.int64, bitcast=True) & 0xFFFFFFFF
+        tl.store(fields + index, floor.to(tl.int64) + ((part + bits) >> 16) + levels, mask=inside)
     else:
         # From 2^36 to its double, a float64 has 16 bits after the point.
         binade = (levels + (1 << 36)).to(tl.float64)

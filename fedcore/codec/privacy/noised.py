@@ -216,10 +216,10 @@ def round_within_norm(
             # floor(x + u), u uniform in [0, 1): x or the next whole number, with expectation x.
             scaled = part * 2.0**-32
             scaled += block * np.float64(factor)
-            whole = np.floor(scaled, out=scaled).astype(np.int64)
-            squares += int(whole @ whole)
-            lanes[position : position + whole.size] = whole
-            position += whole.size
+            steps = np.floor(scaled, out=scaled).astype(np.int64)
+            squares += int(steps @ steps)
+            lanes[position : position + steps.size] = steps
+            position += steps.size
         if squares <= limit:
             return
     raise UsageError(

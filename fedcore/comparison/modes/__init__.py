@@ -102,12 +102,12 @@ def _parse(word: str) -> ChosenMode:
     mode = MODES[name]
     if bracket and not rest.endswith("]"):
         raise ConfigurationError(f"expected MODE[key=value,...], not {word!r}")
-    given = parse_assignments([part for part in rest.rstrip("]").split(",") if part.strip()])
+    values = parse_assignments([part for part in rest.rstrip("]").split(",") if part.strip()])
     chosen = ChosenMode(
         mode=mode,
         label=word,
         options={key: option.default for key, option in mode.options.items()},
-        config={key: value for key, value in given.items() if key not in mode.options},
-        given=frozenset(given),
+        config={key: value for key, value in values.items() if key not in mode.options},
+        keys=frozenset(values),
     )
-    return chosen.with_options({key: value for key, value in given.items() if key in mode.options})
+    return chosen.with_options({key: value for key, value in values.items() if key in mode.options})

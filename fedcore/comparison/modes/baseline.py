@@ -16,8 +16,8 @@ from itertools import accumulate, repeat
 from statistics import mean
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
+from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.modes.base import Mode, Option, Trained
-from fedcore.comparison.own_figures import OwnFigures
 from fedcore.comparison.results import CurvePoint, LostWorker
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun
 from fedcore.comparison.workers.models import Models, everywhere, save_initial
@@ -87,7 +87,7 @@ class Baseline(Mode):
             bytes_down=log.bytes_of("received"),
             curve=curve,
             losses=tuple(log.losses),
-            by_server=log.own_figures().server,
+            by_server=log.app_evaluation().server,
         )
         if not log.counts():  # the app was trained, and evaluated, by its own ServerApp
             return Trained(result=result)
@@ -137,7 +137,7 @@ class Baseline(Mode):
         return self.clock(run, log, Schedule.of(run.config, counts), run.cost, run.network)
 
 
-def _counted(reports: Mapping[str, RoundDone]) -> int:
+def _examples_of(reports: Mapping[str, RoundDone]) -> int:
     """Examples of one round, all workers together."""
     return sum(report.examples for report in reports.values())
 
@@ -161,7 +161,7 @@ def worker_to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended
                 if isinstance(report, Ended):
                     yield other, report
 
-    return first_cause(endings(), lambda ending: tells_of_lost_peer(ending[1].reason))
+    return first_cause(endings(), lambda one: tells_of_lost_peer(one[1].reason))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,7 +220,7 @@ class RoundLog:
         """A whole round as the events of a run tell it; the loss is that of each example before its step."""
         reports = self.rounds[number - 1]
         losses = [report.loss for report in reports.values() if report.loss is not None]
-        examples = _counted(reports)
+        examples = _examples_of(reports)
         return ExchangeDone(
             exchange=number,
             server_round=number,
@@ -234,19 +234,19 @@ class RoundLog:
             bytes_down={name: report.received for name, report in reports.items()},
         )
 
-    def own_figures(self) -> OwnFigures:
+    def app_evaluation(self) -> AppEvaluation:
         """What the app's own evaluation found; nothing if there was none."""
-        return OwnFigures.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
+        return AppEvaluation.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
 
     def curve(self, simulated: Sequence[float]) -> tuple[CurvePoint, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
-        samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
-        if not self._counted:
+        samples: Iterator[int | None] = accumulate(map(_examples_of, self.rounds))
+        if not self._measured:
             samples = repeat(None, len(self.rounds))
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
         rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
         clock = [0.0, *simulated] if simulated else [None] * len(rows)
-        own = self.own_figures().rounds
+        own = self.app_evaluation().rounds
         return tuple(
             CurvePoint(
                 round=number,
@@ -262,7 +262,7 @@ class RoundLog:
 
     def steps(self) -> dict[str, int]:
         """Optimizer steps of each worker in all whole rounds; {} where nobody counted them."""
-        if not self._counted:
+        if not self._measured:
             return {}
         return self._total("steps", start=dict.fromkeys(self.names, 0))
 
@@ -276,8 +276,8 @@ class RoundLog:
         return sent / len(self.names) / max(1, occasions)
 
     @property
-    def _counted(self) -> bool:
-        return all(report.counted for reports in self.rounds for report in reports.values())
+    def _measured(self) -> bool:
+        return all(report.measured for reports in self.rounds for report in reports.values())
 
     def _mean(self, way: Way) -> Iterator[float]:
         """Bytes up to the end of each round, mean over the workers."""

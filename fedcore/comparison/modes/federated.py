@@ -9,10 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
+from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.federation import FederatedOutcome, ReusableFederation, TrainedExamples
 from fedcore.comparison.measure.clock import TimedExchange, buffered_seconds, federated_seconds
 from fedcore.comparison.modes.base import InReport, Mode, Trained
-from fedcore.comparison.own_figures import OwnFigures
 from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.comparison.workers.models import START_SECONDS, everywhere, first_of
@@ -160,7 +160,7 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
     training = _training(followed, about.model_bytes)
     schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.examples) else None
     simulated = _simulated(run, record, training, schedule)
-    own = OwnFigures.of(followed.results, evaluations_of(record))
+    own = AppEvaluation.of(followed.results, evaluations_of(record))
     samples = _samples(training, {} if record.privacy else followed.examples)
     curve = curve_of(run.sites, training, samples, simulated, own)
     finished = record.status == "finished"
@@ -224,7 +224,7 @@ def curve_of(
     training: Sequence[ExchangeDone],
     samples: Sequence[int | None],
     simulated: Sequence[float],
-    own: OwnFigures,
+    own: AppEvaluation,
 ) -> tuple[CurvePoint, ...]:
     """A point for each round, and one for the first model where the app evaluated it.
 

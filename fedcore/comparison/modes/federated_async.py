@@ -41,9 +41,9 @@ class FederatedAsync(Federated):
     def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
         """With a buffer of a half of the sites, or as few as a sum may be made of, where nobody says another size."""
         checked = super().settings(settings, sites=sites)
-        given = JobSettings.from_mapping(checked)
-        least = buffer_size(given, sites, Policy.default(sites).min_cohort)
-        return {**checked, "buffer-size": given.buffer_size or max(least, math.ceil(sites / 2))}
+        job = JobSettings.from_mapping(checked)
+        least = buffer_size(job, sites, Policy.default(sites).min_cohort)
+        return {**checked, "buffer-size": job.buffer_size or max(least, math.ceil(sites / 2))}
 
     def _rounds(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluations are asked of the clients that do not train, however few."""

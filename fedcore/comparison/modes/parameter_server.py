@@ -17,11 +17,11 @@ from fedcore.comparison.parameter_server.server import run_shard
 from fedcore.comparison.parameter_server.task import (
     Began,
     BytesUntil,
+    LostWorkerReport,
     ModelSize,
     RoundOver,
     ServerEnded,
     ServerTask,
-    WorkerGone,
     assemble,
     shard_name,
 )
@@ -148,7 +148,7 @@ class Training:
 
     def with_reports(self, result: RunResult) -> RunResult:
         """The result with what the processes reported while they trained."""
-        last, ending = {name: counts[max(counts)] for name, counts in self.traffic.items()}, self.finished
+        last, end = {name: counts[max(counts)] for name, counts in self.traffic.items()}, self.finished
         curve = tuple(self._point(report) for report in (self._start(), *self.rounds))
         result = replace(
             result,
@@ -160,16 +160,14 @@ class Training:
             curve=curve,
             losses=tuple(self.losses),
         )
-        if ending is None:
+        if end is None:
             return result
         bound = self.task.mode.bound(self.task.run)
         return replace(
             result,
-            samples=ending.samples,
-            steps={name: ending.steps.get(worker, 0) for worker, name in enumerate(self.traffic)},
-            staleness=Staleness(
-                clocks=ending.clocks, updates=ending.updates, bound=None if math.isinf(bound) else bound
-            ),
+            samples=end.samples,
+            steps={name: end.steps.get(worker, 0) for worker, name in enumerate(self.traffic)},
+            staleness=Staleness(clocks=end.clocks, updates=end.updates, bound=None if math.isinf(bound) else bound),
         )
 
     def _start(self) -> RoundOver:
@@ -200,7 +198,7 @@ class Training:
                 self._began = True
             case RoundOver() as report:
                 self._end_round(report)
-            case WorkerGone() as report:
+            case LostWorkerReport() as report:
                 self._count_loss(report)
             case BytesUntil(round=number, sent=sent, received=received):
                 self.traffic[event.name][number] = TcpBytes(sent=sent, received=received)
@@ -236,7 +234,7 @@ class Training:
         )
         self.rounds.append(report)
 
-    def _count_loss(self, loss: WorkerGone) -> None:
+    def _count_loss(self, loss: LostWorkerReport) -> None:
         name, now = worker_name(loss.worker), time.monotonic()
         consequence = (
             "the others went on; each later step is the mean over their examples"

@@ -32,7 +32,14 @@ from fedcore.comparison.parameter_server.messages import (
     write_action,
 )
 from fedcore.comparison.parameter_server.shard import KeyRanges, ModelShard
-from fedcore.comparison.parameter_server.task import Began, RoundOver, ServerEnded, ServerTask, WorkerGone, shard_name
+from fedcore.comparison.parameter_server.task import (
+    Began,
+    LostWorkerReport,
+    RoundOver,
+    ServerEnded,
+    ServerTask,
+    shard_name,
+)
 from fedcore.comparison.parameter_server.update_order import (
     Action,
     Apply,
@@ -227,7 +234,7 @@ class LeadingShard:
                 self._handle(*entry)
         for pair in self.followers:
             pair.send(write_action(None, len(self.process.threads)))
-        self.report(self._ending())
+        self.report(self._end_report())
 
     def _arrival(self, request: PushPullRequest) -> float:
         if self.clock is None:
@@ -249,7 +256,7 @@ class LeadingShard:
         self._arrivals.lose(worker)
         self.process.lost.add(worker)
         actions = self.order.lose(worker)
-        self.report(WorkerGone(worker=worker, round=self.order.round + 1, reason=reason))
+        self.report(LostWorkerReport(worker=worker, round=self.order.round + 1, reason=reason))
         self._do(actions)
 
     def _do(self, actions: list[Action]) -> None:
@@ -291,7 +298,7 @@ class LeadingShard:
         )
         state.loss, state.recent_examples = 0.0, 0
 
-    def _ending(self) -> ServerEnded:
+    def _end_report(self) -> ServerEnded:
         state = self.order
         return ServerEnded(
             clocks=dict(sorted(state.stale_clocks.items())),

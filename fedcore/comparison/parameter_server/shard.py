@@ -143,9 +143,9 @@ class ModelShard:
 
     def __init__(self, module: nn.Module, optimizer: MakeOptimizer, ranges: KeyRanges, number: int) -> None:
         self._range = ranges.ranges[number]
-        whole = torch.empty(ranges.size)
-        FlatModel(module, ranges).read(whole)
-        self.values = whole[self._range.start : self._range.stop].clone()
+        vector = torch.empty(ranges.size)
+        FlatModel(module, ranges).read(vector)
+        self.values = vector[self._range.start : self._range.stop].clone()
         self._trained = max(0, min(ranges.trained, self._range.stop) - self._range.start)
         self._optimizer = optimizer(module)
         if len(ranges.ranges) > 1 and type(self._optimizer).__name__ not in _ELEMENTWISE:
@@ -180,26 +180,26 @@ class ModelShard:
             part = self._range.within(key)
             if not key.trained or part.start == part.stop:
                 continue
-            whole = trained[key.name]
-            shape = whole.shape if part.stop - part.start == whole.numel() else (-1,)
+            tensor = trained[key.name]
+            shape = tensor.shape if part.stop - part.start == tensor.numel() else (-1,)
             start = key.start + part.start - self._range.start
             span = slice(start, start + part.stop - part.start)
             parameter = nn.Parameter(self.values[span].view(shape))
             self._parameters.append((parameter, span))
-            cut[whole] = (parameter, part)
+            cut[tensor] = (parameter, part)
         for group in self._optimizer.param_groups:
-            group["params"] = [cut[whole][0] for whole in group["params"] if whole in cut]
+            group["params"] = [cut[tensor][0] for tensor in group["params"] if tensor in cut]
         history: dict[Tensor, Any] = {
-            cut[whole][0]: {name: _cut(value, whole, *cut[whole]) for name, value in state.items()}
-            for whole, state in self._optimizer.state.items()
-            if whole in cut
+            cut[tensor][0]: {name: _cut(value, tensor, *cut[tensor]) for name, value in state.items()}
+            for tensor, state in self._optimizer.state.items()
+            if tensor in cut
         }
         self._optimizer.state.clear()
         self._optimizer.state.update(history)
 
 
-def _cut(value: Any, whole: Tensor, parameter: nn.Parameter, part: slice) -> Any:
+def _cut(value: Any, tensor: Tensor, parameter: nn.Parameter, part: slice) -> Any:
     """What of an optimizer's history of a whole tensor, kept from the start on, belongs to the part in this range."""
-    if isinstance(value, Tensor) and value.shape == whole.shape and value.dim():
+    if isinstance(value, Tensor) and value.shape == tensor.shape and value.dim():
         return value.reshape(-1)[part].clone().view(parameter.shape)
     return value

@@ -49,7 +49,7 @@ class RoundOver(WorkerReport):
     loss: float
 
 
-class WorkerGone(WorkerReport):
+class LostWorkerReport(WorkerReport):
     """Shard 0: a worker was lost while a round went on."""
 
     worker: int

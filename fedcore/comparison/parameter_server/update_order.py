@@ -152,14 +152,14 @@ class UpdateOrder:
         return bool(self._pushed) and (not self.together or self._pushed.keys() >= self.clocks.keys())
 
     def _may_read(self, worker: int) -> bool:
-        return self._ahead(worker) <= self.bound
+        return self._lead(worker) <= self.bound
 
-    def _ahead(self, worker: int) -> int:
+    def _lead(self, worker: int) -> int:
         return self.clocks[worker] - min(self.clocks.values())
 
     def _read(self, worker: int) -> SendModel:
         self._waiting.remove(worker)
-        self._reads[worker] = (self._ahead(worker), self.updates)
+        self._reads[worker] = (self._lead(worker), self.updates)
         return SendModel(worker)
 
     def _apply(self) -> list[Action]:
@@ -187,10 +187,10 @@ class UpdateOrder:
         return [*actions, *self._closing()]
 
     def _count_staleness(self, worker: int) -> None:
-        ahead, updates = self._reads[worker]
-        if ahead > self.bound:
-            raise StalenessExceeded(f"worker {worker} read {ahead} clocks ahead; the bound is {self.bound:g}")
-        self.stale_clocks[ahead] += 1
+        lead, updates = self._reads[worker]
+        if lead > self.bound:
+            raise StalenessExceeded(f"worker {worker} read {lead} clocks ahead; the bound is {self.bound:g}")
+        self.stale_clocks[lead] += 1
         self.stale_updates[self.updates - updates] += 1
 
     def _closing(self) -> list[Action]:

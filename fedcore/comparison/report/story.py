@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
-from fedcore.comparison.own_figures import CLIENTS
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.summary import (
     JudgedMetric,

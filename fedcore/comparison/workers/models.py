@@ -51,7 +51,7 @@ Models: TypeAlias = Mapping[int, Path]
 
 
 @dataclass(slots=True)
-class _Ending:
+class _FirstModelBackend:
     """An `ExchangeBackend` that ends the run when the first model is sent; questions before that are answered here."""
 
     run: PlannedRun
@@ -102,18 +102,18 @@ class First:
 
 def first_of(run: PlannedRun) -> First:
     """Run the ServerApp in this process up to the first model that it sends; raises AppError if it sends none."""
-    ending = _Ending(run)
+    backend = _FirstModelBackend(run)
     outcome = run_server_app(
         run.app,
-        backend=ending,
+        backend=backend,
         run="initial model",
         run_config=dict(run.config),
         aggregation="plain",
         most_nodes=lambda: run.sites,
     )
-    if outcome.state is None or ending.sent is None:
+    if outcome.state is None or backend.sent is None:
         raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")
-    records = list(ending.sent.records.array_records.values())
+    records = list(backend.sent.records.array_records.values())
     return First(outcome.state, state_from_arrays(records[0]) if len(records) == 1 else outcome.state)
 
 
@@ -150,7 +150,7 @@ class Evaluated(WorkerReport):
 
     round: int
     metrics: dict[str, float]
-    found: tuple[_SiteEvaluation, ...] = ()
+    evaluations: tuple[_SiteEvaluation, ...] = ()
 
     @property
     def sites(self) -> tuple[SiteResult, ...]:
@@ -159,7 +159,7 @@ class Evaluated(WorkerReport):
             SiteResult(
                 site=worker_name(one.site), examples=one.examples, metrics=one.metrics, everywhere=one.everywhere
             )
-            for one in self.found
+            for one in self.evaluations
         )
 
 
@@ -246,20 +246,20 @@ class _Test:
     def together(self, number: int, models: Models) -> Evaluated:
         """One model for all sites, on the test part of each and on all of them together."""
         each = {site: self.of(model, site) for site, model in models.items()}
-        found = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
-        return Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found))
+        evaluations = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
+        return Evaluated(round=number, metrics=_together(each.values()).figures(), evaluations=tuple(evaluations))
 
     def each_everywhere(self, number: int, models: Models) -> Evaluated:
         """Each site's own model, on the test parts of all sites and on the site's own."""
         on = {model: {site: self.of(model, site) for site in self.parts} for model in dict.fromkeys(models.values())}
-        whole = {model: _together(parts.values()).figures() for model, parts in on.items()}
-        found = [
-            _SiteEvaluation(site, on[model][site].examples, on[model][site].figures(), whole[model])
+        figures = {model: _together(parts.values()).figures() for model, parts in on.items()}
+        evaluations = [
+            _SiteEvaluation(site, on[model][site].examples, on[model][site].figures(), figures[model])
             for site, model in models.items()
         ]
-        names = next(iter(whole.values()), {})
-        metrics = {name: sum(one.everywhere[name] for one in found) / len(found) for name in names}
-        return Evaluated(round=number, metrics=metrics, found=tuple(found))
+        names = next(iter(figures.values()), {})
+        metrics = {name: sum(one.everywhere[name] for one in evaluations) / len(evaluations) for name in names}
+        return Evaluated(round=number, metrics=metrics, evaluations=tuple(evaluations))
 
     def of(self, model: Path, site: int) -> _Counts:
         """A model on the test part of one site."""

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 from fedcore.system.workers.calls import FunctionCall
-from fedcore.system.workers.failures import ending
+from fedcore.system.workers.failures import exit_description
 from fedcore.system.workers.starting import kill_group
 
 PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.comparison.modes", "fedcore.training")
@@ -110,13 +110,13 @@ class _RunningWorker:
         kill_group(self.process.pid)
         self.process.kill()  # it may not lead a group yet
 
-    def ending(self) -> Ended:
+    def exit_report(self) -> Ended:
         code = self.process.exitcode or 0
         if self.failure is not None and code:
             return self.failure.model_copy(update={"exitcode": code})
         if not code:
             return Ended(exitcode=0)
-        return Ended(exitcode=code, reason=ending(code))
+        return Ended(exitcode=code, reason=exit_description(code))
 
 
 @dataclass(slots=True)
@@ -205,9 +205,9 @@ class Workers:
         if self._living:
             raise UsageError(f"{', '.join(sorted(self._living))} still work")
         self.start(name, target, *args)
-        *reports, ending = (event.report for event in self.events(silence=silence))
-        if isinstance(ending, Ended) and ending.exitcode:
-            raise RunFailed(f"{name}: {ending.reason}; see {self.folder / 'logs' / name}.log")
+        *reports, last = (event.report for event in self.events(silence=silence))
+        if isinstance(last, Ended) and last.exitcode:
+            raise RunFailed(f"{name}: {last.reason}; see {self.folder / 'logs' / name}.log")
         return reports
 
     def kill(self, name: str) -> None:
@@ -242,7 +242,7 @@ class Workers:
         if over and self._living.pop(name, None) is not None:
             worker.process.join()
             worker.connection.close()
-            yield WorkerEvent(name, worker.ending())
+            yield WorkerEvent(name, worker.exit_report())
 
 
 def _main(

@@ -127,7 +127,7 @@ class PooledBackend:
             return
         loss = number_of(as_metrics(metrics), metric_like(metrics, "loss") or "")
         total = None if loss is None else loss * examples
-        done = RoundDone(round=number, examples=examples, steps=0, loss=total, seconds=seconds, counted=False)
+        done = RoundDone(round=number, examples=examples, steps=0, loss=total, seconds=seconds, measured=False)
         self.report(done)
         while self.run.kill is not None and self.run.kill.round == number:
             signal.pause()

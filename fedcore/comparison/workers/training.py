@@ -51,7 +51,7 @@ class WorkerReady(WorkerReport):
 class RoundDone(WorkerReport):
     """At the end of every round, and of this round alone.
 
-    examples: taken in the round, repetitions counted; where they were not `counted`, what the app said of itself.
+    examples: taken in the round, repetitions counted; where they were not `measured`, what the app said of itself.
     loss: sum over them, None if nobody said.
     sent, received: bytes.
     """
@@ -61,7 +61,7 @@ class RoundDone(WorkerReport):
     steps: int
     loss: float | None
     seconds: float
-    counted: bool = True
+    measured: bool = True
     sent: int = 0
     received: int = 0
 

@@ -26,7 +26,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Scalar
 from fedcore.wire.tasks import Task
 
-_SHOWN: Final = 80
+_MOST_CHARACTERS: Final = 80
 """Characters of a value in a log or a ledger."""
 
 
@@ -200,7 +200,7 @@ def _remedy(key: str, value: Any) -> str:
 
 def _text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=True, default=repr) if value is not _MISSING else repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
 def _printable(key: str) -> str:

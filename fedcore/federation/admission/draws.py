@@ -52,14 +52,14 @@ def answer_draw(
     task: Task, owner: Owner, ledger: ClientHistory, identity: Signer, randomness: Randomness = os.urandom
 ) -> DrawTicketIn:
     """This client's answer to a draw, noted before it leaves: another one to the same draw is never made."""
-    place = make_ticket(owner.federation, task.digest(), identity, randomness=randomness)
-    ledger.draw(GroupAssignmentRecord.of(task, place))
-    return place
+    ticket = make_ticket(owner.federation, task.digest(), identity, randomness=randomness)
+    ledger.draw(GroupAssignmentRecord.of(task, ticket))
+    return ticket
 
 
 def _check_frequency(task: Task, ledger: ClientHistory) -> None:
     """With every draw that is thrown away the server may choose among one grouping more."""
-    idle = ledger.draws(task.purpose, task.asked_of) - len(ledger.released(task.purpose, task.asked_of))
+    idle = ledger.draws(task.purpose, task.subject_model) - len(ledger.released(task.purpose, task.subject_model))
     if idle >= MOST_DRAWS:
         raise ProtocolViolation(
             TOO_MANY_DRAWS,

@@ -45,7 +45,7 @@ def check_releases(task: Task, policy: Policy, ledger: ClientHistory) -> None:
     """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
     if policy.allow_differencing or task.aggregation == "plain":
         return
-    count = len(ledger.released(task.purpose, task.asked_of))
+    count = len(ledger.released(task.purpose, task.subject_model))
     if task.queries and count >= policy.max_queries:
         raise ProtocolViolation(
             checks.TOO_MANY_RELEASES,
@@ -79,27 +79,27 @@ def agree(
         present: who takes part, as their keys that were signed show.
     """
     scales, bounds = scales_and_bounds(encoding)
-    asked = AgreedSum(
+    agreed = AgreedSum(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
-        model=_name_of(task.updates_of(survivors)) if task.buffer is not None else task.asked_of,
+        model=_name_of(task.updates_of(survivors)) if task.buffer is not None else task.subject_model,
         survivors=ids_to_text(survivors),
         scales=scales,
         bounds=bounds[0],
     )
     if not policy.allow_differencing:
-        earlier = ledger.released(asked.purpose, asked.model)
+        earlier = ledger.released(agreed.purpose, agreed.model)
         if not task.queries:  # numbers are not rounded to scales
-            _check_scales(earlier, asked, bounds)
+            _check_scales(earlier, agreed, bounds)
         if task.trains:
             _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
-        summed = chain.sums(asked.purpose, asked.model, present=present if task.queries else None)
+        summed = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
         check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
-    ledger.release(asked)
+    ledger.release(agreed)
 
 
 def _name_of(updates: Updates) -> str:
@@ -134,17 +134,17 @@ def smallest_group(sums: Iterable[frozenset[int]]) -> int:
 
 
 def check_smallest_group(
-    known: Set[frozenset[int]], asked: frozenset[int], min_cohort: int, corrupt: int, queries: bool
+    known: Set[frozenset[int]], survivors: frozenset[int], min_cohort: int, corrupt: int, queries: bool
 ) -> None:
     """Refuse a sum that, with those that are known already, could give that over too small a group."""
-    size = smallest_group({*known, asked})
+    size = smallest_group({*known, survivors})
     if size < min_cohort + corrupt:
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
         remedy = "Ask" if queries else "Start from another model, or ask"
         raise ProtocolViolation(
             checks.DIFFERENCING,
-            f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
-            f"client and in the transcript, could together give that over a group of {size} clients; the policy "
+            f"this sum and the {len(known - {survivors})} others of {'queries' if queries else 'the same model'}, of "
+            f"this client and in the transcript, could together give that over a group of {size} clients; the policy "
             f"demands {demanded}. {remedy} the same clients as before. To take part anyway, its owner would have "
             "to set allow-differencing = true in policy.toml and restart the client: it then no longer checks what "
             "sums reveal together, and anybody who reads two that differ in one client can subtract them and learn "
@@ -154,13 +154,13 @@ def check_smallest_group(
         )
 
 
-def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collection[str]) -> None:
+def _check_scales(earlier: Iterable[AgreedSum], agreed: AgreedSum, bounds: Collection[str]) -> None:
     """Refuse to round or bound a sum of the same survivors in another way, and scales without an end.
 
     Args:
         bounds: all names of the requested ones.
     """
-    alike = [one for one in earlier if one.survivors == asked.survivors]
+    alike = [one for one in earlier if one.survivors == agreed.survivors]
     for one in alike:
         if one.bounds not in bounds:
             raise ProtocolViolation(
@@ -168,7 +168,7 @@ def _check_scales(earlier: Iterable[AgreedSum], asked: AgreedSum, bounds: Collec
                 f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
                 "clients, in its bounds only: together they would reveal what each hides. Start from another model",
             )
-    if len({asked.scales, *(one.scales for one in alike)}) > MOST_SCALES:
+    if len({agreed.scales, *(one.scales for one in alike)}) > MOST_SCALES:
         raise ProtocolViolation(
             checks.DIFFERENCING,
             f"sums of the same model and clients were asked for at {MOST_SCALES} sets of scales already; at many they "

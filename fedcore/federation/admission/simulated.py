@@ -302,7 +302,7 @@ class AdmittedExchange:
                 complete=complete,
                 signers=frozenset(signers),
                 purpose=self.task.purpose,
-                model=self.task.asked_of,
+                model=self.task.subject_model,
                 survivors=array("I", outcome.survivors).tobytes(),
                 cohort=array("I", self.task.cohort).tobytes(),
                 threshold=protection.threshold,

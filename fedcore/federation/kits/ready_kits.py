@@ -20,12 +20,12 @@ def add_clients(authority: Authority, names: Sequence[str], folder: Path) -> tup
 
     If a name or its folder is not available, nothing is made.
     """
-    taken = set(authority.roster.names.values())
+    used = set(authority.roster.names.values())
     for name in names:
         check_name(name, "the client name")
-        if name in taken:
+        if name in used:
             raise KitError(f"{name} is taken, and names are never reused; choose another one", check="name-taken")
-        taken.add(name)
+        used.add(name)
         if (folder / name).exists():
             raise KitError(f"{folder / name} exists already; nothing was changed")
     requests = [ask(folder / name, name)[1] for name in names]

@@ -45,7 +45,7 @@ class ChainLink:
     draw: of which draw it is a group, "" for none.
     signers: who stood at its end and signed.
     purpose: as the task has it.
-    model: `Task.asked_of`.
+    model: `Task.subject_model`.
     survivors: ids of 4 bytes each, a small part of what a set of them would take.
     cohort: likewise.
     threshold: as `NoisedSum` has it.
@@ -83,7 +83,7 @@ class ChainLink:
             complete=signed.complete,
             signers=frozenset(signed.signatures),
             purpose=task.purpose,
-            model=task.asked_of,
+            model=task.subject_model,
             survivors=array("I", signed.record.survivors).tobytes(),
             cohort=array("I", task.cohort).tobytes(),
             threshold=task.protection.threshold if task.protection else 0,

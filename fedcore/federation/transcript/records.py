@@ -20,7 +20,7 @@ from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
 from fedcore.wire.base import Bytes, ClientId, Message, Name, Sha256, Signature64
-from fedcore.wire.tasks import KeptTask, Task, task_digest
+from fedcore.wire.tasks import StoredTask, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"
 TRANSCRIPT_GAP: Final = "transcript-gap"
@@ -71,10 +71,10 @@ class ExchangeRecord(Message):
             encoding=encoding.canonical(),
         )
 
-    def announced(self) -> KeptTask:
+    def announced(self) -> StoredTask:
         """The task; ProtocolViolation("transcript-forged") if it is malformed."""
         try:
-            return KeptTask.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
+            return StoredTask.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
         except pydantic.ValidationError:
             raise _forged("a record holds a malformed task") from None
 

@@ -61,8 +61,8 @@ class TrainedModel:
     def example_input(self) -> tuple[Tensor, ...]:
         """The arguments of one call of the module; raises AppError if the app names none."""
         give: ExampleInput = _function(self.app, self.app.example_input, "example-input", "example_input(job)")
-        given = give(self.job)
-        tensors = given if isinstance(given, tuple) else (given,)
+        example = give(self.job)
+        tensors = example if isinstance(example, tuple) else (example,)
         if not tensors or not all(isinstance(one, Tensor) for one in tensors):
             raise AppError(f"{self.app.example_input} must return a tensor, or a tuple of them")
         return tensors
@@ -85,7 +85,7 @@ def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> Tr
             f"{app.name} does not say how its model is made: its ClientApp has to come from supervised_app or local_app"
         )
     config = override({**app.run_config, **(facts.run_config if facts else {})}, run_config, "the run config")
-    message = merged_values(config_from_json(values) for values in (facts.told if facts else {}).values())
+    message = merged_values(config_from_json(values) for values in (facts.train_configs if facts else {}).values())
     return TrainedModel(
         app=app,
         module=_filled(client, config, state, model),
@@ -109,9 +109,9 @@ def _filled(client: LocalApp, config: dict[str, Scalar], state: ModelState, path
     with torch.device("cpu"):
         warm = client.definition.warm(config, EngineConfig(), World())
     engine, work = warm.engine, warm.personalization
-    given = {spec.name for spec in state.layout.specs}
+    stored = {spec.name for spec in state.layout.specs}
     layout = engine.layout()
-    if given == _names(layout):
+    if stored == _names(layout):
         engine.load(_ordered(state, layout, path))
     else:
         shared = work.layout()
@@ -123,8 +123,8 @@ def _filled(client: LocalApp, config: dict[str, Scalar], state: ModelState, path
 
 def _ordered(state: ModelState, layout: Layout, path: Path) -> ModelState:
     """The tensors in the order of the module; raises ConfigurationError that names what differs."""
-    given, names = _names(state.layout), _names(layout)
-    for lacking, what in ((names - given, "lacks the tensor"), (given - names, "has a tensor that the app's lacks:")):
+    stored, names = _names(state.layout), _names(layout)
+    for lacking, what in ((names - stored, "lacks the tensor"), (stored - names, "has a tensor that the app's lacks:")):
         if lacking:
             raise ConfigurationError(
                 f"{path}: the model {what} {min(lacking)!r}; is it a model of this app?", check="tensors-differ"

@@ -69,7 +69,7 @@ class ExchangeGrid(Grid):
     noised: whether sums have privacy noise, and none of the metrics of a training.
     compressed: whether updates lose a part, evenly.
     buffered: whether a training sums updates of several rounds.
-    ahead: message type -> how many nodes the strategy will ask, while it has its first message.
+    expected_nodes: message type -> how many nodes the strategy will ask, while it has its first message.
     awaits_start: whether a model lies ready that no strategy has started from yet.
     extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
     """
@@ -83,7 +83,7 @@ class ExchangeGrid(Grid):
     buffered: bool = field(default=False, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     result: Result | History | None = field(default=None, init=False)
-    ahead: Mapping[str, int] = field(default_factory=dict, init=False)
+    expected_nodes: Mapping[str, int] = field(default_factory=dict, init=False)
     awaits_start: bool = field(default=False, init=False)
     extra_tensors: frozenset[str] = field(default=frozenset(), init=False)
     _present: int = field(default=0, init=False)
@@ -224,7 +224,7 @@ class ExchangeGrid(Grid):
         coming = [] if self._looked_ahead else samples(self._present)
         for sample in coming:
             self.check_wait(NodeWait.of(sample.least))
-        self.ahead = {sample.message_type: sample.size for sample in coming}
+        self.expected_nodes = {sample.message_type: sample.size for sample in coming}
         self._looked_ahead |= bool(coming)
 
     def note_final(self, arrays: ArrayRecord, history: History) -> None:

@@ -121,7 +121,7 @@ class SecureGrid(ExchangeGrid):
             configs=configs,
             weight_key=self.weight_key,
             timeout=timeout,
-            ahead=self.ahead,
+            ahead=self.expected_nodes,
         )
 
     def _reply(self, reply: ExchangeReply, message: Message, request: ExchangeRequest) -> Message:

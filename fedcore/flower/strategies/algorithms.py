@@ -257,8 +257,8 @@ class DiLoCo(AlgorithmStrategy):
         for name in self.names(model):
             gradient = model[name].astype(np.float64) - mean[name]
             self.momentum[name] = self.server_momentum * self.momentum.get(name, 0.0) + gradient
-            ahead = gradient + self.server_momentum * self.momentum[name]
-            made[name] = _like(model[name], model[name] - self.server_rate * ahead)
+            step = gradient + self.server_momentum * self.momentum[name]
+            made[name] = _like(model[name], model[name] - self.server_rate * step)
         return made
 
 

@@ -108,13 +108,13 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     """
     name = str(config.get(NAME, "fedavg"))
     choice = STRATEGIES[name]
-    given = {key: float(config[key]) for key in choice.keys if key in config}
-    for key, value in given.items():
+    values = {key: float(config[key]) for key in choice.keys if key in config}
+    for key, value in values.items():
         if not 0 <= value < float("inf") or (key in choice.positive and value == 0):
             raise ConfigurationError(f"{key} = {value:g} does not fit strategy {name}")
         if key.startswith("beta-") and value >= 1:
             raise ConfigurationError(f"{key} must be less than 1, not {value:g}")
-    chosen = {choice.keys[key]: value for key, value in given.items() if key != SERVER_RATE or value}
+    chosen = {choice.keys[key]: value for key, value in values.items() if key != SERVER_RATE or value}
     if issubclass(cast(type, choice.make), ours.AlgorithmStrategy):
         options["trained"] = trained
     return choice.make(**options, **chosen)

@@ -27,7 +27,7 @@ class Cohort:
         The head of the federation's transcript.
     roster
         The version of the roster.
-    whole
+    all_survive
         Whether all of the cohort have to survive.
     group
         Which group of a draw it is.
@@ -40,7 +40,7 @@ class Cohort:
     least: int
     previous: str
     roster: int = 1
-    whole: bool = False
+    all_survive: bool = False
     group: GroupMembership | None = None
     buffer: Buffer | None = None
 
@@ -72,7 +72,7 @@ class TaskFactory:
             trained.layout if trained is not None else None,
             len(cohort.clients),
             cohort.members,
-            whole=cohort.whole,
+            all_survive=cohort.all_survive,
             model=model.sha256 if model else "",
         )
         self.state.budget.admit(release_of(encoding))
@@ -108,7 +108,7 @@ class TaskFactory:
             least_cohort=cohort.least,
             roster=cohort.roster,
             members=cohort.members,
-            whole=cohort.whole,
+            all_survive=cohort.all_survive,
             previous=cohort.previous,
             buffer=cohort.buffer,
             cut=group.cut if group else None,

@@ -29,7 +29,7 @@ class Attempt:
         From 1 on.
     same
         The clients to ask again, with nobody in their place; None for any.
-    whole
+    all_survive
         Whether all clients of the cohort have to survive.
     pause
         Seconds to wait before it, as a function of the first pause and of jitter (`Attempts.pause`).
@@ -37,7 +37,7 @@ class Attempt:
 
     number: int
     same: tuple[int, ...] | None = None
-    whole: bool = False
+    all_survive: bool = False
     pause: Callable[[float, float], float] = lambda first, jitter: 0.0
 
 
@@ -66,7 +66,7 @@ async def run_attempts(runner: AttemptRunner, attempts: Attempts) -> tuple[Task,
     number = 0
     while True:
         number += 1
-        attempt = Attempt(number=number, same=attempts.same, whole=attempts.whole, pause=attempts.pause)
+        attempt = Attempt(number=number, same=attempts.same, all_survive=attempts.all_survive, pause=attempts.pause)
         task, end = await runner.attempt(attempt)
         await runner.close(task, end)
         if end.failure is None:
@@ -88,7 +88,7 @@ def attempts_at_sum(settings: JobSettings, sizes: Callable[[], tuple[int, int]])
 
     def has_room(failures: int, n: int) -> bool:
         members, least = sizes()
-        return failures <= failures_for(settings, n, least, members, whole=True)
+        return failures <= failures_for(settings, n, least, members, all_survive=True)
 
     return Attempts(settings=settings, has_room=has_room)
 

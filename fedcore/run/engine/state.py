@@ -86,8 +86,8 @@ class RunState:
         if end.unmasked or end.total is not None:  # shares were asked for: the sum may be known, also after a failure
             self.budget.spend(release_of(task.encoding))
         if end.failure is None:
-            counted = task.group is not None and task.group.draw in self._groups
-            self.rounds += task.trains and bool(end.survivors) and not counted
+            repeated = task.group is not None and task.group.draw in self._groups
+            self.rounds += task.trains and bool(end.survivors) and not repeated
             self.configs = task.configs if task.trains else self.configs
         self._learn(task, end)
         return evaluates(task, end) and self.selection.judge(end.total.metrics if end.total else {})

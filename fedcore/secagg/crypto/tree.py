@@ -72,12 +72,12 @@ def root_of(leaves: Mapping[int, bytes], count: int, proof: Sequence[bytes]) -> 
 
 def _fold(indices: Sequence[int], leaves: Mapping[int, bytes], start: int, stop: int, rest: Iterator[bytes]) -> bytes:
     if not indices:
-        given = next(rest, None)
-        if given is None or len(given) != HASH_BYTES:
+        sibling = next(rest, None)
+        if sibling is None or len(sibling) != HASH_BYTES:
             raise ProtocolViolation(
                 Check.MALFORMED, "the proof of the cohort lacks a hash, or holds one of another size"
             )
-        return given
+        return sibling
     if stop - start == 1:
         return _leaf(leaves[start])
     middle = _middle(start, stop)

@@ -32,7 +32,7 @@ from fedcore.simulation.checkpoint.journal_folder import JournalFolder
 from fedcore.simulation.checkpoint.reply_files import load_replies, load_sums, save_replies, save_sums
 from fedcore.simulation.checkpoint.snapshot import RunCheckpoint
 from fedcore.simulation.checkpoint.state_folder import StateFolder
-from fedcore.simulation.downloads import Downloads
+from fedcore.simulation.downloads import SimulatedDownloads
 from fedcore.simulation.models import model_ref
 from fedcore.state import sha256_file
 from fedcore.system.files import make_private_folder
@@ -72,7 +72,7 @@ class Resumable:
     """
 
     backend: ExchangeBackend
-    downloads: Downloads
+    downloads: SimulatedDownloads
     folder: StateFolder
     checkpoint: RunCheckpoint
     events: EventRecorder

@@ -21,7 +21,7 @@ from fedcore.simulation.dropouts import RandomDropout
 from fedcore.simulation.models import BEST_FILE, BestModelKeeper
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.workers.executor import RecordingExecutor
-from fedcore.wire.tasks import KeptTask, Task
+from fedcore.wire.tasks import StoredTask, Task
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RunCheckpoint:
             "owners": self.owners.save(),
             "models": models,
             "contexts": self._save_contexts(folder),
-            "counted": {str(client): number for client, number in self.executor.counted.items()},
+            "counted": {str(client): number for client, number in self.executor.aggregated_rounds.items()},
         }
 
     def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
@@ -78,7 +78,7 @@ class RunCheckpoint:
         """
         with reading_state():
             for task, end in saved["ends"]:
-                self.state.take(KeptTask.model_validate(task), ExchangeOutcome.from_json(end))
+                self.state.take(StoredTask.model_validate(task), ExchangeOutcome.from_json(end))
             self.state.take_groups()
             self.plain.count = saved["plain"]
             self.dropouts.restore(saved["dropouts"])
@@ -88,12 +88,12 @@ class RunCheckpoint:
             self.models.restore(saved["models"], folder)
             if saved["models"]["best"] is not None:
                 self._best = folder / BEST_FILE
-            self.executor.counted.update({int(client): number for client, number in saved["counted"].items()})
+            self.executor.aggregated_rounds.update({int(client): number for client, number in saved["counted"].items()})
             self._contexts.update({client: folder / f"{client}.state" for client in saved["contexts"]})
 
     def restore_clients(self) -> None:
         """Give the executor the Contexts of its clients, after the last step."""
-        for client, number in dict(self.executor.counted).items():
+        for client, number in dict(self.executor.aggregated_rounds).items():
             self.executor.count(number, [client])
         self.executor.restore(self._contexts)
 

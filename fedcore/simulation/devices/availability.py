@@ -47,14 +47,14 @@ class Intervals:
 
     def until(self, at: float) -> float | None:
         turn, rest = divmod(at, self.repeat) if self.repeat else (0.0, at)
-        found = next((end for start, end in self.spans if start <= rest < end), None)
-        if found is None:
+        end_of_span = next((end for start, end in self.spans if start <= rest < end), None)
+        if end_of_span is None:
             return None
-        if self.repeat and found == self.repeat and self.spans[0][0] == 0.0:  # no gap before the next turn
+        if self.repeat and end_of_span == self.repeat and self.spans[0][0] == 0.0:  # no gap before the next turn
             if len(self.spans) == 1:
                 return NEVER
-            found += self.spans[0][1]
-        return turn * self.repeat + found
+            end_of_span += self.spans[0][1]
+        return turn * self.repeat + end_of_span
 
     def next_there(self, at: float) -> float:
         turn, rest = divmod(at, self.repeat) if self.repeat else (0.0, at)
@@ -75,30 +75,30 @@ class ComesAndGoes:
     share: float
     seconds: float
     seed: str
-    _chance: random.Random = field(init=False)
+    _random: random.Random = field(init=False)
     _there_first: bool = field(init=False)
     _changes: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)  # noqa: S311 - when a simulated device is there is no secret
-        self._there_first = self._chance.random() < self.share
+        self._random = random.Random(self.seed)  # noqa: S311 - when a simulated device is there is no secret
+        self._there_first = self._random.random() < self.share
 
     def until(self, at: float) -> float | None:
-        place = self._place(at)
-        return self._changes[place] if self._is_there(place) else None
+        stretch = self._stretch(at)
+        return self._changes[stretch] if self._is_there(stretch) else None
 
     def next_there(self, at: float) -> float:
-        place = self._place(at)
-        return at if self._is_there(place) else self._changes[place]
+        stretch = self._stretch(at)
+        return at if self._is_there(stretch) else self._changes[stretch]
 
-    def _is_there(self, place: int) -> bool:
-        return self._there_first == (place % 2 == 0)
+    def _is_there(self, stretch: int) -> bool:
+        return self._there_first == (stretch % 2 == 0)
 
-    def _place(self, at: float) -> int:
+    def _stretch(self, at: float) -> int:
         """How many changes there were by then; the next one is drawn as well."""
         away = self.seconds * (1 - self.share) / self.share
         while not self._changes or self._changes[-1] <= at:
             mean = self.seconds if self._is_there(len(self._changes)) else away
             last = self._changes[-1] if self._changes else 0.0
-            self._changes.append(last + self._chance.expovariate(1 / mean))
+            self._changes.append(last + self._random.expovariate(1 / mean))
         return bisect_right(self._changes, at)

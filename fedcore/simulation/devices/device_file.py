@@ -32,7 +32,7 @@ COLUMNS: Final = ("client", "time", "up", "down", "from", "to", "repeat")
 
 
 @dataclass(slots=True)
-class _Found:
+class _DeviceTrace:
     """What the rows of one client say: where, the values that are the same in all, and its intervals."""
 
     line: int
@@ -63,10 +63,10 @@ class TracedDevices:
             raise ConfigurationError(
                 f"{file}: the first line has to name the columns, {', '.join(COLUMNS)}", check="columns"
             )
-        found: dict[str, _Found] = {}
+        traces: dict[str, _DeviceTrace] = {}
         for row in rows:
-            _take(found, file, rows.line_num, row)
-        devices = {name: _device(file, one) for name, one in found.items()}
+            _take(traces, file, rows.line_num, row)
+        devices = {name: _device(file, one) for name, one in traces.items()}
         return cls(
             file=file,
             own={int(name): device for name, device in devices.items() if name.isdigit()},
@@ -82,17 +82,17 @@ class TracedDevices:
             )
 
     def device(self, client: int, network: Network, seed: int) -> Device:
-        found = self.own.get(client)
-        if found is None:
-            found = random.Random(f"{seed}/{client}/kind").choice(self.kinds)  # noqa: S311 - no secret
+        trace = self.own.get(client)
+        if trace is None:
+            trace = random.Random(f"{seed}/{client}/kind").choice(self.kinds)  # noqa: S311 - no secret
         rate = network.bandwidth
-        return Device(time=found.time, up=found.up or rate, down=found.down or rate, there=found.there)
+        return Device(time=trace.time, up=trace.up or rate, down=trace.down or rate, there=trace.there)
 
     def factor(self, client: int, number: int, seed: int) -> float:
         return 1.0
 
 
-def _take(found: dict[str, _Found], file: Path, line: int, row: Mapping[str | None, str | None]) -> None:
+def _take(traces: dict[str, _DeviceTrace], file: Path, line: int, row: Mapping[str | None, str | None]) -> None:
     if None in row or None in row.values():
         _wrong(file, line, "it does not have as many values as the first line has columns", check="value-count")
     values = {str(key): (value or "").strip() for key, value in row.items()}
@@ -107,7 +107,7 @@ def _take(found: dict[str, _Found], file: Path, line: int, row: Mapping[str | No
         "down": _rate(file, line, "down", values.get("down", "")),
         "repeat": _positive(file, line, "repeat", values.get("repeat") or "0", zero=True),
     }
-    one = found.setdefault(name, _Found(line, fixed))
+    one = traces.setdefault(name, _DeviceTrace(line, fixed))
     if one.fixed != fixed:
         differs = ", ".join(key for key in fixed if fixed[key] != one.fixed[key])
         _wrong(file, line, f"{differs} differ from line {one.line}, of the same client")
@@ -117,7 +117,7 @@ def _take(found: dict[str, _Found], file: Path, line: int, row: Mapping[str | No
         one.spans.append(_span(file, line, span, one))
 
 
-def _span(file: Path, line: int, span: tuple[str, str], one: _Found) -> tuple[float, float]:
+def _span(file: Path, line: int, span: tuple[str, str], one: _DeviceTrace) -> tuple[float, float]:
     start = _positive(file, line, "from", span[0] or "0", zero=True)
     end = _positive(file, line, "to", span[1]) if span[1] else math.inf
     if end <= start:
@@ -129,7 +129,7 @@ def _span(file: Path, line: int, span: tuple[str, str], one: _Found) -> tuple[fl
     return start, end
 
 
-def _device(file: Path, one: _Found) -> Device:
+def _device(file: Path, one: _DeviceTrace) -> Device:
     repeat = one.fixed["repeat"]
     if repeat and not one.spans:
         _wrong(file, one.line, "repeat needs from and to")

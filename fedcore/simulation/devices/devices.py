@@ -151,7 +151,7 @@ def work_of(run_config: Mapping[str, object], examples: int) -> tuple[int, int]:
     They are `batch-size`, `local-epochs` and `local-steps` of the run config; an app without them is taken to go over
     its examples once (or `local-epochs` times) in one step.
     """
-    epochs, steps, size = (_whole(run_config.get(key)) for key in ("local-epochs", "local-steps", "batch-size"))
+    epochs, steps, size = (_integer(run_config.get(key)) for key in ("local-epochs", "local-steps", "batch-size"))
     if examples <= 0:
         return 0, 0
     size = min(size or examples, examples)
@@ -160,5 +160,5 @@ def work_of(run_config: Mapping[str, object], examples: int) -> tuple[int, int]:
     return (epochs or 1) * math.ceil(examples / size), (epochs or 1) * examples
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0

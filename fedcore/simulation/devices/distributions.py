@@ -66,15 +66,15 @@ class DrawnDevices:
     @classmethod
     def parse(cls, text: str) -> DrawnDevices:
         """Read words that are joined by commas; raises ConfigurationError and UnknownKey."""
-        found: dict[str, object] = {}
+        options: dict[str, object] = {}
         for word in text.split(","):
             key, equals, value = word.strip().partition("=")
             if key not in WORDS:
                 raise UnknownKey(key, WORDS, "--devices")
-            if not equals or key in found:
-                _wrong(word, "it is there twice" if key in found else f"it needs a value, {key}=...")
-            found[key] = _pair(word, key, value) if key in ("slower", "there") else _distribution(word, value)
-        return cls(**found)  # type: ignore[arg-type]
+            if not equals or key in options:
+                _wrong(word, "it is there twice" if key in options else f"it needs a value, {key}=...")
+            options[key] = _pair(word, key, value) if key in ("slower", "there") else _distribution(word, value)
+        return cls(**options)  # type: ignore[arg-type]
 
     def check(self, clients: int) -> None:
         """Every client has a device."""

@@ -124,8 +124,8 @@ def _take(values: dict[str, Any], word: str) -> None:
 
 def bits_a_second(text: str) -> float | None:
     """A rate such as 20Mbit; None for what is none."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)([kMG]?)bit", text)
-    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)([kMG]?)bit", text)
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
     return rate if 0 < rate < float("inf") else None
 
 
@@ -134,8 +134,8 @@ def _rate(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"([0-9.e+-]+?)(s|ms|us)", text)
-    return _positive(found[1], zero=True) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[2]] if found else _wrong(text)
+    match = re.fullmatch(r"([0-9.e+-]+?)(s|ms|us)", text)
+    return _positive(match[1], zero=True) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]] if match else _wrong(text)
 
 
 def _pair(key: str, text: str) -> tuple[float, float]:

@@ -36,10 +36,10 @@ from fedcore.simulation.sessions.sessions import Members, Update
 from fedcore.simulation.sessions.shard import CALLS, SessionShard
 from fedcore.state import FileSink, ModelState
 from fedcore.system.json_lines import PolledConnection
-from fedcore.system.workers.failures import RaisedError, WorkerMessage, ending, memory_hint
+from fedcore.system.workers.failures import RaisedError, WorkerMessage, exit_description, memory_hint
 from fedcore.system.workers.starting import end_worker, start_worker
 
-_AHEAD: Final = 2
+_QUEUE_DEPTH: Final = 2
 """Orders that a process has at a time, so that it need not wait for this one."""
 _FEW: Final = 32
 """Clients of an order about their shares; with 178 neighbours each it has some MB."""
@@ -74,7 +74,7 @@ class SessionProcesses:
         Raises what a session raised, and WorkerDied. A caller that stops before the end has to call `drain`.
         """
         for index, order in orders:
-            while self._pending[index] >= _AHEAD:
+            while self._pending[index] >= _QUEUE_DEPTH:
                 yield from self._arrived(None)
             self._send(index, order)
             yield from self._arrived(0)
@@ -133,7 +133,9 @@ class SessionProcesses:
     def _died(self, index: int) -> WorkerDied:
         self._pending[index] = 0
         status = self._processes[index].wait(_STOP_SECONDS)
-        text = f"a process with the secure sessions of simulated clients {ending(status)}{memory_hint(status)}"
+        text = (
+            f"a process with the secure sessions of simulated clients {exit_description(status)}{memory_hint(status)}"
+        )
         return WorkerDied(text)
 
 
@@ -164,9 +166,9 @@ class ProcessSessions:
             members = {one.client_id: one for message in messages.values() for one in message.members}
             fresh = {client: one for client, one in members.items() if known.get(client) is not one}
             known.update(fresh)
-            shown = [(client, [m.client_id for m in one.members], one.proof) for client, one in messages.items()]
+            cohorts = [(client, [m.client_id for m in one.members], one.proof) for client, one in messages.items()]
             return CALLS.order(
-                SessionShard.share_keys, ids=messages[chunk[0]].ids, fresh=list(fresh.values()), shown=shown
+                SessionShard.share_keys, ids=messages[chunk[0]].ids, fresh=list(fresh.values()), shown=cohorts
             )
 
         yield from self._chunked(clients, _FEW, order)
@@ -217,9 +219,9 @@ class ProcessSessions:
 
     def outcome(self, client: int) -> Outcome:
         """What a client has signed in R3."""
-        (found,) = self._processes.all([(self._index[client], CALLS.order(SessionShard.outcome, client=client))])
-        assert isinstance(found, Outcome)  # noqa: S101 - the answer
-        return found
+        (outcome,) = self._processes.all([(self._index[client], CALLS.order(SessionShard.outcome, client=client))])
+        assert isinstance(outcome, Outcome)  # noqa: S101 - the answer
+        return outcome
 
     def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
         """R4."""

@@ -160,9 +160,9 @@ class InlineSessions:
 
         def first() -> tuple[int, bytes]:
             client, words, digest = waiting.popleft()
-            found = client, digest.result()
+            entry = client, digest.result()
             np.add(total, words, out=total)
-            return found
+            return entry
 
         with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
             for update in updates:

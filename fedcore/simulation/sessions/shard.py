@@ -71,9 +71,9 @@ class SessionShard:
         self,
         ids: tuple[int, ...],
         fresh: Sequence[Advertisement],
-        shown: Sequence[tuple[int, Sequence[int], tuple[bytes, ...]]],
+        cohorts: Sequence[tuple[int, Sequence[int], tuple[bytes, ...]]],
     ) -> list[KeyShares]:
-        """R1: each client of `shown` with those whose keys it is shown, and the proof of the others' of `ids`.
+        """R1: each client of `cohorts` with those whose keys it is shown, and the proof of the others' of `ids`.
 
         fresh: advertisements that were not shown to any client here before; most are shown to hundreds.
         """
@@ -82,7 +82,7 @@ class SessionShard:
             self._sessions[client].share_keys(
                 AdvertisedCohort(ids, tuple(self._advertised[one] for one in members), proof)
             )
-            for client, members, proof in shown
+            for client, members, proof in cohorts
         ]
 
     def receive_shares(

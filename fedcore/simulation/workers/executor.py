@@ -130,12 +130,12 @@ class RecordingExecutor(ExecutorWrapper):
 
     worked
         The clients that have worked since it was cleared.
-    counted
+    aggregated_rounds
         Client -> the last round whose sum has its update.
     """
 
     worked: set[int] = field(default_factory=set, init=False)
-    counted: dict[int, int] = field(default_factory=dict, init=False)
+    aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         self.worked.update(clients)
@@ -146,7 +146,7 @@ class RecordingExecutor(ExecutorWrapper):
         return self.executor.answer(tasks)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
-        self.counted.update(dict.fromkeys(clients, server_round))
+        self.aggregated_rounds.update(dict.fromkeys(clients, server_round))
         self.executor.count(server_round, clients)
 
 
@@ -199,7 +199,7 @@ class InlineExecutor:
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Their runners know it from then on."""
-        self._runners.counted.update(dict.fromkeys(clients, server_round))
+        self._runners.aggregated_rounds.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """Why clients do not train at once."""

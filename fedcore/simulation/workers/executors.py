@@ -49,7 +49,7 @@ def checked_engine(name: str) -> Engine:
 
 def with_cohort(
     config: Mapping[str, Scalar],
-    given: Mapping[str, object],
+    own_values: Mapping[str, object],
     per_round: int | None,
     clients: int,
     *,
@@ -60,15 +60,17 @@ def with_cohort(
     Raises ConfigurationError if the app has no key for it, or something else was given.
 
     Args:
-        given: the user's own values of the run config.
+        own_values: the user's own values of the run config.
         reads: whether the app reads the keys of `averaging_server`, whatever its run config has.
     """
     if per_round is None:
         return dict(config)
     if not 1 <= per_round <= clients:
         raise ConfigurationError(f"--per-round {per_round}: a round asks 1 client or more, of the {clients} there are")
-    if TRAIN in given:
-        raise ConfigurationError(f"--per-round {per_round} and {TRAIN}={given[TRAIN]} of the run config say two things")
+    if TRAIN in own_values:
+        raise ConfigurationError(
+            f"--per-round {per_round} and {TRAIN}={own_values[TRAIN]} of the run config say two things"
+        )
     if not reads and TRAIN not in config:
         raise ConfigurationError(
             f"--per-round {per_round}: the app's run config has no {TRAIN!r}, so its ServerApp decides alone how many "
@@ -77,6 +79,6 @@ def with_cohort(
     # Strategies take int(clients * fraction): half a client more, so that no rounding makes it one less.
     fraction = min(1.0, (per_round + 0.5) / clients)
     changed: dict[str, Scalar] = {TRAIN: fraction}
-    if EVALUATE not in given and (reads or config.get(EVALUATE)):
+    if EVALUATE not in own_values and (reads or config.get(EVALUATE)):
         changed[EVALUATE] = fraction
     return {**config, **changed}

@@ -37,7 +37,7 @@ from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
 from fedcore.wire.tasks import Task
 
-_AHEAD: Final = 2
+_QUEUE_DEPTH: Final = 2
 """Chunks that a worker has at a time, so that it need not wait for this process."""
 
 Order: TypeAlias = Callable[[Sequence[int]], Train | Ask]
@@ -74,7 +74,7 @@ class ProcessExecutor:
     _processes: Processes = field(init=False)
     _costs: Costs = field(default_factory=Costs, init=False)
     _homes: Homes = field(init=False)
-    _counted: dict[int, int] = field(default_factory=dict, init=False)
+    _aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
     _exchanges: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class ProcessExecutor:
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Workers get it with each client's next task."""
-        self._counted.update(dict.fromkeys(clients, server_round))
+        self._aggregated_rounds.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """Lines of the workers go there."""
@@ -184,18 +184,20 @@ class ProcessExecutor:
         """Give all clients to the workers, `size` at a time; yields the result of each."""
         costs = self._costs.expected(task.message_type, clients)
         queue = Queue(costs, self._homes, groups=cut(clients, size, self._homes.workers))
-        for _ in range(_AHEAD):
+        for _ in range(_QUEUE_DEPTH):
             for worker in range(self._homes.workers):
                 self._hand_out(queue, worker, order)
         for worker, client, result in self._processes.results():
             if isinstance(result, Made | Answered):
                 self._costs.learn(task.message_type, client, result.seconds, result.examples or 0)
-            if self._processes.chunks(worker) < _AHEAD:
+            if self._processes.chunks(worker) < _QUEUE_DEPTH:
                 self._hand_out(queue, worker, order)
             yield client, result
 
     def _training(self, chunk: Sequence[int]) -> Train:
-        return Train(clients=list(chunk), counted=[self._counted.get(client, 0) for client in chunk])
+        return Train(
+            clients=list(chunk), aggregated_rounds=[self._aggregated_rounds.get(client, 0) for client in chunk]
+        )
 
     def _question(self, client: int, one: PlainTask) -> ClientQuestion:
         task = one.task
@@ -208,7 +210,7 @@ class ProcessExecutor:
             reference=task.model,
             content=one.content,
             out=one.out,
-            counted=self._counted.get(client, 0),
+            aggregated_round=self._aggregated_rounds.get(client, 0),
         )
 
     def _hand_out(self, queue: Queue, worker: int, order: Order) -> None:

@@ -55,11 +55,11 @@ class ExchangeStart(WorkerMessage):
 
 
 class Train(WorkerMessage):
-    """These clients do the task of the exchange, in this order. counted: of each, as `ClientRunner` has it."""
+    """These clients do the exchange's task, in this order. aggregated_rounds: of each, as `ClientRunner` has it."""
 
     kind: Literal["train"] = "train"
     clients: list[int]
-    counted: list[int]
+    aggregated_rounds: list[int]
 
 
 class ClientQuestion(WorkerMessage):
@@ -71,7 +71,7 @@ class ClientQuestion(WorkerMessage):
     reference: ModelRef
     content: Path
     out: Path
-    counted: int
+    aggregated_round: int
 
 
 class Ask(WorkerMessage):

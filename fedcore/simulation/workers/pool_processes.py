@@ -36,7 +36,7 @@ from fedcore.simulation.workers.pool_messages import (
     WorkerEnded,
 )
 from fedcore.system.json_lines import PolledConnection
-from fedcore.system.workers.failures import ending, memory_hint
+from fedcore.system.workers.failures import exit_description, memory_hint
 from fedcore.system.workers.starting import end_worker, start_worker
 
 _READ_BYTES: Final = 1 << 20
@@ -185,7 +185,7 @@ class Processes:
         """The error that says how the process ended, and which client it worked for."""
         status = self._status(index)
         activity = self._workers[index].activity
-        return WorkerDied(f"a worker of the simulation {ending(status)} {activity}{memory_hint(status)}")
+        return WorkerDied(f"a worker of the simulation {exit_description(status)} {activity}{memory_hint(status)}")
 
     def _status(self, index: int) -> int | None:
         """The exit status of a worker that has ended, from the fork server; None if that has ended too."""
@@ -220,11 +220,11 @@ def _print_on(process: subprocess.Popen[bytes]) -> None:
         while selector.get_map():
             for key, _ in selector.select():
                 data = os.read(key.fd, _READ_BYTES)
-                whole, ended, rest[key.data] = (rest[key.data] + data).rpartition(b"\n")
+                lines, ended, rest[key.data] = (rest[key.data] + data).rpartition(b"\n")
                 if not data:
                     selector.unregister(key.fileobj)
-                    whole += ended + rest[key.data]
+                    lines += ended + rest[key.data]
                 target: Any = sys.stdout if key.data == 1 else sys.stderr
-                if text := (whole + ended if data else whole).decode(errors="replace"):
+                if text := (lines + ended if data else lines).decode(errors="replace"):
                     target.write(text)
                     target.flush()

@@ -76,7 +76,7 @@ class Worker:
 
         A client's Context is in its file before the message that it is done: another worker may go on with it.
         """
-        self.runners.counted.update(zip(order.clients, order.counted, strict=True))
+        self.runners.aggregated_rounds.update(zip(order.clients, order.aggregated_rounds, strict=True))
         waiting = deque(order.clients)
         started = time.monotonic()
         try:
@@ -93,7 +93,7 @@ class Worker:
 
     def ask(self, questions: Sequence[ClientQuestion]) -> Iterator[Answered | ClientRaised]:
         """What the clients answer; an exception is the answer of one."""
-        self.runners.counted.update({one.client: one.counted for one in questions})
+        self.runners.aggregated_rounds.update({one.client: one.aggregated_round for one in questions})
         tasks = {one.client: PlainTask(task=self._task_of(one), content=one.content, out=one.out) for one in questions}
         started = time.monotonic()
         for client, answer in self.at_once.answer(tasks):

@@ -25,16 +25,16 @@ class ProgressExecutor(ExecutorWrapper):
     tell: OnProgress
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        return self._counted(
+        return self._reporting(
             f"round {task.server_round} {task.message_type}", len(clients), self.executor.run(task, model, clients)
         )
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         one = next((one.task for one in tasks.values()), None)
         work = f"round {one.server_round} {one.message_type}" if one is not None else ""
-        return self._counted(work, len(tasks), self.executor.answer(tasks))
+        return self._reporting(work, len(tasks), self.executor.answer(tasks))
 
-    def _counted(self, work: str, expected: int, results: Iterator[T]) -> Iterator[T]:
+    def _reporting(self, work: str, expected: int, results: Iterator[T]) -> Iterator[T]:
         self.tell(work, 0, expected)
         for done, result in enumerate(results, start=1):
             self.tell(work, done, expected)

@@ -55,7 +55,7 @@ class RayExecutor:
     _started: bool = field(init=False)
     _files: Any = field(init=False)
     _states: dict[int, Any] = field(default_factory=dict, init=False)
-    _counted: dict[int, int] = field(default_factory=dict, init=False)
+    _aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
     _costs: Costs = field(default_factory=Costs, init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class RayExecutor:
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Sent with each client's next task."""
-        self._counted.update(dict.fromkeys(clients, server_round))
+        self._aggregated_rounds.update(dict.fromkeys(clients, server_round))
 
     def on_warning(self, warn: Callable[[str], None]) -> None:
         """There is nothing to tell."""
@@ -167,16 +167,18 @@ class RayExecutor:
 
     def _client(self, client: int) -> tuple[ray_task.RayClient, Any]:
         """The task's description of its client, and the reference of the client's state."""
-        told = ray_task.RayClient(id=client, clients=self.clients, counted=self._counted.get(client, 0))
-        return told, self._states.get(client)
+        description = ray_task.RayClient(
+            id=client, clients=self.clients, aggregated_round=self._aggregated_rounds.get(client, 0)
+        )
+        return description, self._states.get(client)
 
     def _done(self, task: Task, clients: Sequence[int], submit: Any) -> Iterator[tuple[int, FromWorker, Any]]:
         """Run all clients, the longest first; yields the result of each, and the object that came with it."""
         costs = self._costs.expected(task.message_type, clients)
         pending = {}
         for client in sorted(clients, key=lambda one: (-costs[one], one)):
-            told, made, self._states[client] = submit(client)
-            pending[told] = client, made
+            description, made, self._states[client] = submit(client)
+            pending[description] = client, made
         try:
             while pending:
                 (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
@@ -186,8 +188,8 @@ class RayExecutor:
                     self._costs.learn(task.message_type, client, result.seconds, result.examples or 0)
                 yield client, result, self._get(made, client)
         finally:
-            for told in pending:
-                self._ray.cancel(told, force=True)
+            for description in pending:
+                self._ray.cancel(description, force=True)
 
     def _get(self, reference: Any, client: int) -> Any:
         try:

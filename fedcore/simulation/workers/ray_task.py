@@ -52,7 +52,7 @@ class RayClient:
 
     id: int
     clients: int
-    counted: int
+    aggregated_round: int
 
     def runner(self, app: FlowerApp, state: Bytes | None, folder: Path) -> ClientRunner:
         """A runner that goes on from `state`, a record file; None for a client that has kept nothing."""
@@ -63,7 +63,7 @@ class RayClient:
             app=app,
             client_id=self.id,
             node_config=share_of_client(self.id, self.clients),
-            aggregated_round=self.counted,
+            aggregated_round=self.aggregated_round,
             began=None if state is None else began,
             durable=False,
         )
@@ -103,12 +103,12 @@ def answer(
         try:
             started = time.monotonic()
             runner = client.runner(_app(_Files(files), clientapp), state, folder)
-            found = runner.answer(Task.model_validate_json(task), sent, out)
+            result = runner.answer(Task.model_validate_json(task), sent, out)
             answered = Answered(
                 client=client.id,
-                examples=found.examples,
-                metrics=dict(found.metrics),
-                error=found.error,
+                examples=result.examples,
+                metrics=dict(result.metrics),
+                error=result.error,
                 seconds=time.monotonic() - started,
             )
             reply = np.fromfile(out, np.uint8) if out.exists() else None

@@ -32,7 +32,7 @@ class Runners:
         client which makes room for another.
     most
         How many stay in memory.
-    counted
+    aggregated_rounds
         The rounds of the last trainings that were in their sums.
     """
 
@@ -41,7 +41,7 @@ class Runners:
     folder: Path
     shared: bool
     most: int = MOST_WARM
-    counted: dict[int, int] = field(default_factory=dict, init=False)
+    aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
     _warm: OrderedDict[int, tuple[ClientRunner, _Version]] = field(default_factory=OrderedDict, init=False)
 
     @property
@@ -57,7 +57,7 @@ class Runners:
         if runner is None or (self.shared and known != version):
             runner = self._made(client, file if version else None)
         self._warm[client] = runner, version
-        runner.aggregated_round = self.counted.get(client, 0)
+        runner.aggregated_round = self.aggregated_rounds.get(client, 0)
         if len(self._warm) > self.most:
             oldest, (oldest_runner, _) = self._warm.popitem(last=False)
             if not self.shared:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fedcore.errors import EnvironmentFailure
-from fedcore.system.workers.failures import ending
+from fedcore.system.workers.failures import exit_description
 from fedcore.system.workers.starting import die_with_parent, kill_group
 
 STOP_SECONDS: Final = 10.0
@@ -64,7 +64,8 @@ class ChildProcesses:
         for name, child in self._children.items():
             if child is not but and child.poll():
                 raise EnvironmentFailure(
-                    f"{name} {ending(child.returncode)}; the end of {self.logs / name}.log:\n{self.tail(name)}",
+                    f"{name} {exit_description(child.returncode)}; the end of {self.logs / name}.log:\n"
+                    f"{self.tail(name)}",
                     check="child-ended",
                 )
 
@@ -82,8 +83,8 @@ class ChildProcesses:
 
     def stop(self, *names: str) -> None:
         """End the named children, or all: SIGTERM, then SIGKILL to the groups of those that stay."""
-        ending = [self._children.pop(name) for name in names or tuple(self._children)]
-        living = [child for child in ending if child.poll() is None]
+        children = [self._children.pop(name) for name in names or tuple(self._children)]
+        living = [child for child in children if child.poll() is None]
         for child in living:
             child.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -93,7 +94,7 @@ class ChildProcesses:
             except subprocess.TimeoutExpired:
                 kill_group(child.pid)
                 child.wait()
-        for child in ending:
+        for child in children:
             _close(child)
 
 

@@ -59,7 +59,7 @@ class RaisedError(WorkerMessage):
         return error
 
 
-def ending(status: int | None) -> str:
+def exit_description(status: int | None) -> str:
     """How a process ended: "ended by SIGKILL", "ended with exit status 1".
 
     Args:

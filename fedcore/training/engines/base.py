@@ -331,9 +331,9 @@ class Engine(ABC):
         counts = self._counts(len(rows))
         start = sum(counts[: self.data_rank])
         # Whole numbers keep their value in float64, which the sum over copies is then divided in.
-        whole = torch.zeros((sum(counts), *rows.shape[1:]), dtype=torch.float64, device=self.device)
-        whole[start : start + len(rows)] = rows
-        return self.total(whole).to(rows.dtype)
+        rows_of_all = torch.zeros((sum(counts), *rows.shape[1:]), dtype=torch.float64, device=self.device)
+        rows_of_all[start : start + len(rows)] = rows
+        return self.total(rows_of_all).to(rows.dtype)
 
     # --- state --------------------------------------------------------------------------------------------------
 

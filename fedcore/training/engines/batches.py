@@ -9,7 +9,7 @@ A rank's loss is the sum over its examples divided by `Batch.total`, so that eve
 weight in the gradient, on any rank and in any micro-batch.
 
 `Loaders` reads the examples, from arrays or from a dataset; what can stay warm from round to round does. For a GPU the
-next batch is read, pinned and sent while the one before it is worked on (`ahead`).
+next batch is read, pinned and sent while the one before it is worked on (`prefetch`).
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class _Seeded(Dataset[Any]):
         return self._data[row]
 
 
-def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches, each made before the one ahead of it is worked on; on a GPU in a stream of its own.
 
     What `batches` asks of the GPU runs during the training: copies from pinned memory, rows picked out of a tensor. A
@@ -276,7 +276,7 @@ class Loaders:
             batches = self._from_device(data, rows) if self._fits(data) else self._from_host(data, rows)
         else:
             batches = self._from_dataset(data, list(rows), workers, seed)
-        return ahead(batches, self._device) if self._device.type == "cuda" else batches
+        return prefetch(batches, self._device) if self._device.type == "cuda" else batches
 
     def keeps(self, data: Split) -> bool:
         """Whether the arrays of a data set lie on the device."""

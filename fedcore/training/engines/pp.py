@@ -20,7 +20,14 @@ from torch.distributed.pipelining import PipelineStage
 from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import prepare, tied_names, unplaced
-from fedcore.training.engines.stages import Cut, Schedule, Stage, check_micro_batches, cut, make_schedule
+from fedcore.training.engines.stages import (
+    Schedule,
+    Stage,
+    StagedModel,
+    check_micro_batches,
+    make_schedule,
+    split_model,
+)
 from fedcore.training.engines.transfer import Entry, optimizer_entries, parameter_of
 from fedcore.training.seeds import derive_seed, seeded
 
@@ -49,14 +56,14 @@ class PipelineEngine(Engine):
     examples of the batch (batch norm) see one micro-batch at a time, and the copies that fill it up to full size.
     """
 
-    _cut: Cut
+    _staged: StagedModel
 
     def _build(self) -> None:
         runs = 2 if self.config.schedule == "interleaved" else 1
         check_micro_batches(self.config.schedule, ranks=self.world.size, micro_batches=self.micro_batches)
         self.module = self.model = unplaced(self.recipe)
-        self._cut = cut(self.module, self.world.size, runs=runs)
-        self._cut.keep(self.module, self.world.rank, self.device)
+        self._staged = split_model(self.module, self.world.size, runs=runs)
+        self._staged.keep(self.module, self.world.rank, self.device)
         prepare(self.module, self.config)
         self._schedules: dict[_Shape, Schedule] = {}
         self._shared = self._groups()
@@ -74,7 +81,7 @@ class PipelineEngine(Engine):
         try:
             super().reset_optimizer()
         except ValueError:  # which torch's optimizers raise for an empty list
-            self.optimizer = self.recipe.optimizer(self._cut.whole)
+            self.optimizer = self.recipe.optimizer(self._staged.skeleton)
             for group in self.optimizer.param_groups:
                 group["params"] = []
 
@@ -161,12 +168,12 @@ class PipelineEngine(Engine):
     def _stages(self, example: Tensor, *, training: bool) -> list[PipelineStage]:
         """This rank's stages for micro-batches like `example`."""
         with torch.set_grad_enabled(training):
-            boundaries = self._cut.boundaries(example)
+            boundaries = self._staged.boundaries(example)
         autocast = torch.bfloat16 if self.config.precision == "bf16" else None
-        count = len(self._cut.stages)
+        count = len(self._staged.stages)
         stages = []
-        for number in self._cut.own_stages(self.world.rank):
-            layers = [self.module.get_submodule(layer) for layer in self._cut.stages[number]]
+        for number in self._staged.own_stages(self.world.rank):
+            layers = [self.module.get_submodule(layer) for layer in self._staged.stages[number]]
             sent = boundaries[number + 1].dtype if number + 1 < count else None
             stages.append(
                 PipelineStage(
@@ -184,7 +191,7 @@ class PipelineEngine(Engine):
 
     def _groups(self) -> dict[nn.Parameter, dist.ProcessGroup]:
         """This rank's parameters of which another rank holds a copy, with the group of the ranks that do."""
-        holders = self._cut.holders()
+        holders = self._staged.holders()
         # Every rank takes part in making every group.
         groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(holders.values())) if len(ranks) > 1}
         return {
@@ -210,24 +217,26 @@ class PipelineEngine(Engine):
     def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
         """As `Engine.entries`, of the whole model on every rank; what another rank holds has no tensor."""
         own = {entry.spec.name: entry.tensor for entry in state_entries(self.module)}
-        whole = state_entries(self._cut.whole)
-        owners = {entry.spec.name: self._cut.owner(entry.spec.name) for entry in whole}
+        all_entries = state_entries(self._staged.skeleton)
+        owners = {entry.spec.name: self._staged.owner(entry.spec.name) for entry in all_entries}
         if optimizer:
             # Every rank that holds a tied weight keeps a history of it, under the weight's first name.
-            names = {name: names[0] for names in tied_names(self._cut.whole) for name in names}
+            names = {name: names[0] for names in tied_names(self._staged.skeleton) for name in names}
             parameters = [(names.get(name, name), p) for name, p in self.module.named_parameters()]
             own |= {entry.spec.name: entry.tensor for entry in optimizer_entries(self.optimizer, parameters)}
-            history = optimizer_entries(self.recipe.optimizer(self._cut.whole), self._cut.whole.named_parameters())
+            history = optimizer_entries(
+                self.recipe.optimizer(self._staged.skeleton), self._staged.skeleton.named_parameters()
+            )
             owners |= {entry.spec.name: owners[parameter_of(entry.spec.name)] for entry in history}
-            whole += history
+            all_entries += history
         return [
             replace(entry, tensor=own.get(entry.spec.name), owner=owners[entry.spec.name])
-            for entry in whole
+            for entry in all_entries
             if only is None or entry.spec.name in only
         ]
 
     def _buffers(self) -> set[str]:
-        return {name for name, _ in self._cut.whole.named_buffers(remove_duplicate=False)}
+        return {name for name, _ in self._staged.skeleton.named_buffers(remove_duplicate=False)}
 
     def close(self) -> None:
         """Release what must not outlive the process group."""

@@ -25,14 +25,14 @@ from fedcore.training.engines.building import move_to, outline, plan_of, tied_na
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class StagedModel:
     """A model cut into stages, of which rank r of n has those with number r, r + n, ...
 
-    whole: the model without memory for its tensors.
+    skeleton: the model without memory for its tensors.
     stages: names of the layers of each stage, in order of execution.
     """
 
-    whole: nn.Module
+    skeleton: nn.Module
     stages: tuple[tuple[str, ...], ...]
     ranks: int
 
@@ -47,7 +47,7 @@ class Cut:
         """The ranks that hold each tied parameter, by each of its names."""
         return {
             name: tuple(sorted({self.owner(other) for other in names}))
-            for names in tied_names(self.whole)
+            for names in tied_names(self.skeleton)
             for name in names
         }
 
@@ -74,7 +74,7 @@ class Cut:
         for layers in self.stages:
             x = tensors[-1]
             for layer in layers:
-                x = self.whole.get_submodule(layer)(x)
+                x = self.skeleton.get_submodule(layer)(x)
             # What travels is contiguous, see Stage.
             tensors.append(torch.empty(x.shape, dtype=x.dtype, device="meta", requires_grad=x.requires_grad))
         return tensors
@@ -102,7 +102,7 @@ class Stage(nn.Module):
         return x if self._sent is None else x.to(self._sent).contiguous()
 
 
-def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
+def split_model(module: nn.Module, ranks: int, *, runs: int = 1) -> StagedModel:
     """Where to cut a model so that the stage with the most parameters has as few as can be.
 
     Raises ConfigurationError for a model that does not say how to cut it, or has too few layers.
@@ -110,19 +110,20 @@ def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
     Args:
         runs: stages of each rank.
     """
-    whole = outline(module)
-    layers = plan_of(whole).layers
+    skeleton = outline(module)
+    layers = plan_of(skeleton).layers
     if not layers:
         raise ConfigurationError(
-            f"a pipeline does not know how to cut {type(whole).__name__}: give it a method parallel_plan() that "
+            f"a pipeline does not know how to cut {type(skeleton).__name__}: give it a method parallel_plan() that "
             "returns a ParallelPlan with `layers`, as fedcore.training.models.gpt does, or make it a Sequential"
         )
-    sizes = [sum(p.numel() for p in whole.get_submodule(layer).parameters()) for layer in layers]
+    sizes = [sum(p.numel() for p in skeleton.get_submodule(layer).parameters()) for layer in layers]
     ends = _balanced(sizes, ranks * runs)
-    cut = Cut(whole=whole, stages=tuple(layers[start:stop] for start, stop in itertools.pairwise(ends)), ranks=ranks)
-    for name in whole.state_dict():
-        cut.owner(name)
-    return cut
+    stages = tuple(layers[start:stop] for start, stop in itertools.pairwise(ends))
+    staged = StagedModel(skeleton=skeleton, stages=stages, ranks=ranks)
+    for name in skeleton.state_dict():
+        staged.owner(name)
+    return staged
 
 
 def _balanced(sizes: Sequence[int], stages: int) -> list[int]:

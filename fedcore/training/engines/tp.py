@@ -69,10 +69,10 @@ class TensorEngine(Engine):
         self.optimizer = self.recipe.optimizer(self.module)
         # torch's optimizers work on lists of tensors, which may not mix DTensors and others.
         for group in list(self.optimizer.param_groups):
-            whole = [p for p in group["params"] if not isinstance(p, DTensor)]
-            if 0 < len(whole) < len(group["params"]):
+            replicated = [p for p in group["params"] if not isinstance(p, DTensor)]
+            if 0 < len(replicated) < len(group["params"]):
                 group["params"] = [p for p in group["params"] if isinstance(p, DTensor)]
-                self.optimizer.add_param_group({**group, "params": whole})
+                self.optimizer.add_param_group({**group, "params": replicated})
 
     def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
         """As `Engine.entries`; split tensors as DTensors over all ranks."""

@@ -75,13 +75,13 @@ def load_entries(entries: Sequence[Entry], state: ModelState | None, world: Worl
     everywhere = _agree(entries, state, world)
     read = 0
     for entry in entries:
-        whole = None if state is None else torch_view(state[entry.spec.name], entry.spec)
+        tensor = None if state is None else torch_view(state[entry.spec.name], entry.spec)
         if everywhere:
-            _fill(entry, whole)
+            _fill(entry, tensor)
         elif is_dtensor(entry.tensor):
-            _hand_out_parts(entry, entry.tensor, whole, world)
+            _hand_out_parts(entry, entry.tensor, tensor, world)
         else:
-            _hand_out(entry, whole, world)
+            _hand_out(entry, tensor, world)
         read += entry.spec.nbytes
         if state is not None and read > _MOST_BYTES:
             state.release()
@@ -94,9 +94,9 @@ def save_entries(entries: Iterable[Entry], sink: StateSink | None, world: World)
         if is_dtensor(entry.tensor):
             _collect_parts(entry.spec, entry.tensor, sink, world)
             continue
-        whole = entry.tensor if entry.owner == 0 else _to_rank_0(entry, world)
-        if sink is not None and whole is not None:
-            sink.write(entry.spec, 0, numpy_view(whole, entry.spec))
+        tensor = entry.tensor if entry.owner == 0 else _to_rank_0(entry, world)
+        if sink is not None and tensor is not None:
+            sink.write(entry.spec, 0, numpy_view(tensor, entry.spec))
 
 
 @functools.cache
@@ -173,12 +173,12 @@ def _agree(entries: Sequence[Entry], state: ModelState | None, world: World) -> 
 
 
 @torch.no_grad()
-def _fill(entry: Entry, whole: Tensor | None) -> None:
+def _fill(entry: Entry, tensor: Tensor | None) -> None:
     """Copy this rank's part out of the whole tensor."""
-    if is_dtensor(entry.tensor) and whole is not None:
-        _set(entry, whole[part_of(entry.tensor, dist.get_rank())])
-    elif whole is not None:
-        _set(entry, whole)
+    if is_dtensor(entry.tensor) and tensor is not None:
+        _set(entry, tensor[part_of(entry.tensor, dist.get_rank())])
+    elif tensor is not None:
+        _set(entry, tensor)
 
 
 @torch.no_grad()
@@ -191,16 +191,16 @@ def _set(entry: Entry, values: Tensor) -> None:
         own.clamp_(min=0)
 
 
-def _hand_out(entry: Entry, whole: Tensor | None, world: World) -> None:
+def _hand_out(entry: Entry, tensor: Tensor | None, world: World) -> None:
     """Rank 0's tensor to all ranks."""
-    sent = _empty(entry.spec.shape, entry.spec, world) if world.rank or whole is None else whole.to(world.device)
+    sent = _empty(entry.spec.shape, entry.spec, world) if world.rank or tensor is None else tensor.to(world.device)
     dist.broadcast(sent, src=0)
     _set(entry, sent)
 
 
-def _hand_out_parts(entry: Entry, tensor: DTensor, whole: Tensor | None, world: World) -> None:
+def _hand_out_parts(entry: Entry, tensor: DTensor, full: Tensor | None, world: World) -> None:
     """To each rank its part of rank 0's tensor."""
-    if world.rank or whole is None:
+    if world.rank or full is None:
         own = tensor.to_local()
         if own.numel():
             received = _empty(own.shape, entry.spec, world)
@@ -208,10 +208,10 @@ def _hand_out_parts(entry: Entry, tensor: DTensor, whole: Tensor | None, world: 
             _set(entry, received)
         return
     for rank in range(1, world.size):
-        part = whole[part_of(tensor, rank)]
+        part = full[part_of(tensor, rank)]
         if part.numel():
             dist.send(part.contiguous().to(world.device), dst=rank)
-    _fill(entry, whole)
+    _fill(entry, full)
 
 
 def _collect_parts(spec: TensorSpec, tensor: DTensor, sink: StateSink | None, world: World) -> None:
@@ -221,16 +221,16 @@ def _collect_parts(spec: TensorSpec, tensor: DTensor, sink: StateSink | None, wo
         holders.setdefault(tuple((part.start, part.stop) for part in part_of(tensor, rank)), rank)
     # Whole rows lie together in the file, and need not be put together first.
     rows_only = all(not p.is_shard() or p.is_shard(0) or p.is_shard(-tensor.ndim) for p in tensor.placements)
-    whole = None if rows_only or sink is None else torch.empty(spec.shape, dtype=tensor.dtype)
+    full = None if rows_only or sink is None else torch.empty(spec.shape, dtype=tensor.dtype)
     for bounds, rank in holders.items():
         shape = tuple(stop - start for start, stop in bounds)
         part = _from_rank(rank, tensor.to_local(), shape, spec, world) if math.prod(shape) else None
-        if whole is not None and part is not None:
-            whole[tuple(slice(start, stop) for start, stop in bounds)] = part
+        if full is not None and part is not None:
+            full[tuple(slice(start, stop) for start, stop in bounds)] = part
         elif sink is not None and part is not None:
             sink.write(spec, bounds[0][0] * math.prod(shape[1:]), numpy_view(part, spec))
-    if whole is not None and sink is not None:
-        sink.write(spec, 0, numpy_view(whole, spec))
+    if full is not None and sink is not None:
+        sink.write(spec, 0, numpy_view(full, spec))
 
 
 def _from_rank(rank: int, own: Tensor, shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor | None:

@@ -17,7 +17,7 @@ from fedcore.system.files import make_private_folder
 from fedcore.system.json_lines import AsyncConnection, printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
-from fedcore.system.workers.failures import ending
+from fedcore.system.workers.failures import exit_description
 from fedcore.system.workers.starting import start_process
 from fedcore.wire.base import Message
 from server_app.runs.app.messages import FROM_APP, FromApp
@@ -123,7 +123,7 @@ class AppProcess:
         """Wait until the process has ended; the error says how."""
         status = await self._process.wait()
         kind = AppKilled if status < 0 else WorkerDied
-        return kind(f"the ServerApp's process {ending(status)}, without an answer")
+        return kind(f"the ServerApp's process {exit_description(status)}, without an answer")
 
     def hang_up(self) -> None:
         """Close this end of the connection, as the end of this process would."""

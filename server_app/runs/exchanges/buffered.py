@@ -60,7 +60,7 @@ class BufferedExchanges:
     _since: dict[int, float] = field(default_factory=dict, init=False)
     """When each client that trains was given its work."""
 
-    async def exchange(self, asked: SecureRequest, versions: Sequence[str]) -> int:
+    async def exchange(self, request: SecureRequest, versions: Sequence[str]) -> int:
         """The number of the exchange that gave the sum; raises RoundFailed.
 
         asked
@@ -69,7 +69,7 @@ class BufferedExchanges:
             SHA-256 of the model of each training that it asked for, up to this one.
         """
         run = self.run
-        runner = _BufferRunner(self, asked, await self._publish(asked, versions), self.sums.attempts())
+        runner = _BufferRunner(self, request, await self._publish(request, versions), self.sums.attempts())
         task, end = await run_attempts(runner, runner.retries)
         for client in end.survivors:
             up, down = run.services.work.bytes_of(client)
@@ -80,11 +80,11 @@ class BufferedExchanges:
 
     # --- versions -------------------------------------------------------------------------------
 
-    async def _publish(self, asked: SecureRequest, versions: Sequence[str]) -> WorkBook:
+    async def _publish(self, request: SecureRequest, versions: Sequence[str]) -> WorkBook:
         """The strategy's model is the newest version from here on."""
         run, work = self.run, self.run.services.work
-        model_of(asked.request)
-        run.clients.check(len(asked.request.nodes), asked.request.message_type)
+        model_of(request.exchange)
+        run.clients.check(len(request.exchange.nodes), request.exchange.message_type)
         book = self._book
         if book is None:
             book = self._book = WorkBook.of(
@@ -96,28 +96,28 @@ class BufferedExchanges:
         for client, reason in book.publish(versions[-1]).items():
             self._note_drop(client, reason)
         await run.files.remove(work.unneeded(book.version.number))
-        assert asked.model is not None  # noqa: S101 - a request with a model has its file
-        self._model = await run.files.keep_version(book.version.number, asked.model)
+        assert request.model is not None  # noqa: S101 - a request with a model has its file
+        self._model = await run.files.keep_version(book.version.number, request.model)
         return book
 
-    def _work(self, asked: SecureRequest, version: Version) -> Task:
+    def _work(self, request: SecureRequest, version: Version) -> Task:
         """What clients are asked to do with the newest version."""
         run = self.run
         return make_work(
-            asked.request,
+            request.exchange,
             settings=run.plan.settings,
             run=run.plan.run,
             exchange=run.state.count + 1,
             app_sha256=run.plan.app_sha256,
             run_config=run.plan.run_config,
-            model=asked.announced,
+            model=request.announced,
             version=version,
             roster=run.services.roster.current.version,
         )
 
     # --- who is asked for its update ------------------------------------------------------------
 
-    async def fill(self, asked: SecureRequest, book: WorkBook, before: str) -> tuple[int, ...]:
+    async def fill(self, request: SecureRequest, book: WorkBook, before: str) -> tuple[int, ...]:
         """Whose updates are summed next; raises RoundFailed if they do not come together.
 
         asked
@@ -129,18 +129,18 @@ class BufferedExchanges:
         """
         services, settings = self.run.services, self.run.plan.settings
         began = services.clock()
-        task = self._work(asked, book.version)
+        task = self._work(request, book.version)
         while True:
             self._take_reports(book)
             self._drop_missing(book)
             present = services.presence.eligible(self.run.plan.app_sha256, settings.liveness_seconds)
             present = frozenset(self.run.clients.without_cheats(sorted(present)))
-            self._hand_out(book, task, present & frozenset(asked.request.nodes))
+            self._hand_out(book, task, present & frozenset(request.exchange.nodes))
             members = book.buffer(present)
             self._note_progress(book, present, services.clock() - began)
             if members:
                 return members
-            book.check_fillable(self.run.clients.without_cheats([*asked.request.nodes, *book.in_hand]), before)
+            book.check_fillable(self.run.clients.without_cheats([*request.exchange.nodes, *book.in_hand]), before)
             if services.clock() - began > buffer_seconds(settings):
                 raise book.not_full(buffer_seconds(settings))
             await services.client_bell.wait(_TICK_SECONDS)
@@ -197,7 +197,7 @@ class BufferedExchanges:
                 self._forget(book, client, f"silent for more than {settings.liveness_seconds:g} s while it trained")
             elif services.clock() - self._since.get(client, 0.0) > settings.train_seconds + settings.step_seconds:
                 self._forget(book, client, overdue(settings))
-            elif report is None and services.work.given_to(client, "", 0) is None:
+            elif report is None and services.work.task_of(client, "", 0) is None:
                 self._forget(book, client, "has started again, without its work")
         for client in book.ready:
             if client not in services.work.reports:
@@ -229,12 +229,12 @@ class BufferedExchanges:
 class _BufferRunner:
     """Carries out the attempts at the sum of one buffer, as `AttemptRunner`."""
 
-    def __init__(self, exchanges: BufferedExchanges, asked: SecureRequest, book: WorkBook, retries: Attempts) -> None:
+    def __init__(self, exchanges: BufferedExchanges, request: SecureRequest, book: WorkBook, retries: Attempts) -> None:
         self._exchanges = exchanges
-        self._asked = asked
+        self._request = request
         self.book = book
         self.retries = retries
-        self._past = exchanges.run.past_of(asked.step)
+        self._past = exchanges.run.past_of(request.step)
         self._named = NamedUpdates()
         self._before = ""
         """Why the attempt before gave nothing."""
@@ -242,14 +242,16 @@ class _BufferRunner:
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         run, sums = self._exchanges.run, self._exchanges.sums
         if (row := next(self._past, None)) is not None:
-            return await sums.go_on(self._asked, row)
+            return await sums.go_on(self._request, row)
         ready = await self._ready(attempt)
         await run.pause(attempt)
         await run.clients.come_back(ready.cohort, len(ready.cohort))
-        return await sums.begin(self._asked, attempt, ready.cohort, whole=ready.whole, buffer=ready.buffer)
+        return await sums.begin(
+            self._request, attempt, ready.cohort, all_survive=ready.all_survive, buffer=ready.buffer
+        )
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:
-        await self._exchanges.run.close_judged(task, end, self._asked.model)
+        await self._exchanges.run.close_judged(task, end, self._request.model)
 
     def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
         repeated = self.retries.same is not None
@@ -263,5 +265,5 @@ class _BufferRunner:
     async def _ready(self, attempt: Attempt) -> ReadyUpdates:
         if (updates := self._named.ready()) is not None:
             return updates
-        clients = await self._exchanges.fill(self._asked, self.book, self._before)
-        return self.book.ready_updates(clients, whole=attempt.whole)
+        clients = await self._exchanges.fill(self._request, self.book, self._before)
+        return self.book.ready_updates(clients, all_survive=attempt.all_survive)

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.run.requirements import (
-    check_asked,
+    check_cohort_request,
     choose_cohort,
     extra_clients,
     least_group,
@@ -36,7 +36,7 @@ class CohortSelection:
         self._event_log = event_log
         self._reported: tuple[frozenset[int], int] | None = None
         self._was_short = False
-        self._seen: frozenset[int] = frozenset()
+        self._known: frozenset[int] = frozenset()
         self._mismatched: set[int] = set()
         self._cheats: dict[int, Fault] = {}
 
@@ -67,25 +67,25 @@ class CohortSelection:
         for client in sorted(members - present):
             why = "has another app" if client in other else "may not train now" if client in online else "not connected"
             missing.append(f"{self._services.names[client]} ({why})")
-        shown = [*missing[:_MOST_NAMED], *([f"{len(missing) - _MOST_NAMED} more"] if missing[_MOST_NAMED:] else [])]
-        return waiting_for(nodes, setting, len(present), len(members), shown)
+        names = [*missing[:_MOST_NAMED], *([f"{len(missing) - _MOST_NAMED} more"] if missing[_MOST_NAMED:] else [])]
+        return waiting_for(nodes, setting, len(present), len(members), names)
 
-    def check(self, asked: int, message_type: str) -> None:
+    def check(self, clients: int, message_type: str) -> None:
         """Refuse what asks too few clients; raises CohortBelowMinimum."""
-        check_asked(asked, self._settings, *self._sizes, message_type=message_type)
+        check_cohort_request(clients, self._settings, *self._sizes, message_type=message_type)
 
     async def cohort(
-        self, asked: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
+        self, requested: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
     ) -> list[int]:
-        """Those of `asked` that are there; raises RoundFailed if too few come in time.
+        """Those of `requested` that are there; raises RoundFailed if too few come in time.
 
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
         signed already, which clients take part in together with the `same` ones only. With over-selection more are
-        asked than `asked` names, if they are there. In a buffered run an evaluation goes to clients that do not train
-        now.
+        asked than `requested` names, if they are there. In a buffered run an evaluation goes to clients that do not
+        train now.
         """
-        chosen, members = frozenset(asked if same is None else same), self.members
+        chosen, members = frozenset(requested if same is None else same), self.members
         least = max(self._least(len(chosen)), self._least_grouped(message_type))
         self.check(len(chosen), message_type)
         pool = chosen & members
@@ -110,13 +110,13 @@ class CohortSelection:
             await asyncio.sleep(_TICK_SECONDS)
         return True
 
-    def enough(self, asked: tuple[int, ...], message_type: str) -> int:
-        """With how many updates an exchange for `asked` need not wait for more; 0 if it waits for everybody."""
-        return len(frozenset(asked)) if self._extra(len(frozenset(asked)), message_type) else 0
+    def enough(self, requested: tuple[int, ...], message_type: str) -> int:
+        """With how many updates an exchange for `requested` need not wait for more; 0 if it waits for everybody."""
+        return len(frozenset(requested)) if self._extra(len(frozenset(requested)), message_type) else 0
 
-    def _extra(self, asked: int, message_type: str) -> int:
+    def _extra(self, clients: int, message_type: str) -> int:
         """How many are asked beyond those; none for a query, whose sum is to be over everybody that was asked."""
-        return 0 if is_query(message_type) else extra_clients(asked, self._settings)
+        return 0 if is_query(message_type) else extra_clients(clients, self._settings)
 
     def _least_grouped(self, message_type: str) -> int:
         """How many clients as many groups need as have to give a sum; 0 if the cohort is not cut."""
@@ -130,8 +130,8 @@ class CohortSelection:
         """How many members the federation has, and the least cohort of their policies."""
         return len(self._services.roster.members), self._services.min_cohort
 
-    def _least(self, asked: int) -> int:
-        return min_clients_for(asked, self._settings, *self._sizes)
+    def _least(self, clients: int) -> int:
+        return min_clients_for(clients, self._settings, *self._sizes)
 
     def _busy(self, message_type: str) -> Callable[[], frozenset[int]]:
         """Who has no ranks left for an evaluation, since it trains for a buffered run."""
@@ -188,10 +188,10 @@ class CohortSelection:
         expected = max(enough, len(present))  # more may be there than the run waits for
         short = len(present) < expected
         # A round that asks some of those who are known to be there is no news.
-        news = short or self._was_short or not present <= self._seen
+        news = short or self._was_short or not present <= self._known
         if news and self._reported != (present, expected):
             self._reported, self._was_short = (present, expected), short
-            self._seen |= present
+            self._known |= present
             online, absent = self._names(present), self._names(pool - present)
             reporting = self._names(present & self._services.presence.reporting)
             self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent, reporting=reporting))

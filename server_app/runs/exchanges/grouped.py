@@ -16,7 +16,7 @@ from fedcore.run.engine.grouping import GroupResult, NoSum, run_groups, sum_of_g
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.groups import GroupMembership, is_draw
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import KeptTask, Task
+from fedcore.wire.tasks import StoredTask, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.group_assignment import DrawExchange
 from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
@@ -37,13 +37,13 @@ class GroupedExchanges:
         self._run = run
         self._sums = sums
 
-    async def exchange(self, asked: SecureRequest) -> list[int]:
+    async def exchange(self, request: SecureRequest) -> list[int]:
         """Numbers of the exchanges of the groups that gave a sum, in the order of the groups; raises RoundFailed."""
         run = self._run
-        past = list(run.past_of(asked.step))
+        past = list(run.past_of(request.step))
         # The groups need the roster of their draw: a member that was removed in between would be missed in all of them.
         with run.services.roster.hold(past[0].task["roster"] if past and past[0].task else None):
-            runner = _GroupsRunner(run, self._sums, asked, past)
+            runner = _GroupsRunner(run, self._sums, request, past)
             done = await run_groups(runner, run.state, run.plan.settings.least_groups)
         spent = run.state.budget.epsilon_spent
         run.event_log.add(sums_done(done.draw, done.sums, run.name, usage=done.usage, epsilon_spent=spent))
@@ -54,16 +54,16 @@ class _GroupsRunner:
     """Carries out a draw and the sums of its groups, all at the same time, as `GroupsRunner`."""
 
     def __init__(
-        self, run: RunContext, sums: SecureExchanges, asked: SecureRequest, past: Sequence[ExchangeRow]
+        self, run: RunContext, sums: SecureExchanges, request: SecureRequest, past: Sequence[ExchangeRow]
     ) -> None:
         self._run = run
         self._sums = sums
-        self._asked = asked
+        self._request = request
         self._past = past
 
     async def draw(self) -> tuple[Task, ExchangeOutcome]:
         rows = iter([row for row in self._past if _is_draw(row)])
-        runner = _DrawRunner(self._run, self._sums, self._asked, rows)
+        runner = _DrawRunner(self._run, self._sums, self._request, rows)
         return await run_attempts(runner, Attempts.plain(self._run.plan.settings))
 
     async def sums(self, groups: Sequence[GroupMembership]) -> Sequence[GroupResult]:
@@ -76,7 +76,7 @@ class _GroupsRunner:
     async def _sum(self, group: GroupMembership) -> GroupResult:
         number = group.group.number
         rows = iter([row for row in self._past if _number(row) == number])
-        runner = _GroupRunner(self._run, self._sums, self._asked, group, rows)
+        runner = _GroupRunner(self._run, self._sums, self._request, group, rows)
         result = await sum_of_group(runner, self._sums.attempts(), number)
         if not isinstance(result, NoSum):
             self._run.note_group_end(*result)
@@ -90,16 +90,16 @@ class _DrawRunner:
     """Carries out the attempts at a draw, as `AttemptRunner`."""
 
     def __init__(
-        self, run: RunContext, sums: SecureExchanges, asked: SecureRequest, past: Iterator[ExchangeRow]
+        self, run: RunContext, sums: SecureExchanges, request: SecureRequest, past: Iterator[ExchangeRow]
     ) -> None:
         self._run = run
         self._sums = sums
-        self._asked = asked
+        self._request = request
         self._past = past
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         run, row = self._run, next(self._past, None)
-        task = await self._announce(attempt) if row is None else KeptTask.model_validate(row.task)
+        task = await self._announce(attempt) if row is None else StoredTask.model_validate(row.task)
         run.note_start(task, model=task.model_sha256)
         if row is not None and row.result is not None:
             return task, ExchangeOutcome.from_json(row.result)
@@ -109,7 +109,7 @@ class _DrawRunner:
             settings=run.plan.settings,
             model=None,
             add_event=run.event_log.add,
-            step=self._asked.step,
+            step=self._request.step,
         )
         with run.services.roster.hold() as roster:
             exchange = DrawExchange(context, federation=roster.federation, roster=roster.keys)
@@ -123,13 +123,13 @@ class _DrawRunner:
         return self._run.explain(task, end, error)
 
     async def _announce(self, attempt: Attempt) -> Task:
-        run, request = self._run, self._asked.request
+        run, request = self._run, self._request.exchange
         await run.pause(attempt)
         clients = await run.clients.cohort(request.nodes, attempt.number, message_type=request.message_type)
         previous = await self._sums.head()
         with run.services.roster.hold() as roster:
             cohort = self._sums.cohort(roster, clients, previous)
-            return run.tasks.for_draw(request, self._asked.announced, cohort, attempt=attempt.number)
+            return run.tasks.for_draw(request, self._request.announced, cohort, attempt=attempt.number)
 
 
 class _GroupRunner:
@@ -139,13 +139,13 @@ class _GroupRunner:
         self,
         run: RunContext,
         sums: SecureExchanges,
-        asked: SecureRequest,
+        request: SecureRequest,
         group: GroupMembership,
         past: Iterator[ExchangeRow],
     ) -> None:
         self._run = run
         self._sums = sums
-        self._asked = asked
+        self._request = request
         self._group = group
         self._past = past
         self._before = ""
@@ -153,13 +153,13 @@ class _GroupRunner:
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         if (row := next(self._past, None)) is not None:
-            return await self._sums.go_on(self._asked, row, self._group)
+            return await self._sums.go_on(self._request, row, self._group)
         await self._run.pause(attempt)
         try:
             members = await self._members(attempt)
         except RoundFailed as error:
             raise RoundFailed(f"{self._before}; {error}" if self._before else str(error)) from error
-        return await self._sums.begin(self._asked, attempt, members, group=self._group)
+        return await self._sums.begin(self._request, attempt, members, group=self._group)
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:
         if end.failure is not None:  # those that gave a sum are closed together, once all groups have ended
@@ -183,12 +183,12 @@ class _GroupRunner:
 
 
 def _is_draw(row: ExchangeRow) -> bool:
-    return is_draw(KeptTask.model_validate(row.task))
+    return is_draw(StoredTask.model_validate(row.task))
 
 
 def _number(row: ExchangeRow) -> int:
     """The number of the group that an exchange was for; 0 for a draw."""
-    group = KeptTask.model_validate(row.task).group
+    group = StoredTask.model_validate(row.task).group
     return group.number if group is not None else 0
 
 

@@ -9,9 +9,9 @@ from fedcore.errors import RoundFailed
 from fedcore.run.engine.attempts import Attempt, run_attempts
 from fedcore.run.engine.events import exchange_done
 from fedcore.run.engine.outcome import ExchangeOutcome
-from fedcore.run.plain import Question, plain_task
+from fedcore.run.plain import OutgoingMessage, plain_task
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import KeptTask, Task
+from fedcore.wire.tasks import StoredTask, Task
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.outcome import result_of
 from server_app.exchanges.plain import PlainExchange
@@ -22,11 +22,11 @@ from server_app.storage.tables import ExchangeRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainStep:
-    """One exchange that the ServerApp asks for. step: of the journal. questions: with their files."""
+    """One exchange that the ServerApp asks for. step: of the journal. messages: with their files."""
 
     step: int
-    asked: PlainExchangeCall
-    questions: Mapping[int, Question]
+    call: PlainExchangeCall
+    messages: Mapping[int, OutgoingMessage]
 
 
 class PlainExchanges:
@@ -40,7 +40,7 @@ class PlainExchanges:
         runner = _PlainRunner(self._run, self, request)
         task, end = await run_attempts(runner, Attempts.plain(self._run.plan.settings))
         await self._note_success(task, end)
-        return task.exchange, sorted(request.questions.keys() - set(task.cohort))
+        return task.exchange, sorted(request.messages.keys() - set(task.cohort))
 
     async def attempt(
         self, request: PlainStep, attempt: Attempt, row: ExchangeRow | None
@@ -49,36 +49,36 @@ class PlainExchanges:
         services = self._run.services
         if row is None:
             await self._run.pause(attempt)
-            kind = request.asked.questions[0].message_type
-            cohort = await self._run.clients.cohort(tuple(request.questions), attempt.number, message_type=kind)
+            kind = request.call.questions[0].message_type
+            cohort = await self._run.clients.cohort(tuple(request.messages), attempt.number, message_type=kind)
             with services.roster.hold() as roster:
                 task = self._task(request, cohort, attempt.number, roster.version)
                 return task, await self._lead(request, task, None)
-        task = KeptTask.model_validate(row.task)
+        task = StoredTask.model_validate(row.task)
         if row.result is not None:
             return task, ExchangeOutcome.from_json(row.result)
         with services.roster.hold(task.roster):
             return task, await self._lead(request, task, row)
 
     def _task(self, request: PlainStep, cohort: Sequence[int], attempt: int, roster: int) -> Task:
-        run, asked = self._run, request.asked
+        run, call = self._run, request.call
         return plain_task(
             settings=run.plan.settings,
             run=run.plan.run,
             exchange=run.next_exchange(),
             attempt=attempt,
-            server_round=asked.server_round,
-            message_type=asked.questions[0].message_type,
+            server_round=call.server_round,
+            message_type=call.questions[0].message_type,
             cohort=cohort,
             app_sha256=run.plan.app_sha256,
             run_config=run.plan.run_config,
-            weight_key=asked.weight_key,
-            timeout=asked.timeout,
+            weight_key=call.weight_key,
+            timeout=call.timeout,
             roster=roster,
         )
 
     async def _lead(self, request: PlainStep, task: Task, row: ExchangeRow | None) -> ExchangeOutcome:
-        run, asked = self._run, request.asked
+        run, call = self._run, request.call
         context = ExchangeContext(
             services=run.services,
             task=task,
@@ -87,8 +87,8 @@ class PlainExchanges:
             add_event=run.event_log.add,
             step=request.step,
         )
-        exchange = PlainExchange(context, request.questions, timeout=asked.timeout)
-        run.note_start(task, model=asked.model, content=exchange.common_content)
+        exchange = PlainExchange(context, request.messages, timeout=call.timeout)
+        run.note_start(task, model=call.model, content=exchange.common_content)
         return await run.lead(exchange, row)
 
     async def _note_success(self, task: Task, end: ExchangeOutcome) -> None:

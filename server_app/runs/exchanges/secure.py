@@ -16,10 +16,10 @@ from fedcore.run.engine.outcome import ExchangeOutcome
 from fedcore.run.exchange import ExchangeRequest
 from fedcore.run.groups import GroupMembership
 from fedcore.run.retries import Attempts
-from fedcore.wire.tasks import KeptTask, ModelRef, Task
+from fedcore.wire.tasks import ModelRef, StoredTask, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
-from server_app.runs.files.downloads import Sent
+from server_app.runs.files.downloads import SentModel
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -29,8 +29,8 @@ class SecureRequest:
     """One exchange that the ServerApp asks for. step: of the journal. sent: the model, as clients get it."""
 
     step: int
-    request: ExchangeRequest
-    sent: Sent | None
+    exchange: ExchangeRequest
+    sent: SentModel | None
 
     @property
     def model(self) -> Path | None:
@@ -53,9 +53,9 @@ class SecureExchanges:
         self._run = run
         self.led: set[int] = {row.exchange for row in run.past if row.result is None}
 
-    async def exchange(self, asked: SecureRequest) -> int:
+    async def exchange(self, request: SecureRequest) -> int:
         """Attempts until one succeeds: its number; raises RoundFailed."""
-        task, end = await run_attempts(_CohortRunner(self._run, self, asked), self.attempts())
+        task, end = await run_attempts(_CohortRunner(self._run, self, request), self.attempts())
         self.note_success(task, end)
         return task.exchange
 
@@ -67,27 +67,27 @@ class SecureExchanges:
         )
 
     async def begin(
-        self, asked: SecureRequest, attempt: Attempt, cohort: Sequence[int], **more: Any
+        self, request: SecureRequest, attempt: Attempt, cohort: Sequence[int], **more: Any
     ) -> tuple[Task, ExchangeOutcome]:
         """Announce and lead a new attempt; raises BudgetSpent. more: other fields of its `Cohort`."""
         previous = await self.head()
         with self._run.services.roster.hold() as roster:
-            whom = self.cohort(roster, cohort, previous, **{"whole": attempt.whole, **more})
-            task = self._run.tasks.for_sum(asked.request, asked.announced, whom, attempt=attempt.number)
-            return task, await self._lead(asked, task, roster, None)
+            whom = self.cohort(roster, cohort, previous, **{"all_survive": attempt.all_survive, **more})
+            task = self._run.tasks.for_sum(request.exchange, request.announced, whom, attempt=attempt.number)
+            return task, await self._lead(request, task, roster, None)
 
     async def go_on(
-        self, asked: SecureRequest, row: ExchangeRow, group: GroupMembership | None = None
+        self, request: SecureRequest, row: ExchangeRow, group: GroupMembership | None = None
     ) -> tuple[Task, ExchangeOutcome]:
         """What an attempt came to that an earlier process began, or comes to now."""
-        task = KeptTask.model_validate(row.task)
+        task = StoredTask.model_validate(row.task)
         if group is not None:
             task = task.model_copy(update={"places": list(group.tickets)})
         if row.result is not None:
             self._run.note_start(task, model=task.model.sha256 if task.model else None)
             return task, ExchangeOutcome.from_json(row.result)
         with self._run.services.roster.hold(task.roster) as roster:
-            return task, await self._lead(asked, task, roster, row)
+            return task, await self._lead(request, task, roster, row)
 
     async def head(self) -> str:
         """The head of the transcript, at which an exchange is opened."""
@@ -99,18 +99,20 @@ class SecureExchanges:
         members, least = len(roster.members), self._run.services.min_cohort
         return Cohort(clients=clients, members=members, least=least, previous=previous, roster=roster.version, **more)
 
-    async def _lead(self, asked: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None) -> ExchangeOutcome:
+    async def _lead(
+        self, request: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None
+    ) -> ExchangeOutcome:
         run = self._run
         context = ExchangeContext(
             services=run.services,
             task=task,
             settings=run.plan.settings,
-            model=asked.model,
-            difference=asked.sent.difference if asked.sent is not None else None,
-            base=asked.sent.base if asked.sent is not None else None,
+            model=request.model,
+            difference=request.sent.difference if request.sent is not None else None,
+            base=request.sent.base if request.sent is not None else None,
             add_event=run.event_log.add,
-            step=asked.step,
-            enough=0 if task.group or task.buffer else run.clients.enough(asked.request.nodes, task.message_type),
+            step=request.step,
+            enough=0 if task.group or task.buffer else run.clients.enough(request.exchange.nodes, task.message_type),
         )
         exchange = SecureExchange(
             context,
@@ -136,23 +138,23 @@ class SecureExchanges:
 class _CohortRunner:
     """Carries out the attempts at the sum of a cohort, as `AttemptRunner`."""
 
-    def __init__(self, run: RunContext, sums: SecureExchanges, asked: SecureRequest) -> None:
+    def __init__(self, run: RunContext, sums: SecureExchanges, request: SecureRequest) -> None:
         self._run = run
         self._sums = sums
-        self._asked = asked
-        self._past = run.past_of(asked.step)
+        self._request = request
+        self._past = run.past_of(request.step)
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         if (row := next(self._past, None)) is not None:
-            return await self._sums.go_on(self._asked, row)
+            return await self._sums.go_on(self._request, row)
         await self._run.pause(attempt)
-        request, clients = self._asked.request, self._run.clients
+        request, clients = self._request.exchange, self._run.clients
         kind = request.message_type
         cohort = await clients.cohort(request.nodes, attempt.number, message_type=kind, same=attempt.same)
-        return await self._sums.begin(self._asked, attempt, cohort)
+        return await self._sums.begin(self._request, attempt, cohort)
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:
-        await self._run.close_judged(task, end, self._asked.model)
+        await self._run.close_judged(task, end, self._request.model)
 
     def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
         self._run.note_attempt(task, end, error, again=again)

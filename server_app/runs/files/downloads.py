@@ -14,7 +14,7 @@ from server_app.runs.files.run_files import RunFiles, reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentModel:
     """A model as clients get it.
 
     path
@@ -45,26 +45,26 @@ class ModelDownloads:
     def __init__(self, files: RunFiles, bits: int) -> None:
         self._files = files
         self._bits = bits
-        self._chain = ModelChain[Sent]()
+        self._chain = ModelChain[SentModel]()
 
-    async def send(self, model: Path, announced: ModelRef) -> Sent:
+    async def send(self, model: Path, announced: ModelRef) -> SentModel:
         """What clients get of a model that the app handed over; for the same model the same again."""
         if self._bits == 32:
-            return Sent(path=model, reference=announced)
+            return SentModel(path=model, reference=announced)
 
-        async def make(last: Sent | None) -> Sent:
-            difference, whole = await self._files.sent_files(model, last.path if last is not None else None)
-            made = last is not None and await asyncio.to_thread(_write, last.path, model, difference, whole)
+        async def make(last: SentModel | None) -> SentModel:
+            difference, copy = await self._files.sent_files(model, last.path if last is not None else None)
+            made = last is not None and await asyncio.to_thread(_write, last.path, model, difference, copy)
             before = Difference(base=last.reference.sha256, path=difference) if made and last is not None else None
-            return Sent(path=whole, reference=await reference(whole), difference=before)
+            return SentModel(path=copy, reference=await reference(copy), difference=before)
 
         return replace(await self._chain.send(announced.sha256, make), base=model)
 
 
-def _write(base: Path, model: Path, difference: Path, whole: Path) -> bool:
-    """Replace `whole`, the model itself, if there is a difference; whether that is the smaller file."""
+def _write(base: Path, model: Path, difference: Path, copy: Path) -> bool:
+    """Replace `copy`, the model itself, if there is a difference; whether that is the smaller file."""
     last, new = ModelState.open(base), ModelState.open(model)
     if not can_differ(last, new):
         return False
-    write_difference(last, new, difference, whole)
-    return difference.stat().st_size < whole.stat().st_size
+    write_difference(last, new, difference, copy)
+    return difference.stat().st_size < copy.stat().st_size

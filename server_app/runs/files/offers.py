@@ -25,7 +25,7 @@ class AppOffers:
         self._services = services
         self._open: Mapping[str, str] = {}
         self._looked = -LOOK_SECONDS
-        self._kept: tuple[str, bytes] = ("", b"")
+        self._latest: tuple[str, bytes] = ("", b"")
         self._reading = asyncio.Lock()
 
     async def for_client(self, client: int) -> tuple[str, ...]:
@@ -39,9 +39,9 @@ class AppOffers:
         if run is None:
             raise Rejection(ProblemKind.NOT_FOUND, "no open run has this app")
         async with self._reading:
-            if self._kept[0] != sha256:
-                self._kept = (sha256, await self._read(run))
-            return self._kept[1]
+            if self._latest[0] != sha256:
+                self._latest = (sha256, await self._read(run))
+            return self._latest[1]
 
     async def _apps(self) -> Mapping[str, str]:
         now = asyncio.get_running_loop().time()

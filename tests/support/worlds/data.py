@@ -65,7 +65,7 @@ class Work:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the client has exchanged its keys: work takes longer than that, in every world."""
 
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         data = self.data
         await self.begun.wait()
         if data.seconds > task.seconds:

@@ -233,7 +233,7 @@ def taken_out(releases: Sequence[Release | None], *, chance: bool) -> Iterator[s
     """
     failures: dict[tuple[str, bool, tuple[int, ...], object, int], set[int]] = {}
     for release in releases:
-        if release is not None and release.task.asked_of and not release.noised:  # one query is not another
+        if release is not None and release.task.subject_model and not release.noised:  # one query is not another
             task = release.task
             first = task.exchange - task.attempt + 1 if chance else 0
             same = task.model.sha256, task.trains, release.survivors, encoding_of(task).metrics, first
@@ -248,7 +248,7 @@ def isolated(releases: Sequence[Release | None], least: int) -> Iterator[str]:
     alike: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
     for release in releases:
         if release is not None:
-            alike.setdefault((release.task.asked_of, release.task.trains), set()).add(release.survivors)
+            alike.setdefault((release.task.subject_model, release.task.trains), set()).add(release.survivors)
     for (model, _), sets in alike.items():
         clients = sorted(set(itertools.chain.from_iterable(sets)))
         rows = np.array([[client in chosen for client in clients] for chosen in sets], float)

@@ -184,7 +184,7 @@ def test_the_federations_means_are_in_the_file_and_reach_the_predictor(tmp_path:
     outcome = simulation.run()
     path, patients = tmp_path / "model.safetensors", tmp_path / "patients.csv"
     assert outcome.state is not None
-    write_model(outcome.state, path, facts_of(folder, run_config=config, told=simulation.configs))
+    write_model(outcome.state, path, facts_of(folder, run_config=config, train_configs=simulation.configs))
     from cox_app.task import COLUMNS
     from cox_app.task import patients as drawn
 
@@ -193,8 +193,8 @@ def test_the_federations_means_are_in_the_file_and_reach_the_predictor(tmp_path:
         csv.writer(file).writerows([COLUMNS, *x.tolist()])
     facts = read_facts(path)
     assert facts is not None
-    means = facts.told["config"]["statistics-mean"]
-    deviations = facts.told["config"]["statistics-std"]
+    means = facts.train_configs["config"]["statistics-mean"]
+    deviations = facts.train_configs["config"]["statistics-std"]
     weights = np.ravel(next(iter(outcome.state.values())))
     expected = np.exp((x - np.array(means)) / np.array(deviations) @ weights)
     found = [row["hazard_ratio"] for row in load_trained(folder, path, {}).rows(patients)]

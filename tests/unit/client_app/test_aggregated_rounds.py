@@ -36,7 +36,7 @@ async def test_a_training_counts_once_its_shares_are_released(script: Script, cl
     assert last(client) == 1
     script.go_on(make_task(exchange=2, server_round=2))
     await take(script, client)
-    assert client.work.counted == [0, 1]
+    assert client.work.aggregated_rounds == [0, 1]
     assert last(client) == 2
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.comparison.app_facts import fit_cost, measure_cost
+from fedcore.comparison.app_probe import fit_cost, measure_cost
 from fedcore.comparison.measure.clock import (
     TimedExchange,
     allreduce_seconds,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.raising import raises
 
-from fedcore.comparison.app_facts import AppFacts
+from fedcore.comparison.app_probe import AppFacts
 from fedcore.comparison.execution import build_comparison, check_metric, finished, in_groups, seconds_left
 from fedcore.comparison.judging import JudgedBy, MetricChoice
 from fedcore.comparison.modes import parse_modes

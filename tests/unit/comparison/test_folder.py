@@ -9,7 +9,7 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.comparison.app_facts import AppFacts
+from fedcore.comparison.app_probe import AppFacts
 from fedcore.comparison.folder import JOB_FILE, OutFolder
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.plan import CompareJob

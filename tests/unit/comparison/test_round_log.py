@@ -14,7 +14,7 @@ def log_of(*reports: RoundDone) -> RoundLog:
 
 
 def done(examples: int, loss: float | None, *, counted: bool = True) -> RoundDone:
-    return RoundDone(round=1, examples=examples, steps=1, loss=loss, seconds=1.0, counted=counted)
+    return RoundDone(round=1, examples=examples, steps=1, loss=loss, seconds=1.0, measured=counted)
 
 
 def test_the_training_loss_is_a_mean_over_the_examples() -> None:

@@ -58,7 +58,7 @@ def test_a_client_knows_its_answer_after_a_restart_and_takes_part_in_no_earlier_
                 check_draw(task, GROUPED, member(notary), ledger)
             else:
                 refused(task, GROUPED, member(notary), ledger, WRONG_GROUP)
-        assert ledger.draws("train", first.asked_of) == 2
+        assert ledger.draws("train", first.subject_model) == 2
 
 
 def test_a_client_stops_after_some_draws_of_which_no_sum_came(notary: Notary, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_client_stops_after_some_draws_of_which_no_sum_came(notary: Notary, tm
         another = draw_task(notary, groups=3, exchange=MOST_DRAWS + 1)
         refused(another, GROUPED, member(notary), ledger, TOO_MANY_DRAWS)
         told: dict[str, Any] = {"survivors": "1-3", "scales": (), "bounds": ""}
-        ledger.release(AgreedSum(run="run", exchange=3, purpose="train", model=another.asked_of, **told))
+        ledger.release(AgreedSum(run="run", exchange=3, purpose="train", model=another.subject_model, **told))
         check_draw(another, GROUPED, member(notary), ledger)
 
 

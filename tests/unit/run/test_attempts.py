@@ -99,7 +99,7 @@ def test_an_attempt_that_somebody_is_blamed_for_does_not_count(drive: Drive) -> 
 
 def test_where_too_few_contributed_the_whole_cohort_has_to_survive(drive: Drive) -> None:
     few = ExchangeOutcome(failure=ExchangeFailure.of(TooFewContributed(0, 4, tolerated=0)))
-    assert [attempt.whole for attempt in play(drive, few, DONE).attempts] == [False, True]
+    assert [attempt.all_survive for attempt in play(drive, few, DONE).attempts] == [False, True]
 
 
 def test_what_suspends_is_no_simulation() -> None:
@@ -119,7 +119,7 @@ class TestDecision:
         attempts = self.attempts(max_attempts=1)
         for _ in range(MOST_REPEATS):
             assert attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
-            assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
+            assert (attempts.same, attempts.all_survive) == ((1, 2, 4), True)
         assert not attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
         assert "after 4 repeats with wider scales they still do" in final_reason(self.TOO_LARGE, JobSettings())
 
@@ -151,9 +151,9 @@ class TestDecision:
         attempts = self.attempts(max_attempts=3)
         assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
         assert attempts.go_on(CohortTooSmall("input", 3, 4), ALL, (), free=False)
-        assert (attempts.same, attempts.whole) == (None, False)
+        assert (attempts.same, attempts.all_survive) == (None, False)
         assert attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
-        assert (attempts.same, attempts.whole) == (None, True)
+        assert (attempts.same, attempts.all_survive) == (None, True)
         assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
         assert not attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
 
@@ -162,7 +162,7 @@ class TestDecision:
         attempts = self.attempts(max_attempts=1, clipping="fail")
         error = RoundingTooCoarse("bias", 0.9, helps=helps, statistics=None)
         assert attempts.go_on(error, ALL, [1, 2, 4], free=False) is helps
-        assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
+        assert (attempts.same, attempts.all_survive) == ((1, 2, 4), True)
 
     def test_whoever_is_to_blame_costs_no_attempt(self) -> None:
         attempts = self.attempts(max_attempts=1)

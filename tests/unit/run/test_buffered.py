@@ -182,7 +182,7 @@ class TestBook:
             book.finish(client)
         assert book.buffer() == (3, 1)
         ready = book.ready_updates(book.buffer())
-        assert (ready.cohort, ready.whole) == ([1, 3], False)
+        assert (ready.cohort, ready.all_survive) == ([1, 3], False)
         assert ready.buffer == Buffer(newest=0, starts=[Version(number=0, sha256="00" * 32)] * 2)
 
     def test_a_version_that_a_client_has_given_to_a_sum_is_not_given_to_it_again(self) -> None:
@@ -243,7 +243,7 @@ class TestNamed:
     def test_the_very_same_sum_is_asked_for_once_more(self) -> None:
         ready = self.named().ready()
         assert ready is not None
-        assert (ready.cohort, ready.whole) == ((1, 3), True)
+        assert (ready.cohort, ready.all_survive) == ((1, 3), True)
         assert ready.buffer == buffer(0, 1, newest=2)
 
     @pytest.mark.parametrize("survivors", [(), (1, 3)])

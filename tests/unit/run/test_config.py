@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, UnknownKey
-from fedcore.run.requirements import check_asked, check_needs
+from fedcore.run.requirements import check_cohort_request, check_needs
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override, parse_assignments
 from tests.support.raising import raises
@@ -145,5 +145,5 @@ def test_each_group_needs_as_many_clients_as_a_cohort_may_have_at_least() -> Non
     with raises(ConfigurationError, numbers=(3, 15, 12, 2), match="groups"):
         check_needs(JobSettings(groups=3), 12, 5)
     with raises(CohortBelowMinimum, numbers=(11, 4, 3, 12)):
-        check_asked(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="train")
-    check_asked(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="evaluate")
+        check_cohort_request(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="train")
+    check_cohort_request(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="evaluate")

@@ -88,7 +88,7 @@ def remembered(draw: Draw, client: int, task: Task, cut: GroupSpec) -> GroupAssi
         exchange=1,
         digest=draw["draw"],
         purpose=task.purpose,
-        model=task.asked_of,
+        model=task.subject_model,
         asked=draw["asked"],
         cut=cut,
         nonce=nonce,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedcore.state import ModelState, add_difference, sha256_file
-from server_app.runs.files.downloads import ModelDownloads, Sent
+from server_app.runs.files.downloads import ModelDownloads, SentModel
 from server_app.runs.files.run_files import RunFiles, reference
 from server_app.storage.objects import DirectoryObjects
 
@@ -26,7 +26,7 @@ def models(folder: Path, count: int, **more: np.ndarray) -> list[Path]:
     return [folder / f"model{number}" for number in range(count)]
 
 
-async def send_all(downloads: ModelDownloads, paths: list[Path]) -> list[Sent]:
+async def send_all(downloads: ModelDownloads, paths: list[Path]) -> list[SentModel]:
     return [await downloads.send(path, await reference(path)) for path in paths]
 
 

@@ -64,7 +64,7 @@ def test_what_a_busy_server_was_too_late_to_hear_is_no_silence() -> None:
 
 async def test_time_is_counted_while_the_loop_runs() -> None:
     clock = Clock()
-    async with Uptime.counted(clock) as uptime:
+    async with Uptime.measure(clock) as uptime:
         clock.advance(0.5)
         while not uptime():  # noqa: ASYNC110 - what it waits for is the clock
             await asyncio.sleep(0.01)

@@ -42,7 +42,7 @@ def brought_to(standing: ParticipantState) -> Participants:
 
 
 def seen(clients: Participants) -> tuple[object, ...]:
-    return clients.state(1), clients.done, clients.missing, clients.taken, clients.being_taken, {**clients.reasons}
+    return clients.state(1), clients.done, clients.missing, clients.contributors, clients.incoming, {**clients.reasons}
 
 
 @pytest.mark.parametrize(("standing", "change"), list(itertools.product(ParticipantState, ClientChange)))
@@ -81,9 +81,9 @@ def test_an_answer_of_a_client_that_left_counts_no_more_but_its_update_does() ->
     clients.begin_stage()
     clients.admit(2)
     clients.drop(2, "left")
-    assert (clients.missing, clients.being_taken) == ({2}, {2}), "it is in the sum, or will be"
+    assert (clients.missing, clients.incoming) == ({2}, {2}), "it is in the sum, or will be"
     clients.take(2)
-    assert (clients.done, clients.taken, clients.missing) == ({2}, {2}, set())
+    assert (clients.done, clients.contributors, clients.missing) == ({2}, {2}, set())
 
 
 def test_a_reason_that_all_gave_is_told_from_one_that_some_gave() -> None:

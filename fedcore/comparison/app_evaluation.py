@@ -15,14 +15,14 @@ ByRound: TypeAlias = Mapping[int, Metrics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFigures:
+class AppEvaluation:
     """rounds: metrics by round, 0 for the first model. server: the names of those that `evaluate_fn` gave."""
 
     rounds: ByRound = field(default_factory=dict)
     server: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, results: Mapping[str, Any], exchanges: ByRound) -> OwnFigures:
+    def of(cls, results: Mapping[str, Any], exchanges: ByRound) -> AppEvaluation:
         """Put what a run left together.
 
         Args:

@@ -7,7 +7,7 @@ import pytest
 from support.raising import raises
 from support.tiny import TINY
 
-from fedcore.comparison.app_facts import AppFacts, Unreadable, report_facts
+from fedcore.comparison.app_probe import AppFacts, Unreadable, report_facts
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.plan import CompareJob, plan
 from fedcore.comparison.workers.models import first_of
