@@ -57,10 +57,10 @@ class RunState:
         """Whether clients are not asked at all: for metrics alone, if differential privacy has no bound for them."""
         return self.budget.withholds(is_training(message_type) or is_query(message_type))
 
-    def admits(self, message_type: str, ahead: Mapping[str, int], check: Callable[[int, str], None]) -> bool:
+    def admits(self, message_type: str, upcoming: Mapping[str, int], check: Callable[[int, str], None]) -> bool:
         """Whether clients are asked for an exchange; raises what `check` raises.
 
-        ahead
+        upcoming
             Of the strategy's coming exchanges: message type -> how many clients it will ask (`ExchangeRequest.ahead`).
         check
             Called with the size and the message type of each cohort to come: a run that is going to ask too few fails
@@ -68,7 +68,7 @@ class RunState:
         """
         if self.withholds(message_type):
             return False
-        for coming, clients in ahead.items():
+        for coming, clients in upcoming.items():
             if not self.withholds(coming):
                 check(clients, coming)
         return True
