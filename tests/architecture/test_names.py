@@ -16,9 +16,7 @@ WORDS: Final = frozenset(
     {"ahead", "anew", "asked", "counted", "ending", "found", "given", "gone", "heard", "held", "kept", "lent"}
     | {"place", "said", "saw", "seen", "shown", "taken", "told", "wanted", "whole"}
 )
-_PERHAPS: Final = re.compile(
-    rf"(?:^|[\s_(\[.*])(?:{'|'.join(sorted(WORDS))})_*(?: ?[=(,:)\]]| in )", re.IGNORECASE
-)
+_PERHAPS: Final = re.compile(rf"(?:^|[\s_(\[.*])(?:{'|'.join(sorted(WORDS))})_*(?: ?[=(,:)\]]| in )", re.IGNORECASE)
 """What every such name looks like, and some prose: most files need not be parsed."""
 
 EXCEPT: Final = {
