@@ -1,4 +1,4 @@
-"""The fields of a vector cut into blocks that threads work on, each thread with buffers of its own.
+"""The sections of fields of a vector, cut into blocks that threads work on, each thread with buffers of its own.
 
 A block is a range of fields that begins and ends with a word, whatever the tensors' borders: no two threads write to
 one word, and the n-th block is the same for any number of threads, so that results do not depend on it. Within a block,
@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from fedcore.codec.encoding import FieldSection
+from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
+from fedcore.codec.widths import FRACTION_BITS
 from fedcore.errors import UsageError
 from fedcore.state import TensorSpec
 
@@ -38,8 +39,65 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSection:
+    """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
+
+    sent_share: how many of the coordinates of rotated tensors are sent; None if nothing is rotated.
+    fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 if
+        there are none.
+    """
+
+    name: str
+    field_bits: int
+    levels: int
+    tensors: tuple[tuple[int, TensorSpec], ...]
+    sent_share: float | None = None
+    fraction_bits: int = 0
+
+    @property
+    def per_word(self) -> int:
+        """Fields in a word."""
+        return 64 // self.field_bits
+
+    @property
+    def fields(self) -> int:
+        """Number of fields."""
+        if self.sent_share is None:
+            return sum(spec.size for _, spec in self.tensors)
+        return sum(tensor_fields(spec.size, self.sent_share, self.per_word) for _, spec in self.tensors)
+
+    @property
+    def words(self) -> int:
+        """Words that hold the fields, and the fractions."""
+        count = -(-self.fields // self.per_word)
+        return count + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else count
+
+    def units(self) -> list[Unit]:
+        """What is rotated by itself, in order; for a section that has a `sent_share`."""
+        assert self.sent_share is not None  # noqa: S101 - of a rotated section
+        units: list[Unit] = []
+        position = 0
+        for index, spec in self.tensors:
+            for start, stop in cuts(spec.size):
+                units.append(
+                    Unit(
+                        number=len(units),
+                        index=index,
+                        spec=spec,
+                        start=start,
+                        stop=stop,
+                        position=position,
+                        sent_share=self.sent_share,
+                        per_word=self.per_word,
+                    )
+                )
+                position += fields_of(stop - start, self.sent_share, self.per_word)
+        return units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Elements [start, stop) of a tensor with scale `index`; the first of them is field `place` of its section."""
+    """Elements [start, stop) of a tensor with scale `index`; the first of them is field `position` of its section."""
 
     index: int
     spec: TensorSpec

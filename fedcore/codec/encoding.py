@@ -46,9 +46,9 @@ from typing import Annotated
 from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt, StrictStr
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from fedcore.codec.blocks import FieldSection
 from fedcore.codec.locks import LIMBS, MOST_FAILURES
 from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
-from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
 from fedcore.codec.settings import (
     FIELD_BITS,
     MAX_SCALE,
@@ -144,63 +144,6 @@ def scale_groups(layout: Layout | None) -> tuple[ScaleGroup, ...]:
     large = [ScaleGroup(specs=(spec,), small=False) for spec in floats if spec.size >= SMALL_TENSOR]
     small = tuple(spec for spec in floats if spec.size < SMALL_TENSOR)
     return (*large, *([ScaleGroup(specs=small, small=True)] if small else []))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldSection:
-    """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
-
-    sent_share: how many of the coordinates of rotated tensors are sent; None if nothing is rotated.
-    fraction_bits: how many bits a fraction of a step has, in fields of FRACTION_BITS that follow all others; 0 if
-        there are none.
-    """
-
-    name: str
-    field_bits: int
-    levels: int
-    tensors: tuple[tuple[int, TensorSpec], ...]
-    sent_share: float | None = None
-    fraction_bits: int = 0
-
-    @property
-    def per_word(self) -> int:
-        """Fields in a word."""
-        return 64 // self.field_bits
-
-    @property
-    def fields(self) -> int:
-        """Number of fields."""
-        if self.sent_share is None:
-            return sum(spec.size for _, spec in self.tensors)
-        return sum(tensor_fields(spec.size, self.sent_share, self.per_word) for _, spec in self.tensors)
-
-    @property
-    def words(self) -> int:
-        """Words that hold the fields, and the fractions."""
-        count = -(-self.fields // self.per_word)
-        return count + -(-self.fields * FRACTION_BITS // 64) if self.fraction_bits else count
-
-    def units(self) -> list[Unit]:
-        """What is rotated by itself, in order; for a section that has a `sent_share`."""
-        assert self.sent_share is not None  # noqa: S101 - of a rotated section
-        units: list[Unit] = []
-        position = 0
-        for index, spec in self.tensors:
-            for start, stop in cuts(spec.size):
-                units.append(
-                    Unit(
-                        number=len(units),
-                        index=index,
-                        spec=spec,
-                        start=start,
-                        stop=stop,
-                        position=position,
-                        sent_share=self.sent_share,
-                        per_word=self.per_word,
-                    )
-                )
-                position += fields_of(stop - start, self.sent_share, self.per_word)
-        return units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

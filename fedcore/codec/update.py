@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
-from fedcore.codec.encoding import Encoding, FieldSection
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, FieldSection, Span, blocks, for_each, release_every
+from fedcore.codec.encoding import Encoding
 from fedcore.codec.fields import (
     KEY_BYTES,
     BlockSummary,

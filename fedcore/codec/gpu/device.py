@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, Span, blocks
-from fedcore.codec.encoding import FieldSection
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldSection, Span, blocks
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret
 from fedcore.secagg.crypto.masking import CHUNK_BYTES, CIPHER_BLOCK_BYTES, WORD_BYTES

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoding, decode, encode
-from fedcore.codec.blocks import BLOCK_FIELDS, blocks
-from fedcore.codec.encoding import FieldSection, scale_groups
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldSection, blocks
+from fedcore.codec.encoding import scale_groups
 from fedcore.codec.fields import unpack
 from fedcore.errors import EncodingError, PeerError, UsageError
 from fedcore.state import Layout, ModelState, TensorSpec
