@@ -94,7 +94,7 @@ class Attempts:
             self._damaged += 1
             self.same = tuple(sorted(survivors)) or None
             return self._damaged <= MOST_REPEATS
-        if isinstance(error, OtherForms):  # its own name says why; whoever is there is asked anew
+        if isinstance(error, OtherForms):  # its own name says why; any clients may be asked
             self.same = None
             return True
         if not free:

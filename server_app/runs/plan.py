@@ -13,7 +13,7 @@ from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.buffer import buffer_size
-from fedcore.run.requirements import check_needs, least_clients
+from fedcore.run.requirements import check_needs
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override
 from fedcore.system.plain_json import from_plain, to_plain
@@ -87,10 +87,6 @@ class RunPlan:
             "question": None if self.question is None else to_plain(QUESTION, self.question),
             "initial_sha256": self.initial_sha256,
         }
-
-    def least_clients(self, members: int, min_cohort: int) -> int:
-        """How many clients must be there before an exchange starts."""
-        return least_clients(self.settings, members, min_cohort)
 
     def check(self, members: int, min_cohort: int) -> None:
         """Refuse a run that cannot work among `members` clients with their policies; raises ConfigurationError."""

@@ -108,9 +108,9 @@ class RunContext:
 
     async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeOutcome:
         """Lead an exchange to its end, from the stage that `row` has."""
-        self.services.presence.expect_unheard(exchange.task.cohort)
+        task = exchange.task
+        self.services.presence.expect_unheard(task.cohort)
         if row is not None:
-            task = exchange.task
             await exchange.restore(await self.services.store.history(task.run, task.exchange))
         self.on_exchange(exchange)
         try:
@@ -119,7 +119,7 @@ class RunContext:
             if exchange.end is None:
                 raise
         assert exchange.end is not None  # noqa: S101
-        self.led.add(exchange.task.exchange)
+        self.led.add(task.exchange)
         return exchange.end
 
     async def close(self, task: Task, end: ExchangeOutcome) -> bool:

@@ -22,6 +22,7 @@ from support.serverside import TINY, ScriptedApp, Site, as_json
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
 from fedcore.flower.app import AppBundle
 from fedcore.run.quorum import quorum_for
+from fedcore.run.requirements import least_clients
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
@@ -543,9 +544,9 @@ def test_what_a_plan_needs_follows_the_clients_policies() -> None:
         plan(quorum=10, min_clients=16).check(100, 3)
     plan(quorum=11, min_clients=16).check(100, 3)
     plan(aggregation="plain", min_clients=1).check(4, 3)
-    assert [plan().least_clients(members, 3) for members in (4, 20, 100)] == [3, 4, 8]
-    assert [plan().least_clients(8, 5), plan(min_clients=6).least_clients(8, 5)] == [5, 6]
-    assert plan(aggregation="plain").least_clients(8, 5) == 2
+    assert [least_clients(JobSettings(), members, 3) for members in (4, 20, 100)] == [3, 4, 8]
+    assert [least_clients(JobSettings(), 8, 5), least_clients(JobSettings(min_clients=6), 8, 5)] == [5, 6]
+    assert least_clients(JobSettings(aggregation="plain"), 8, 5) == 2
     assert [quorum_for(JobSettings(), n, 5) for n in (5, 6, 7, 9)] == [5, 5, 5, 7]
 
 
