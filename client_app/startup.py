@@ -16,6 +16,7 @@ from client_app.agent.agent import Agent
 from client_app.agent.app_updates import AppUpdater
 from client_app.exchange.client import Client
 from client_app.exchange.eligibility import Eligibility
+from client_app.exchange.first_model import DerivedModels
 from client_app.exchange.models import prepare_state_dir
 from client_app.exchange.update_encoder import describe_encoder
 from client_app.http.errors import tls_context
@@ -112,6 +113,7 @@ async def _run_agent(options: Options) -> None:
                 state_dir=state_dir,
                 results=results,
                 pending=PendingUpdate(state_dir),
+                first_models=DerivedModels(state_dir, output, settings.rules),
                 output=output,
                 threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                 gpu_uploads=options.gpu_uploads,

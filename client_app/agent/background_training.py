@@ -89,6 +89,7 @@ async def do_work(task: Task, client: Client) -> WorkIn:
         client.eligibility.check()
         client.ledger.work(task, client.agreed)
         version = admit_work(task, client.participant(task.run))
+        await client.trace_first_model(task)  # of later ones the transcript tells when the update is summed
         client.pending.begin(task)
         await _fetch(task, version, client)
     except (FedcoreError, OSError) as error:

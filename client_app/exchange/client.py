@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from client_app.exchange.eligibility import Eligibility
+from client_app.exchange.first_model import FirstModels, NoFirstModels
 from client_app.http.transport import Transport
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
@@ -21,8 +22,15 @@ from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.admit import Participant
 from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.first_model import (
+    NO_APP_MODEL,
+    check_first_model,
+    needs_app,
+    untraced_models,
+)
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg import Randomness
+from fedcore.system.concurrency import in_thread
 from fedcore.system.tracing import Traces
 from fedcore.wire.tasks import Task
 
@@ -63,6 +71,7 @@ class Client:
     results: ResultCache
     pending: PendingUpdate
     output: Output
+    first_models: FirstModels = field(default_factory=NoFirstModels)
     randomness: Randomness = os.urandom
     """For the protocol and the stochastic rounding."""
     threads: int = 1
@@ -75,6 +84,15 @@ class Client:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
     traces: Traces = field(default_factory=Traces)
+
+    async def trace_first_model(self, task: Task) -> None:
+        """Refuse a run that began with a model that this client cannot trace; raises ProtocolViolation."""
+        policy = self.kit.policy
+        untraced = await in_thread(untraced_models, task, policy, self.transcript.chain)
+        app = NO_APP_MODEL
+        if needs_app(policy, untraced):
+            app = await self.first_models.of(task, self.app_sha256, sorted(self.kit.roster.keys))
+        check_first_model(untraced, policy, app)
 
     def participant(self, run: str) -> Participant:
         """This client as admission checks it for a task of a run."""

@@ -94,6 +94,7 @@ class _ClientExchange:
     async def draw(self) -> None:
         """Send this client's ticket for the draw of the groups."""
         await self._follow_transcript()
+        await self.client.trace_first_model(self.task)
         client = self.client
         ticket = await in_thread(
             answer_draw, self.task, client.kit, client.ledger, client.kit.identity, client.randomness
@@ -107,6 +108,7 @@ class _ClientExchange:
         """R0 to R4, once the transcript is known to lead up to them."""
         self._update.begin()
         await self._follow_transcript()
+        await self.client.trace_first_model(self.task)
         model, model_hash = await self._model()
         admitted = await in_thread(self.admitted.admit_sum, model, self.client.transcript.chain)
         account = admitted.account(self.client.kit.client_id)

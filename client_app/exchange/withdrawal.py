@@ -47,6 +47,7 @@ _POLICY: Final = frozenset(
         checks.TOO_MANY_EXCHANGES,
         checks.TOO_MANY_RELEASES,
         checks.DIFFERENCING,
+        checks.FIRST_MODEL,
         checks.PLAIN_NOT_ALLOWED,
         checks.CORRUPT_BELOW_MINIMUM,
         checks.AGREEMENT_NOT_ALLOWED,

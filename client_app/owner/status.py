@@ -265,7 +265,8 @@ def policy_facts(kit: ClientKit) -> dict[str, Any]:
     policy = kit.policy
     named = {name.replace("_", "-"): getattr(policy, name) for name in policy.__slots__ if name != "eligibility"}
     rules = {key: list(value) if isinstance(value, tuple) else value for key, value in policy.allow_config.items()}
-    return {**named, "app-sha256": policy.app_sha256 or "", "allow-config": rules}
+    first = list(policy.first_models)
+    return {**named, "app-sha256": policy.app_sha256 or "", "allow-config": rules, "first-models": first}
 
 
 def _transcript(state: Path) -> TranscriptCopy | None:

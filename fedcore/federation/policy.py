@@ -28,6 +28,12 @@ SETTINGS_PREFIX: Final = "fedcore."
 ConfigRule: TypeAlias = Literal[True] | tuple[float, float] | tuple[str, ...]
 """What a run may change a key to: anything, a number from the first to the second, or one of these texts."""
 
+APP_MODEL: Final = "app"
+"""In first-models: the model that the ServerApp of the agreed app asks with first."""
+
+ANY_MODEL: Final = "any"
+"""In first-models: whatever model the server sends."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EVERYTHING: Final[Mapping[str, ConfigRule]] = MappingProxyType({ANY_KEY: True})
 _ROUNDS_ONLY: Final[Mapping[str, ConfigRule]] = MappingProxyType({ROUNDS_KEY: (1, 10_000)})
@@ -44,6 +50,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "pad-seconds": float,
     "allow-config": dict,
     "allow-differencing": bool,
+    "first-models": list,
     "max-model-bytes": int,
     "max-seconds": float,
     "max-tensors": int,
@@ -87,6 +94,7 @@ class Policy:
     pad_seconds: uploads begin at whole multiples of this time after the task came; 0 for as soon as they can.
     allow_config: which keys a run may set to other values than the installed app, and to which.
     allow_differencing: whether sums from one model may together tell that over fewer than `min_cohort` clients.
+    first_models: which models a run may begin with: `APP_MODEL`, SHA-256 of models, `ANY_MODEL`.
     max_model_bytes: the largest model that is accepted.
     max_seconds: the longest local work that is accepted.
     max_tensors: most tensors of a model.
@@ -109,6 +117,7 @@ class Policy:
     pad_seconds: float = 0.0
     allow_config: Mapping[str, ConfigRule] = field(default_factory=lambda: _ROUNDS_ONLY)
     allow_differencing: bool = False
+    first_models: tuple[str, ...] = (APP_MODEL,)
     max_model_bytes: int = 8_000_000_000
     max_seconds: float = 86_400.0
     max_tensors: int = 10_000
@@ -134,6 +143,7 @@ class Policy:
         if self.max_epsilon and self.allow_plain:
             raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
         self._check_bounds()
+        _check_first_models(self.first_models)
         rules = {key: _config_rule(key, rule) for key, rule in self.allow_config.items()}
         object.__setattr__(self, "allow_config", MappingProxyType(rules))
 
@@ -170,8 +180,8 @@ class Policy:
     def own(cls, clients: int, **changes: Any) -> Self:
         """The policy of somebody whose clients are all their own: they may read what those hold anyway.
 
-        Failures are told, a run may change every key, and sums may be taken as often and of whom it pleases. `changes`
-        are fields to set otherwise.
+        Failures are told, a run may change every key and begin with any model, and sums may be taken as often and of
+        whom it pleases. `changes` are fields to set otherwise.
         """
         default = cls.default(clients)
         loose: dict[str, Any] = {
@@ -181,6 +191,7 @@ class Policy:
             "report_failures": True,
             "allow_config": _EVERYTHING,
             "allow_differencing": True,
+            "first_models": (ANY_MODEL,),
         }
         return cls(**loose | changes)
 
@@ -190,12 +201,26 @@ class Policy:
         values = read_toml(path, _TYPES, optional=frozenset(_TYPES) - {"min-cohort", "min-threshold"})
         fields = {key.replace("-", "_"): value for key, value in values.items()}
         rules = {key: fields.pop(key) for key in EligibilityRules.__slots__ if key in fields}
+        if "first_models" in fields:
+            fields["first_models"] = tuple(fields["first_models"])
         if "allow_config" in fields:
             fields["allow_config"] = dict(_flat(fields["allow_config"]))
         try:
             return cls(**{**fields, "app_sha256": fields.get("app_sha256") or None, "eligibility": _eligibility(rules)})
         except KitError as error:
             raise broken(path, str(error), "mend the line", check=error.check) from None
+
+
+def _check_first_models(names: tuple[object, ...]) -> None:
+    for name in names:
+        if name not in (APP_MODEL, ANY_MODEL) and not (isinstance(name, str) and _SHA256.fullmatch(name)):
+            raise KitError(
+                f'first-models has {name!r}: it lists "{APP_MODEL}", "{ANY_MODEL}", or SHA-256 of models, 64 '
+                "lower-case hexadecimal digits each",
+                check="first-models",
+            )
+    if not names:
+        raise KitError("first-models is empty: no run could begin", check="first-models")
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,8 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, RecordDict
@@ -24,8 +26,10 @@ from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
+from fedcore.flower.output import quiet_flower
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
+from fedcore.flower.start import ServerAppStart
 from fedcore.state import ModelState
 from fedcore.wire.base import Scalar
 
@@ -39,6 +43,31 @@ class ServerAppOutcome:
 
     state: ModelState | None = None
     stopped: str = ""
+
+
+def begin_server_process(run: str) -> None:
+    """Prepare a process for a run's ServerApp, which nothing may precede that draws from the generators.
+
+    The server and whoever derives the first model call this; neither has imported torch by then.
+    """
+    quiet_flower()
+    seed_generators(f"fedcore ServerApp of run {run}")
+
+
+def run_started(start: ServerAppStart, *, backend: ExchangeBackend, **options: Any) -> ServerAppOutcome:
+    """Run the ServerApp that `start` describes, as `run_server_app` does, with its other options."""
+    return run_server_app(
+        FlowerApp.load(Path(start.app)),
+        backend=backend,
+        run=start.run,
+        run_config=start.run_config,
+        aggregation=start.aggregation,
+        noised=start.noised,
+        buffered=start.buffered,
+        compressed=start.compressed,
+        groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
+        **options,
+    )
 
 
 def load_server_app(app: FlowerApp) -> ServerApp:

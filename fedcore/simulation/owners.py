@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedcore.federation import Member, Policy, Roster
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.simulated import SimulatedOwners
+from fedcore.federation.policy import ANY_MODEL
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Scalar
@@ -39,18 +40,24 @@ def owners_of(
     *,
     run_config: Mapping[str, Scalar],
     settings: JobSettings,
+    from_app: bool = True,
 ) -> SimulatedOwners:
-    """The owners of these clients. policy: as `Simulation` has it, None for the stock one with more freedom."""
+    """The owners of these clients. policy: as `Simulation` has it, None for the stock one with more freedom.
+
+    from_app: whether the run begins with the app's own model.
+    """
     public = {i: key.public_key().public_bytes_raw() for i, key in identities.items()}
     members = [Member(id=i, name=client_name(i), public_key=key) for i, key in public.items()]
     agreed = AppAgreement.of(app)
     if policy is None:
         agreed = AppAgreement(run_config=run_config, settings=settings)
         stock = Policy.default(len(members))
-        policy = replace(stock, allow_plain=True, min_corrupt=min(stock.min_corrupt, settings.max_corrupt))
+        least = min(stock.min_corrupt, settings.max_corrupt)
+        policy = replace(stock, allow_plain=True, min_corrupt=least, first_models=(ANY_MODEL,))
     return SimulatedOwners(
         roster=Roster.sign(FEDERATION, members, authority),
         policy=policy,
         app_sha256=AppBundle.from_folder(app.folder).sha256,
         agreed=agreed,
+        from_app=from_app,
     )

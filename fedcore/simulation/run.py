@@ -166,6 +166,7 @@ class Simulation:
             self.policy,
             run_config=self.run_config,
             settings=self.settings,
+            from_app=self.initial is None,
         )
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)

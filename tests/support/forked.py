@@ -102,11 +102,12 @@ def fork_from_here_on() -> None:
     """What this process starts is forked by the server that made it, where it would begin with a server of its own."""
     from client_app.ranks import supervisor
     from fedcore.comparison import federation, local_federation
+    from fedcore.flower.first_model import derive
     from server_app.runs.app import process as app_process
 
     # The standard library has no public way to say that a fork server runs already.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001
-    for module in (supervisor, app_process):
+    for module in (supervisor, app_process, derive):
         module.start_process = start_process  # type: ignore[attr-defined]
     for module in (federation, local_federation):
         module.ChildProcesses = ForkedGroup  # type: ignore[attr-defined]

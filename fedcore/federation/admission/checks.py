@@ -14,6 +14,7 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-many-exchanges      | being asked until something is known, in a run or in a day                     |
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
 | differencing            | sums from one model that together tell the sum of a few clients                |
+| first-model             | a run that begins with a model that somebody crafted (`first_model`)           |
 | plain-not-allowed       | sending an update that the server can read                                     |
 | privacy-required        | a sum without noise, where the owner insists on differential privacy           |
 | noise-shares            | noise that is shared out among more clients than a sum is sure to have         |
@@ -61,6 +62,7 @@ TOO_SHORT: Final = "too-short"
 TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
 TOO_MANY_RELEASES: Final = "too-many-releases"
 DIFFERENCING: Final = "differencing"
+FIRST_MODEL: Final = "first-model"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
 PRIVACY_REQUIRED: Final = "privacy-required"
 NOISE_SHARES: Final = "noise-shares"

@@ -70,6 +70,12 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "{allowed} (min-cohort, and those that may collude); start from another model (another seed, or "
             "--initial-model), or ask the same clients as before. " + _NO_OTHER_WAY
         ),
+        checks.FIRST_MODEL: (
+            "the clients take part only in a run that begins with a model that they can trace: the app's own, one that "
+            "was trained or tested here in an earlier run, or one that their policies name (first-models). Run without "
+            "--initial-model; or every owner adds this SHA-256 to first-models in policy.toml and restarts the client. "
+            "If the run has no initial model, `fedcore check` says whether the app's own can be repeated"
+        ),
         checks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
         checks.TOO_LITTLE_NOISE: (
             "one exchange costs epsilon {asked}, the clients' policies allow {allowed} (max-epsilon); "

@@ -24,9 +24,11 @@ from fedcore.federation import Policy, Roster
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, Participant, admit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.draws import answer_draw
+from fedcore.federation.admission.first_model import AppModel, check_first_model, untraced_models
 from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.federation.admission.tasks import check_work
+from fedcore.federation.policy import APP_MODEL
 from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
 from fedcore.run.groups import GroupAssignmentRecord, is_draw
 from fedcore.secagg import Outcome, Verify, verifies
@@ -150,6 +152,8 @@ class SimulatedOwners:
     agreed: AppAgreement
     """What they agreed to by installing the app with this hash."""
     chain: Chain = field(default_factory=Chain)
+    from_app: bool = True
+    """Whether the run begins with the model that the app makes in this process, so that there is nothing to derive."""
     _histories: dict[int, MemoryHistory] = field(init=False)
     _admitted: AdmittedExchange | None = field(default=None, init=False)
     _verify: Verify = field(init=False)
@@ -192,6 +196,7 @@ class SimulatedOwners:
         for client in clients:
             check_work(task, self._member(client), self.app_sha256, self.agreed)
             self._histories[client].pending = version
+        self._check_first_model(task)
 
     def drop_work(self, clients: Collection[int]) -> None:
         """Updates of these clients are in a signed sum, or too old: forget them."""
@@ -203,6 +208,7 @@ class SimulatedOwners:
         participants = [self._participant(client) for client in task.cohort]
         admitted = admit(task, participants, verify=self._verify)
         exchange = self._admitted = AdmittedExchange(admitted=admitted, chain=self.chain)
+        self._check_first_model(task)
         if task.aggregation == "secure" and not is_draw(task):
             exchange.sum = admitted.admit_sum(model, self.chain)
         return exchange
@@ -215,6 +221,12 @@ class SimulatedOwners:
             answer = answer_draw(task, self._member(client), self._histories[client], identities[client])
             tickets.append(DrawTicket(client_id=client, nonce=answer.nonce, signature=answer.signature))
         return tuple(tickets)
+
+    def _check_first_model(self, task: Task) -> None:
+        if self.from_app and APP_MODEL in self.policy.first_models:
+            return
+        untraced = untraced_models(task, self.policy, self.chain)
+        check_first_model(untraced, self.policy, AppModel(reason="the simulation was given an initial model"))
 
     def _member(self, client: int) -> SimulatedMember:
         return SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)

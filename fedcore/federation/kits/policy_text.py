@@ -70,6 +70,11 @@ pad-seconds = {float(policy.pad_seconds)}
 max-releases = {policy.max_releases}
 max-queries = {policy.max_queries}
 allow-differencing = {_bool(policy.allow_differencing)}
+
+# Which model a run may begin with. A model that somebody crafts reads single records out of sums. "app": the one that
+# the app's own ServerApp begins with, which this client makes itself to compare; a SHA-256: a model that its owner
+# names; "any": whatever the server sends. One that was trained or tested here in an earlier run is always accepted.
+first-models = {json.dumps(list(policy.first_models))}
 """
 
 

@@ -15,6 +15,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
@@ -60,6 +62,20 @@ def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> Non
     _register(app, lambda question, context: columns(context))
 
 
+_known: ContextVar[Mapping[str, Any] | None] = ContextVar("statistics that are known", default=None)
+
+
+@contextmanager
+def statistics_of(configs: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block `TrainingColumns.ask` finds the statistics in a round's configuration, and asks nobody."""
+    known = {key: value for key, value in configs.items() if key.startswith(PREFIX)}
+    token = _known.set(known)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingColumns:
     """The columns of an app whose data are known: of the training part, features [n, d], and the targets [n] as "y".
@@ -87,6 +103,8 @@ class TrainingColumns:
         """What the clients have to be told with each round's configuration, asked over the federation."""
         if self.bounds is None:
             return {}
+        if (known := _known.get()) is not None:
+            return dict(known)
         return federated_statistics(grid, self.bounds(config), min_nodes=min_nodes).as_config()
 
     def pooled(

@@ -22,12 +22,9 @@ from pydantic import TypeAdapter
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
-from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid.plain_request import PlainRequest
-from fedcore.flower.grid.robust import Groups
-from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import Results
-from fedcore.flower.serverside import run_server_app, run_statistics, seed_generators
+from fedcore.flower.serverside import begin_server_process, run_started, run_statistics
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
@@ -147,8 +144,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     start = server.receive()
     if not isinstance(start, Start):
         return SERVER_GONE
-    quiet_flower()
-    seed_generators(f"fedcore ServerApp of run {start.run}")
+    begin_server_process(start.run)
     try:
         backend = ServerBackend(server, Path(start.folder), start.members)
         server.send(_run(start, backend))
@@ -173,19 +169,12 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
     folder = Path(start.folder)
     (folder / APP_FILES).mkdir(exist_ok=True)
     os.chdir(folder / APP_FILES)
-    outcome = run_server_app(
-        FlowerApp.load(Path(start.app)),
+    outcome = run_started(
+        start,
         backend=backend,
-        run=start.run,
-        run_config=start.run_config,
-        aggregation=start.aggregation,
         most_nodes=lambda: backend.members,
         on_results=lambda results: _save_results(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
-        noised=start.noised,
-        buffered=start.buffered,
-        compressed=start.compressed,
-        groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
         on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
     )
     if outcome.state is None:

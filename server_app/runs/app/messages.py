@@ -10,49 +10,30 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
+from fedcore.flower.start import ServerAppStart
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
-from fedcore.wire.base import ClientId, Message, Name, Scalar, Sha256
+from fedcore.wire.base import ClientId, Message, Name, Sha256
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.tasks import MessageHead
 
 
-class Start(Message):
+class Start(ServerAppStart):
     """Server to app: what to run.
 
+    folder
+        Where it leaves its files.
     question
         For statistics, in place of the app's ServerApp; None for an app.
-    groups
-        Into how many a training is cut, each with a reply of its own.
-    least_groups
-        How many of them are sure to have one.
-    buffered
-        Whether a training sums updates of several rounds.
     initial
         The path of the model that its strategy starts from; None for the app's own.
-    noised
-        Whether secure sums have privacy noise.
-    compressed
-        Whether updates lose a part, evenly.
-    members
-        How many the federation has.
     """
 
     op: Literal["start"] = "start"
-    app: str
     folder: str
-    run: Name
-    run_config: dict[str, Scalar]
-    aggregation: Literal["secure", "plain"]
-    groups: int = 1
-    least_groups: int = 1
-    buffered: bool = False
     question: dict[str, Any] | None = None
     initial: str | None = None
-    noised: bool = False
-    compressed: bool = False
-    members: int | None = None
 
 
 class NodesCall(Message):

@@ -1,0 +1,146 @@
+"""The first model of a run, as this client derives it from the agreed app, once for a run.
+
+What was derived stays in the state folder, so that neither a restart nor another exchange derives it again. What could
+not be derived is remembered as long as the agent runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from client_app.output import Output
+from fedcore.data.statistics import PREFIX
+from fedcore.federation.admission.first_model import NO_APP_MODEL, AppModel
+from fedcore.flower.first_model.derive import derive
+from fedcore.flower.first_model.messages import FirstModel, FirstModelStart
+from fedcore.run.settings import JobSettings
+from fedcore.system.concurrency import in_thread
+from fedcore.system.files import write_file
+from fedcore.system.sandbox.sandbox import Rules
+from fedcore.wire.base import Message, Sha256
+from fedcore.wire.tasks import Task
+
+FIRST_MODELS_FILE: Final = "first-models.json"
+_MOST: Final = 100
+"""Runs that are remembered; the oldest is forgotten first."""
+
+
+class FirstModels(Protocol):
+    """Derives the first models of runs."""
+
+    async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
+        """The model with which the run of a task begins, if it is the app's own.
+
+        Args:
+            task: of the run; an admitted one, so that its config and settings are agreed.
+            app_sha256: hash of the installed app.
+            members: ids of the federation's members.
+        """
+        ...
+
+
+class NoFirstModels:
+    """Derives none."""
+
+    async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
+        """None."""
+        del task, app_sha256, members
+        return NO_APP_MODEL
+
+
+class _Derived(Message):
+    """The file: by a hash over what a model was derived from, its SHA-256; the newest is the last."""
+
+    models: dict[Sha256, Sha256]
+
+
+@dataclass(slots=True)
+class DerivedModels:
+    """Derives them in a process of their own.
+
+    state_dir: the client's, with the installed apps.
+    output: where the owner reads what was derived.
+    rules: what the owner adds to what user code may see.
+    """
+
+    state_dir: Path
+    output: Output
+    rules: Rules = field(default_factory=Rules)
+    _failed: dict[str, AppModel] = field(default_factory=dict, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
+        """As `FirstModels.of`; takes as long as the app's ServerApp takes to its first model."""
+        statistics = _values_in(task.configs)
+        key = _key(task, app_sha256, statistics)
+        async with self._lock:
+            derived = await in_thread(self._read)
+            if key in derived:
+                return AppModel(sha256=derived[key])
+            if key in self._failed:
+                return self._failed[key]
+            start = _start(task, self.state_dir / "apps" / app_sha256, members, statistics)
+            began = time.monotonic()
+            made = await derive(start, self.rules)
+            seconds = round(time.monotonic() - began, 3)
+            if not isinstance(made, FirstModel):
+                self.output.warning("model", f"the app's first model cannot be derived: {made.reason}", seconds=seconds)
+                self._failed[key] = AppModel(reason=made.reason)
+                return self._failed[key]
+            self.output.info("model", f"derived the app's first model, {made.sha256}", seconds=seconds)
+            await in_thread(self._write, {**derived, key: made.sha256})
+            return AppModel(sha256=made.sha256)
+
+    @property
+    def _path(self) -> Path:
+        return self.state_dir / FIRST_MODELS_FILE
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return _Derived.model_validate_json(self._path.read_bytes()).models
+        except (OSError, ValidationError):  # then it is derived again
+            return {}
+
+    def _write(self, derived: Mapping[str, str]) -> None:
+        newest = dict(list(derived.items())[-_MOST:])
+        write_file(self._path, _Derived(models=newest).model_dump_json(), mode=0o600)
+
+
+def _start(task: Task, app: Path, members: Sequence[int], statistics: Mapping[str, Any]) -> FirstModelStart:
+    """What the server tells its process of the run, out of what the task says."""
+    settings = JobSettings.from_mapping(task.settings, where="the task's settings")
+    return FirstModelStart(
+        app=str(app),
+        app_sha256=task.app_sha256,
+        run=task.run,
+        run_config=task.run_config,
+        aggregation=task.aggregation,
+        groups=settings.groups,
+        least_groups=settings.least_groups,
+        buffered=settings.buffered,
+        noised=settings.private,
+        compressed=settings.compresses,
+        members=len(members),
+        nodes=list(members),
+        statistics=dict(statistics),
+    )
+
+
+def _values_in(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a message's configuration says of the columns' statistics."""
+    values = {key: value for config in configs.values() for key, value in config.items()}
+    return {key: value for key, value in values.items() if key.startswith(PREFIX)}
+
+
+def _key(task: Task, app_sha256: str, statistics: Mapping[str, Any]) -> str:
+    parts = [app_sha256, task.run, dict(task.run_config), dict(task.settings), dict(statistics)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,38 @@
+"""How a ServerApp begins: what the server's process of a run and a process that derives its first model have alike."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedcore.wire.base import Message, Name, Scalar
+
+
+class ServerAppStart(Message):
+    """What decides how a ServerApp begins, apart from an initial model: the same here and there, the same first model.
+
+    app
+        The path of its folder.
+    groups
+        Into how many a training is cut, each with a reply of its own.
+    least_groups
+        How many of them are sure to have one.
+    buffered
+        Whether a training sums updates of several rounds.
+    noised
+        Whether secure sums have privacy noise.
+    compressed
+        Whether updates lose a part, evenly.
+    members
+        How many the federation has.
+    """
+
+    app: str
+    run: Name
+    run_config: dict[str, Scalar]
+    aggregation: Literal["secure", "plain"]
+    groups: int = 1
+    least_groups: int = 1
+    buffered: bool = False
+    noised: bool = False
+    compressed: bool = False
+    members: int | None = None
