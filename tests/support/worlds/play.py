@@ -28,6 +28,7 @@ from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.first_model import AppModel
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.run.exchange import encoding_of
 from fedcore.run.settings import JobSettings
@@ -36,7 +37,7 @@ from fedcore.secagg.crypto.keys import Secret
 from fedcore.wire.tasks import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask
-from support.worlds.data import Data, Work
+from support.worlds.data import Data, Work, make_model
 from support.worlds.memory_transport import MemoryTransport, Request
 from support.worlds.server import Adversary, Release
 
@@ -116,6 +117,13 @@ async def compare(
     return here, [*differences(here, there), *isolated(here.releases, least), *taken_out(here.releases, chance=chance)]
 
 
+class OwnModel:
+    """What the clients derive: the agreed app begins with `make_model()`, in every run."""
+
+    async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
+        return AppModel(sha256=make_model().sha256())
+
+
 async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int, ClientKit], folder: Path) -> View:
     """Run whole agents of the clients that have data against the adversary, in a new folder within `folder`."""
     own = Path(tempfile.mkdtemp(dir=folder))
@@ -138,6 +146,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 state_dir=own / str(number),
                 results=stack.enter_context(Unhurried(own / str(number))),
                 pending=PendingUpdate(own / str(number)),
+                first_models=OwnModel(),
                 output=Output(name=kit.name, stream=logs[number]),
                 randomness=Randomness(number),
                 eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),

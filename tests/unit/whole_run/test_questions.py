@@ -17,7 +17,8 @@ from support.worlds.asks import Ask
 from support.worlds.data import Data
 from support.worlds.play import View, compare, isolated, play
 
-from fedcore.federation import ClientKit, provision
+from fedcore.federation import ClientKit, Policy, provision
+from fedcore.federation.policy import ANY_MODEL
 
 HOSPITALS = {
     1: Data(examples=199, records=(1.75,), metrics={"acc": 0.81}),
@@ -87,7 +88,8 @@ async def test_a_crafted_model_does_not_tell_who_has_such_a_record(stock: Any, t
 
 async def test_sums_far_apart_in_pairs_give_no_client(tmp_path: Path) -> None:
     """The first less the next two and with the last would be client 1; any two differ by three clients or more."""
-    made = provision(tmp_path / "fed", name="testing", clients=8, now=datetime.now(UTC))
+    policy = replace(Policy.default(8), first_models=(ANY_MODEL,))
+    made = provision(tmp_path / "fed", name="testing", clients=8, now=datetime.now(UTC), policy=policy)
     kits = {number: ClientKit.load(folder) for number, folder in enumerate(made.clients, start=1)}
     sums = ((1, 2, 3, 6), (4, 5, 6), (2, 3, 7, 8), (4, 5, 7, 8))
     view = await play([Ask(cohort=cohort) for cohort in sums], {number: Data() for number in kits}, kits, tmp_path)
