@@ -28,6 +28,7 @@ from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
 from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.privacy import PrivacySpending
+from fedcore.federation.policy import ANY_MODEL
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting
 from fedcore.run.groups import is_draw
@@ -220,7 +221,8 @@ class _ClientExchange:
         async def fetch(after: str) -> TranscriptOut | None:
             return await self.client.transport.get("/v1/transcript", TranscriptOut, after=after)
 
-        if news := await self.client.transcript.follow(self.task, fetch):
+        traced = ANY_MODEL not in self.client.kit.policy.first_models
+        if news := await self.client.transcript.follow(self.task, fetch, whole_run=traced):
             self._channel.log("transcript", news, started)
 
     async def _exchange_keys(self, session: ClientSession, account: PrivacySpending) -> None:

@@ -32,6 +32,7 @@ from fedcore.federation.transcript import (
     Keys,
     SignedRecord,
     TranscriptOut,
+    check_signatures,
     keys_of,
     record_hash,
 )
@@ -92,14 +93,19 @@ class ClientTranscript:
         if (name := roster.hash().hex()) not in self._rosters:
             self._append(TranscriptEntry(event="roster", hash=name, roster=roster))
 
-    async def follow(self, task: Task, fetch: Fetch) -> str:
+    async def follow(self, task: Task, fetch: Fetch, *, whole_run: bool = False) -> str:
         """Extend the copy to the record that the task names; returns a line for the owner, or "".
 
         Raises ProtocolViolation, as above, and what `fetch` raises.
+
+        Args:
+            task: of the exchange.
+            fetch: gets records from the server.
+            whole_run: at first contact in the middle of a run, begin with the run's first record, if its signatures and
+                those after it hold under the keys that this client knows.
         """
         if not self._begun:
-            await in_thread(self._append, TranscriptEntry(event="began", hash=task.previous))
-            return f"first contact: taking the transcript as it is, from {task.previous[:12] or 'its beginning'} on"
+            return await self._begin(task, fetch, whole_run=whole_run and task.exchange > 1)
         chain, known = self.chain.copy(), len(self.chain.links)
         entries: list[TranscriptEntry] = []
         while chain.head != task.previous:
@@ -109,6 +115,53 @@ class ClientTranscript:
         for entry in entries:
             await in_thread(self._append, entry)
         return f"{len(entries)} records of others checked" if entries else ""
+
+    async def _begin(self, task: Task, fetch: Fetch, *, whole_run: bool) -> str:
+        anchor, earlier = task.previous, list[TranscriptEntry]()
+        if whole_run and task.previous:
+            anchor, earlier = await self._run_so_far(task, fetch)
+        for entry in (TranscriptEntry(event="began", hash=anchor), *earlier):
+            await in_thread(self._append, entry)
+        return f"first contact: taking the transcript as it is, from {anchor[:12] or 'its beginning'} on"
+
+    async def _run_so_far(self, task: Task, fetch: Fetch) -> tuple[str, list[TranscriptEntry]]:
+        """The head before the first record of the task's run, and the lines for those from there to the task.
+
+        The task's own head and no line if there is no such record, or not all of them can be checked.
+        """
+        nothing = task.previous, list[TranscriptEntry]()
+        chain, anchor = Chain(), ""
+        entries: list[TranscriptEntry] = []
+        while chain.head != task.previous:
+            page = await fetch(chain.head)
+            if page is None or not page.records or len(chain.links) > MAX_FETCHED:
+                return nothing
+            for signed in page.records:
+                if chain.head == task.previous:
+                    break
+                before = chain.head
+                try:
+                    link = await in_thread(self._link_of, signed, checked=bool(entries), run=task.run)
+                except ProtocolViolation:
+                    return nothing
+                chain.add(link)
+                if entries or link.run == task.run:
+                    anchor = anchor if entries else before
+                    entries.append(TranscriptEntry(event="linked", hash=link.hash, linked=signed))
+        return (anchor, entries) if entries else nothing
+
+    def _link_of(self, signed: SignedRecord, *, checked: bool, run: str) -> ChainLink:
+        """The link of a record, whose signatures are checked if it is to be kept.
+
+        Rosters before this client's own are unknown to it: then they have to hold under the keys of its own, which is
+        to say that members of today signed.
+        """
+        task = signed.record.announced()
+        if not (checked or task.run == run):
+            return ChainLink.of(record_hash(signed.record.outcome(task), complete=signed.complete), task, signed)
+        newest = max(self._rosters.values(), key=lambda roster: roster.version)
+        roster = self._rosters.get(signed.record.roster_sha256, newest)
+        return ChainLink.of(check_signatures(signed, task, roster.keys), task, signed)
 
     def sign(self, task: Task, outcome: Outcome, roster: Roster) -> ExchangeRecord:
         """Write down a record whose survivors this client is about to sign; `roster` is the one in its ctx."""

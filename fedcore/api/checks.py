@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.findings import CheckReport, Findings
+from fedcore.api.first_model import check_first_model
 from fedcore.api.simulating import IN_TURN
 from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -41,6 +42,7 @@ def check(
     settings: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     dry_round: bool = True,
+    first_model: bool = False,
 ) -> CheckReport:
     """Find all errors that a run of `app` among `clients` clients would report.
 
@@ -56,6 +58,8 @@ def check(
         data_dir: the folder with the data sets.
         dry_round: also one round in memory, in which the first client trains and tests; without it neither the strategy
             nor the data are looked at. Nothing is raised for a faulty app.
+        first_model: also whether clients can derive the first model of a run, in two processes that take as long as the
+            app's imports; an app of this process has none.
     """
     findings = Findings()
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
@@ -67,6 +71,8 @@ def check(
         values = {**loaded.settings.to_mapping(), **(settings or {})}
         chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
         facts = _check(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
+        if first_model and isinstance(app, str | Path) and not findings.errors:
+            check_first_model(loaded, clients, config, chosen, findings)
     return _report(loaded.name, clients, findings, facts)
 
 

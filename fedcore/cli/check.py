@@ -28,13 +28,18 @@ def check(
     no_round: Annotated[
         bool, typer.Option("--no-round", help="Skip the round in memory, which tries strategy and data.")
     ] = False,
+    no_first_model: Annotated[
+        bool,
+        typer.Option("--no-first-model", help="Skip the two processes that derive the first model, as clients do."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the errors that a deployment would report, before a run starts. Exit status 0, or 2 if there are any.
 
     Example: fedcore check examples/digits --clients 10
 
-    It tries one round in memory: the first client trains one epoch and tests. Nothing leaves this machine.
+    It tries one round in memory: the first client trains one epoch and tests. And it derives the model that a run
+    begins with, as every client with the stock policy does. Nothing leaves this machine.
     """
     import contextlib
     import json
@@ -55,6 +60,7 @@ def check(
             settings=parse_assignments(set_ or []) if set_ else None,
             data_dir=data_dir,
             dry_round=not no_round,
+            first_model=not no_first_model,
         )
     if as_json:
         typer.echo(json.dumps(report.to_plain(), indent=2))

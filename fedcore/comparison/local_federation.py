@@ -35,16 +35,25 @@ class LocalFederation:
     port: int
 
     @classmethod
-    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False, name: str = "comparison") -> Self:
+    def create(
+        cls,
+        folder: Path,
+        *,
+        clients: int,
+        allow_plain: bool = False,
+        name: str = "comparison",
+        policy: Policy | None = None,
+    ) -> Self:
         """Provision into `folder`, which must not exist, on a port that is free now and stays so until it is used.
 
-        All clients are one's own (`Policy.own`).
+        All clients are one's own (`Policy.own`), unless a policy is given.
 
         Args:
             allow_plain: the server may read their updates, too.
+            policy: of all clients, in place of that.
         """
         port = free_port()
-        policy = Policy.own(clients, allow_plain=allow_plain)
+        policy = policy or Policy.own(clients, allow_plain=allow_plain)
         provision(folder, name=name, clients=clients, now=datetime.now(UTC), port=port, policy=policy)
         return cls(folder=folder, clients=clients, port=port)
 

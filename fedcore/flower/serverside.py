@@ -48,7 +48,7 @@ class ServerAppOutcome:
 def begin_server_process(run: str) -> None:
     """Prepare a process for a run's ServerApp, which nothing may precede that draws from the generators.
 
-    The server and whoever derives the first model call this; neither has imported torch by then.
+    The server's process of a run calls this, and one that derives the first model; neither has imported torch by then.
     """
     quiet_flower()
     seed_generators(f"fedcore ServerApp of run {run}")

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from fedcore.comparison.local_federation import FEDCORE, LocalFederation, run_command
+from fedcore.federation import Policy
 from fedcore.state import ModelState
 from fedcore.system.workers.child_processes import ChildProcesses
 
@@ -172,15 +173,25 @@ class Deployment:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, folder: Path, *, clients: int = 4, allow_plain: bool = False, forked: bool = True
+        cls,
+        folder: Path,
+        *,
+        clients: int = 4,
+        allow_plain: bool = False,
+        forked: bool = True,
+        policy: Policy | None = None,
     ) -> Iterator[Deployment]:
         """Provision in `folder`; whatever was started is ended at the end.
+
+        policy: of all clients; by default that of clients which are all one's own.
 
         forked: all processes come from the fork server (`support.forked`). False, for tests of how programs start and
         end: each is a Python of its own, as a person starts it.
         """
         mark = uuid.uuid4().hex
-        federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
+        federation = LocalFederation.create(
+            folder / "federation", clients=clients, allow_plain=allow_plain, policy=policy
+        )
         kind = ForkedGroup if forked else ChildProcesses
         with kind(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
             yield cls(folder=folder, federation=federation, group=group, mark=mark)
@@ -252,8 +263,17 @@ class Deployment:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
         return process
 
-    def submit(self, *, settings: Mapping[str, Any] | None = None, gated: bool = False, **run_config: Any) -> Submitted:
+    def submit(
+        self,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        gated: bool = False,
+        initial: Path | None = None,
+        **run_config: Any,
+    ) -> Submitted:
         """Start `fedcore run --json`; underscores in the run config's keys stand for hyphens.
+
+        initial: the model that it starts from in place of the app's own.
 
         gated: the clients' training ends only after `Submitted.go_on`, which needs an app that looks at its gate.
         """
@@ -270,6 +290,7 @@ class Deployment:
             run_config={key.replace("_", "-"): value for key, value in run_config.items()},
             settings={**QUICK, **(settings or {})},
         )
+        command += ["--initial-model", str(initial)] if initial else []
         command += ["--connect-seconds", str(PATIENCE)]  # some tests start the server anew meanwhile
         process = self.group.start(name, command, piped=True)
         return Submitted(process, self.group.logs / f"{name}.log", model, gate)

@@ -14,6 +14,7 @@ from fedcore.federation.transcript.records import (
     ExchangeRecord,
     SignedRecord,
     TranscriptOut,
+    check_signatures,
     record_hash,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "SignedRecord",
     "TranscriptOut",
     "buffered_of",
+    "check_signatures",
     "keys_of",
     "never_unmasked",
     "next_head",

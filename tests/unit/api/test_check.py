@@ -254,7 +254,7 @@ def test_an_app_of_this_process_is_checked():
 
 def test_the_command_ends_with_2_and_prints_json():
     runner = CliRunner()
-    words = ["check", str(TINY), "--clients", "3", "--json"]
+    words = ["check", str(TINY), "--clients", "3", "--no-first-model", "--json"]
     done = runner.invoke(app, words)
     assert done.exit_code == 0
     assert json.loads(done.stdout)["ok"] is True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -22,8 +22,9 @@ from client_app.records.transcript import TRANSCRIPT_FILE, ClientTranscript
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
+from fedcore.federation.admission.first_model import AppModel
 from fedcore.federation.transcript import SignedRecord, record_hash
-from fedcore.wire.tasks import Task
+from fedcore.wire.tasks import ModelRef, Task
 from tests.support.raising import raises
 
 Script = Any  # support.scripted.Scripted
@@ -256,3 +257,48 @@ async def test_records_of_a_roster_between_are_checked_under_it(
     script.use(second, second.followed_by(first.members, (), authority))
     assert await offer(script, own, make_task(exchange=2, roster=3)) == ""
     assert [line["roster"] for line in verify(*copy_of(own))[1]["exchanges"]] == [1, 2, 3]
+
+
+class Fixed:
+    """What the client derives."""
+
+    def __init__(self, sha256: str) -> None:
+        self.sha256 = sha256
+
+    async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
+        return AppModel(sha256=self.sha256)
+
+
+async def test_who_comes_in_the_middle_of_a_run_takes_its_beginning_from_those_who_signed(
+    script: Script,
+    client: Client,
+    make_task: MakeTask,
+    others: Callable[..., list[SignedRecord]],
+    allow: Callable[..., Client],
+) -> None:
+    """The task's model is that of a later round; the run's records say with which it began."""
+    first = ModelRef(sha256="0a" * 32, size=100)
+    own = replace(allow(client, first_models=("app",)), first_models=Fixed(first.sha256))
+    script.records += others(1, run="of others")
+    script.records += others(1, run=script.task.run, model=first)
+    assert await offer(script, own, make_task(exchange=2)) == ""
+    assert await offer(script, own, make_task(exchange=3)) == "", "and remembers it"
+    assert {link.run for link in own.transcript.chain.links} == {script.task.run}
+
+
+@pytest.mark.parametrize("lie", ["another first model", "signatures that do not hold", "no record of the run"])
+async def test_without_a_beginning_that_it_can_trace_it_leaves(
+    script: Script,
+    client: Client,
+    make_task: MakeTask,
+    others: Callable[..., list[SignedRecord]],
+    allow: Callable[..., Client],
+    lie: str,
+) -> None:
+    first = ModelRef(sha256="0a" * 32, size=100)
+    own = replace(allow(client, first_models=("app",)), first_models=Fixed("0b" * 32 if "model" in lie else "0a" * 32))
+    made = others(1, run="of others" if "no record" in lie else script.task.run, model=first)
+    if "signatures" in lie:
+        made = [one.model_copy(update={"signatures": dict.fromkeys(one.signatures, bytes(64))}) for one in made]
+    script.records += made
+    assert await offer(script, own, make_task(exchange=2)) == "first-model"

@@ -347,6 +347,7 @@ def test_ones_own_clients_allow_what_others_refuse():
     assert (strict.report_failures, strict.allow_differencing) == (False, False)
     assert strict.allow_config == {"num-server-rounds": (1, 10_000)}
     assert own.min_cohort == 2
+    assert (own.first_models, strict.first_models) == (("any",), ("app",))
 
 
 def test_what_a_policy_leaves_out_is_the_safe_choice(client):
