@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.findings import CheckReport, Findings
-from fedcore.api.first_model import check_first_model
 from fedcore.api.simulating import IN_TURN
 from fedcore.comparison.judging import choose, known_by_name
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -72,7 +71,7 @@ def check(
         chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
         facts = _check(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
         if first_model and isinstance(app, str | Path) and not findings.errors:
-            check_first_model(loaded, clients, config, chosen, findings)
+            _check_first_model(loaded, clients, config, chosen, findings)
     return _report(loaded.name, clients, findings, facts)
 
 
@@ -232,6 +231,16 @@ def _dry_round(
         _named_metrics(settings, dry.reported, findings)
         return dry.facts
     return {}
+
+
+def _check_first_model(
+    app: FlowerApp, clients: int, config: Mapping[str, Scalar], settings: JobSettings, findings: Findings
+) -> None:
+    """A model that clients cannot derive, who take part in no secure run that begins with it."""
+    from fedcore.flower.first_model.repeat import why_not_derived
+
+    if settings.aggregation == "secure" and (reason := why_not_derived(app, clients, config, settings)):
+        findings.warn("the first model", reason)
 
 
 def _named_metrics(settings: JobSettings, reported: Mapping[str, Mapping[str, Any]], findings: Findings) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from fedcore.api.findings import Findings
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.first_model.derive import derive
 from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart, NotDerived
@@ -16,7 +15,6 @@ from fedcore.system.files import private_folder
 from fedcore.wire.base import Scalar
 
 _RUN: Final = "0" * 16
-_ABOUT: Final = "the first model"
 _REMEDY: Final = (
     'clients with stock policies (first-models = ["app"]) refuse a run whose first model they cannot derive from the '
     "app. Let the ServerApp make it from a seed and without data, or every owner adds the model's SHA-256 to "
@@ -24,20 +22,14 @@ _REMEDY: Final = (
 )
 
 
-def check_first_model(
-    app: FlowerApp, clients: int, run_config: Mapping[str, Scalar], settings: JobSettings, findings: Findings
-) -> None:
-    """Warn of an app whose first model clients cannot derive, as those of a secure run do."""
-    if settings.aggregation == "plain":
-        return
+def why_not_derived(app: FlowerApp, clients: int, run_config: Mapping[str, Scalar], settings: JobSettings) -> str:
+    """Why clients cannot derive the first model of a secure run of the app, and what helps; "" if they can."""
     with ThreadPoolExecutor(1) as aside:  # a notebook has an event loop of its own
         first, second = aside.submit(lambda: asyncio.run(_derive(app, clients, run_config, settings))).result()
     for made in (first, second):
         if isinstance(made, NotDerived):
-            findings.warn(_ABOUT, f"it cannot be derived: {made.reason}; {_REMEDY}")
-            return
-    if first != second:
-        findings.warn(_ABOUT, f"it is another one in every process; {_REMEDY}")
+            return f"it cannot be derived: {made.reason}; {_REMEDY}"
+    return "" if first == second else f"it is another one in every process; {_REMEDY}"
 
 
 async def _derive(
