@@ -1,7 +1,7 @@
 """The process in which a ServerApp begins, for the sake of its first model alone.
 
 Started by `fedcore.flower.first_model.derive` as `python -m fedcore.flower.first_model.process FD`; FD is a socket to
-whoever wants to know. It prepares itself, and runs the app, by the functions that the server's process of a run uses.
+the process that asks. It prepares itself, and runs the app, by the functions that the server's process of a run uses.
 """
 
 from __future__ import annotations
