@@ -16,7 +16,7 @@ from fedcore.system.files import make_private_folder
 from fedcore.system.json_lines import printed_lines
 from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox.sandbox import Rules, Sandbox, clean_environment, named_paths
-from fedcore.system.workers.failures import ending
+from fedcore.system.workers.failures import exit_description
 from fedcore.system.workers.starting import kill_group, start_process
 
 DERIVE_SECONDS: Final = 120.0
@@ -70,7 +70,7 @@ async def _derive(start: FirstModelStart, rules: Rules, private: Path, seconds: 
                 if (said := await connection.receive()) is not None:
                     return said if not isinstance(said, NotDerived) else _not_derived(said.reason)
             return _not_derived(
-                f"the process {ending(await process.wait())}, without an answer {_quoted(last)}".strip()
+                f"the process {exit_description(await process.wait())}, without an answer {_quoted(last)}".strip()
             )
     except TimeoutError:
         return _not_derived(f"the ServerApp had no model within {seconds:g} s")
