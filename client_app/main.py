@@ -65,6 +65,9 @@ def client(
     sandbox: Annotated[
         bool, typer.Option(help="Keep the app away from other files and the network; turn it off only to debug.")
     ] = True,
+    app_user: Annotated[
+        str, typer.Option("--app-user", metavar="NAME", help="If root starts this: the user that the app runs as.")
+    ] = "",
     gpu_uploads: Annotated[
         bool,
         typer.Option(
@@ -101,7 +104,12 @@ def client(
         state_dir=state_dir,
         size=GroupSize(nproc_per_node=nproc_per_node, nnodes=nnodes, node_rank=node_rank, rdzv_endpoint=rdzv_endpoint),
         engine=engine_settings(engine, engine_set or []),
-        rules=Rules(variables=tuple(env or ()), read=tuple(path.absolute() for path in read or ()), confined=sandbox),
+        rules=Rules(
+            variables=tuple(env or ()),
+            read=tuple(path.absolute() for path in read or ()),
+            confined=sandbox,
+            user=app_user,
+        ),
         gpu_uploads=gpu_uploads,
         json=json,
     )

@@ -26,7 +26,7 @@ from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
-from client_app.records.activity import ActivityFile
+from client_app.records.activity import ActivityFile, note_sandbox
 from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
@@ -101,6 +101,7 @@ async def _run_agent(options: Options) -> None:
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _install(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
+            note_sandbox(state_dir, _sandbox(options.size, settings)[0])
             transport = _transport(kit, output)
             client_ = Client(
                 kit=kit,
@@ -155,8 +156,12 @@ def _group(settings: GroupSettings, size: GroupSize, output: Output) -> RankGrou
 def _warn(size: GroupSize, settings: GroupSettings, output: Output) -> None:
     if warning := size.warning():
         output.warning("ranks", warning)
-    text, is_bad = describe(confined=settings.rules.confined, network=size.nnodes > 1 or not settings.alone)
+    text, is_bad = _sandbox(size, settings)
     (output.warning if is_bad else output.info)("sandbox", text)
+
+
+def _sandbox(size: GroupSize, settings: GroupSettings) -> tuple[str, bool]:
+    return describe(settings.rules, network=size.nnodes > 1 or not settings.alone)
 
 
 def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, GroupSettings]:

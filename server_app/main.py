@@ -53,7 +53,7 @@ def serve(
 
     def ready(url: str) -> None:
         log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
-        text, is_bad = describe(confined=kit.app_rules.confined, network=False)
+        text, is_bad = describe(kit.app_rules, network=False)
         log.log(logging.WARNING if is_bad else logging.INFO, "sandbox of ServerApps: %s", text)
         if kit.approved_apps is None:
             log.warning('the operator may run any code in it: server.toml has approve-apps = "any"')

@@ -115,7 +115,10 @@ def _general(sentence: str) -> str:
 
 def _now(status: Status) -> StatusSection:
     away = status.running and status.now is not None and status.now.doing == "away"
-    return StatusSection(name="now", title="The agent now", text=(doing(status),), bad=away or not status.running)
+    text = [doing(status)]
+    if status.sandbox:
+        text.append(f"Sandbox of the app, at the agent's last start: {clean(status.sandbox)}.")
+    return StatusSection(name="now", title="The agent now", text=tuple(text), bad=away or not status.running)
 
 
 def _training(status: Status) -> StatusSection:

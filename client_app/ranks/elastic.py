@@ -27,6 +27,7 @@ from client_app.ranks.group import (
     RunningRanks,
     check_app,
     relay,
+    remove_shared_memory,
 )
 from client_app.ranks.group_size import GroupSize, interface_of, own_address
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
@@ -227,4 +228,7 @@ async def _listens(host: str, port: int) -> None:
 async def serve_node(settings: GroupSettings, size: GroupSize, output: Output) -> None:
     """What a machine other than 0 does: it runs torchrun, until cancelled. Raises ConfigurationError."""
     with private_folder() as folder:
-        await Torchrun(settings=settings, size=size, folder=folder, output=output).keep()
+        try:
+            await Torchrun(settings=settings, size=size, folder=folder, output=output).keep()
+        finally:
+            remove_shared_memory(folder)

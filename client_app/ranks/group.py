@@ -39,6 +39,7 @@ PRINTING_SECONDS: Final = 1.0
 """What was printed last is still in the pipe; a process that left the group may hold it open."""
 SOCKET: Final = "agent"
 """In the private folder: where rank 0 of a group on several machines reaches its agent."""
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - POSIX says where it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,8 @@ class GroupSettings:
             write=tuple(path for path in (private, self.scratch, self.local_folder) if path is not None),
             network=not alone,
             confined=self.rules.confined,
+            shared_memory=None if alone else shared_memory_of(private),
+            account=self.rules.account,
         )
 
 
@@ -232,6 +235,7 @@ class RankGroup(ABC):
             private, self._private = self._private, None
             if private is not None:
                 remove_left(private)
+                remove_shared_memory(private)
 
     async def _stop_ranks(self) -> None:
         await self._stop_watching()
@@ -316,6 +320,21 @@ def take_new_model(made: Path, out: Path) -> None:
     if not stat.S_ISREG(out.lstat().st_mode):
         remove_tree(out)
         raise AppError("the new model that rank 0 left is not a file of its own", check="model-file")
+
+
+def shared_memory_of(private: Path) -> Path | None:
+    """The folder of memory that ranks with this private folder share, made here; None on a machine without such."""
+    folder = _SHARED_MEMORY / private.name
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        return None
+    return folder
+
+
+def remove_shared_memory(private: Path) -> None:
+    """Remove that folder, if there is one."""
+    remove_left(_SHARED_MEMORY / private.name)
 
 
 async def relay(output: Output, stream: asyncio.StreamReader) -> None:

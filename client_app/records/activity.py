@@ -18,6 +18,7 @@ import pydantic
 from fedcore.system.files import is_locked, write_file
 
 ACTIVITY_FILE: Final = "now.json"
+SANDBOX_FILE: Final = "sandbox.txt"
 
 Doing = Literal["starting", "waiting", "training", "taking part", "away", "not eligible", "stopped"]
 """`training`: in the background. `away`: the server does not answer, or this client refuses it."""
@@ -55,6 +56,20 @@ class ActivityFile:
         now = Activity(doing=doing, since=round(self.wall(), 3), **facts)  # type: ignore[arg-type]
         with contextlib.suppress(OSError):
             write_file(self.folder / ACTIVITY_FILE, _ACTIVITY.dump_json(now), mode=0o600)
+
+
+def note_sandbox(folder: Path, text: str) -> None:
+    """Write down what holds for user code, as the agent's log says it at its start."""
+    with contextlib.suppress(OSError):
+        write_file(folder / SANDBOX_FILE, text, mode=0o600)
+
+
+def read_sandbox(folder: Path) -> str:
+    """What held at the agent's last start; "" if the file cannot be read."""
+    try:
+        return (folder / SANDBOX_FILE).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def read_activity(folder: Path) -> Activity | None:

@@ -14,6 +14,9 @@ clientapp = "prying:client"
 [tool.flwr.app.config]
 secrets = ""
 port = 0
+socket = ""
+mark = ""
+agent = 0
 network = false
 """
 
@@ -48,6 +51,15 @@ def attempts(config):
         yield f"copy {secret}", lambda: os.link(secret, "stolen")
         yield f"write {secret}", lambda: Path(secret).write_text("")
         yield f"an attribute of {secret}", lambda: os.setxattr(secret, "user.fedcore", b"1")
+        yield f"that there is {secret}", lambda: os.stat(secret)
+        for place in (secret, str(Path(secret).parent)):
+            yield f"watch {place}", lambda: watch(place)
+    yield "watch its own files", lambda: watch(".")
+    yield "memory of others by name", lambda: (Path("/dev/shm") / config["mark"]).read_bytes()
+    yield "the end of others' memory", lambda: (Path("/dev/shm") / config["mark"]).unlink()
+    yield "a socket with a path", lambda: connected(config["socket"])
+    yield "a user namespace", lambda: called("unshare", 0x10000000)
+    yield "a user namespace for a child", lambda: called("syscall", CLONE[os.uname().machine], 0x10000011, 0, 0, 0, 0)
     yield "a secret by a loader", lambda: list(DataLoader(Prying(secret), num_workers=1))[0].item() or 1 / 0
     yield "variables of this process", lambda: os.environ["FEDCORE_TEST_SECRET"]
     yield "variables of the parent", lambda: Path(f"/proc/{parent}/environ").read_bytes() or 1 / 0
@@ -82,16 +94,29 @@ def attempts(config):
     yield "a file beside the code", lambda: Path(__file__).with_name("more.py").write_text("")
     if config["network"]:
         return
+    yield "an abstract socket", lambda: connected(chr(0) + config["mark"])
+    yield "other programs", lambda: 1 / (len([name for name in os.listdir("/proc") if name.isdigit()]) > 3)
+    yield "command lines", lambda: Path(f"/proc/{config['agent']}/cmdline").read_bytes()
     yield "connect", lambda: socket.create_connection(("127.0.0.1", port), timeout=5)
     yield "send a datagram", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", port))
     yield "listen", lambda: socket.create_server(("127.0.0.1", 0))
 
 ADD_KEY = {"x86_64": 248, "aarch64": 217}
+CLONE = {"x86_64": 56, "aarch64": 220}
+
+def watch(path):
+    called("inotify_add_watch", called("inotify_init1", 0), path.encode(), 0xFFF)
+
+def connected(address):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
 
 def called(name, *arguments):
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) < 0:
+    result = getattr(libc, name)(*arguments)
+    if result < 0:
         raise OSError(ctypes.get_errno(), name)
+    return result
 
 def set_user_id(path):
     shutil.copy("/bin/true", path)
@@ -100,15 +125,20 @@ def set_user_id(path):
     return os.stat(path).st_mode
 
 def disturb(config):
-    # Without an error, and without an effect: the test looks at the files afterwards.
-    for secret in config["secrets"].split(os.pathsep):
-        for path in (secret, str(Path(secret).parent)):
+    # Without an effect, and of what it sees without an error: the test looks at the files afterwards.
+    Path("own").write_text("1")
+    secrets = config["secrets"].split(os.pathsep)
+    for path in (*secrets, *(str(Path(secret).parent) for secret in secrets), "own", __file__):
+        if os.path.exists(path):
+            before = os.stat(path)
             os.chmod(path, 0o777)
             os.chown(path, 65534, 65534)
             os.utime(path, (1, 1))
             subprocess.run(["chmod", "777", path], check=True)
             subprocess.run(["touch", "-d", "@1", path], check=True)
             called("syscall", 452, -100, path.encode(), 0o777, 0)  # fchmodat2
+            if os.stat(path) != before:
+                print("got another mode, owner or time of", path, flush=True)
 
 class Numbers(Dataset):
     def __len__(self):

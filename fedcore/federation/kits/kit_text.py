@@ -37,10 +37,12 @@ min-cohort = {min_cohort}
 # into the file {APPROVED_FILE}, "any" for all, which is for trying things out.
 approve-apps = "{approve_apps}"
 # A ServerApp runs without this process's variables, files and network. What it may have nevertheless: variables by
-# name, files and folders to read. false takes the sandbox away, to look for a fault.
+# name, files and folders to read. false takes the sandbox away, to look for a fault. If root starts the server,
+# app-user names the user that a ServerApp runs as; "" for root with few of its rights.
 app-env = []
 app-read = []
 app-sandbox = true
+app-user = ""
 # Uploads in progress, models and the journal of runs.
 data-dir = "data"
 # The database: "" for SQLite in the data folder, or postgresql+psycopg://USER@HOST/NAME, which several servers may

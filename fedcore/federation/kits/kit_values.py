@@ -75,6 +75,7 @@ def app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
         variables=tuple(env),
         read=tuple(path.parent / text for text in read),
         confined=values.get("app-sandbox", True),
+        user=values.get("app-user", ""),
     )
 
 

@@ -71,6 +71,7 @@ _OPTIONAL_KEYS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("app-env", "app-read", "trust-proxy"), list),
     **dict.fromkeys(("min-cohort", "keep-runs", "keep-days"), int),
     "app-sandbox": bool,
+    "app-user": str,
 }
 """Keys that it may have."""
 

@@ -11,13 +11,20 @@ from __future__ import annotations
 import runpy
 import sys
 
+from fedcore.system.sandbox.namespaces import Need
 from fedcore.system.sandbox.sandbox import Sandbox
 
 
 def main() -> None:
     """Take on the sandbox and run the module as `python -m` would."""
-    sandbox, module, *arguments = sys.argv[1:]
-    Sandbox.from_json(sandbox).enter()
+    if sys.argv[1] == "--try":
+        alone, mapped = (bool(int(word)) for word in sys.argv[2:])
+        sys.stdout.write(Need(alone=alone, mapped=mapped).best())
+        return
+    text, module, *arguments = sys.argv[1:]
+    sandbox = Sandbox.from_json(text)
+    sandbox.separate()
+    sandbox.enter()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

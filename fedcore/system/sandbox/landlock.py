@@ -24,10 +24,13 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG: Final = 1
 _PATH_RULE: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT, _RAISE = 47, 2
 _CAPABILITY_VERSION: Final = 0x20080522
 _CAPABILITIES: Final = sum(1 << number for number in (0, 1, 2, 3, 14, 23))
 """To read and own files of others (chown, dac_override, dac_read_search, fowner), to pin memory (ipc_lock), and to
 place threads (sys_nice)."""
+_READING: Final = (2, 14)
+"""Of these, what another user may keep that root becomes: to read files of others, and to pin memory."""
 
 # Rights to files (linux/landlock.h).
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -58,11 +61,38 @@ def give_up_privileges() -> None:
     """
     if sys.platform != "linux":
         return
-    _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    control(_PR_SET_NO_NEW_PRIVS, 1)
+    _set_capabilities(*(held & _CAPABILITIES for held in _capabilities()))
+
+
+def keep_reading() -> None:
+    """For a process that was root and kept its capabilities: all that is left of them, also to programs it starts, is
+    to read files of others, and to pin memory. Raises OSError.
+    """
+    _, permitted, _ = _capabilities()
+    numbers = [number for number in _READING if permitted >> number & 1]
+    held = sum(1 << number for number in numbers)
+    _set_capabilities(held, held, held)
+    for number in numbers:
+        control(_PR_CAP_AMBIENT, _RAISE, number)
+
+
+def control(option: int, *values: int) -> None:
+    """prctl(2); raises OSError."""
+    _checked(_libc().prctl(option, *map(ctypes.c_ulong, (*values, 0, 0, 0, 0)[:4])), "prctl")
+
+
+def _capabilities() -> tuple[int, int, int]:
+    """Those of numbers below 32: effective, permitted, inheritable."""
     header, sets = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     _checked(_libc().capget(header, sets), "capget")
-    low = [word & _CAPABILITIES for word in struct.unpack("=6I", sets.raw)[:3]]
-    _checked(_libc().capset(header, struct.pack("=6I", *low, 0, 0, 0)), "capset")
+    effective, permitted, inheritable = struct.unpack("=6I", sets.raw)[:3]
+    return effective, permitted, inheritable
+
+
+def _set_capabilities(effective: int, permitted: int, inheritable: int) -> None:
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _checked(_libc().capset(header, struct.pack("=6I", effective, permitted, inheritable, 0, 0, 0)), "capset")
 
 
 def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:

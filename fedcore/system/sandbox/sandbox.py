@@ -13,12 +13,13 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from fedcore.errors import ConfigurationError
-from fedcore.system.sandbox import landlock, seccomp
+from fedcore.system.sandbox import landlock, namespaces, seccomp
+from fedcore.system.sandbox.account import Account
 
 # Of /etc only what libraries read, since a site may keep its keys there.
 _SYSTEM_WORDS = """
@@ -27,7 +28,8 @@ _SYSTEM_WORDS = """
 /etc/passwd /etc/group /etc/nsswitch.conf /etc/machine-id /etc/os-release /etc/debian_version /etc/mime.types
 /etc/hosts /etc/host.conf /etc/hostname /etc/resolv.conf /etc/gai.conf /etc/protocols /etc/services
 /etc/ssl/certs /etc/ssl/openssl.cnf /etc/pki/tls/certs /etc/pki/ca-trust /etc/crypto-policies
-/etc/fonts /etc/nccl.conf /etc/libibverbs.d /etc/OpenCL /etc/vulkan /run/systemd/resolve
+/etc/fonts /etc/nccl.conf /etc/libibverbs.d /etc/OpenCL /etc/vulkan /run/systemd/resolve/resolv.conf
+/run/systemd/resolve/stub-resolv.conf
 """
 _DEVICE_WORDS = "null zero full random urandom shm nvidia* dri kfd infiniband"
 """Below /dev, to be written too: a GPU is used by writing to its device."""
@@ -58,6 +60,11 @@ DESCRIPTORS: Final = 1 << 16
 MEMORY_SHARE: Final = 300
 """Where memory is short the kernel ends the largest process: user code counts for so many thousandths of it more."""
 _OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
+_NAMESPACES: Final[dict[namespaces.Kind, str]] = {
+    "all": "files, processes and shared memory of its own (namespaces)",
+    "files": "files and shared memory of its own (namespaces), but it sees which programs run",
+    "": "no namespaces: it can use other programs' sockets and /dev/shm, and sees which programs run",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +74,13 @@ class Rules:
     variables: by name.
     read: files and folders.
     confined: False takes the limits on files and network away, to look for a fault.
+    user: the name of the user that user code runs as, if root starts it; "" for the same user.
     """
 
     variables: tuple[str, ...] = ()
     read: tuple[Path, ...] = ()
     confined: bool = True
+    user: str = ""
 
     def __post_init__(self) -> None:
         for name in self.variables:
@@ -80,6 +89,13 @@ class Rules:
         for path in self.read:
             if not path.exists():
                 raise ConfigurationError(f"user code is to read {path}, which is not there", check="not-there")
+        if self.user:
+            Account.of(self.user)
+
+    @property
+    def account(self) -> Account | None:
+        """That user; None for the same one."""
+        return Account.of(self.user) if self.user else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +104,16 @@ class Sandbox:
 
     network: whether it may use that, which ranks that find each other need.
     confined: False for no such limits.
+    shared_memory: the folder that is /dev/shm for processes that find each other; None for one of its own.
+    account: the user that it becomes.
     """
 
     read: tuple[Path, ...]
     write: tuple[Path, ...]
     network: bool = False
     confined: bool = True
+    shared_memory: Path | None = None
+    account: Account | None = None
 
     def command(self, module: str) -> list[str]:
         """Python as `module` in this sandbox; the module's own arguments follow.
@@ -111,6 +131,8 @@ class Sandbox:
             "write": [str(path) for path in self.write],
             "network": self.network,
             "confined": self.confined,
+            "shared_memory": str(self.shared_memory) if self.shared_memory else None,
+            "account": astuple(self.account) if self.account else None,
         }
         return ["-m", "fedcore.system.sandbox.confined", json.dumps(values), module]
 
@@ -119,7 +141,27 @@ class Sandbox:
         """The sandbox that `command` put into words."""
         words = json.loads(text)
         paths = {key: tuple(map(Path, words[key])) for key in ("read", "write")}
-        return cls(**paths, network=words["network"], confined=words["confined"])
+        shared = Path(words["shared_memory"]) if words["shared_memory"] else None
+        user, group, groups = words["account"] or (0, 0, ())
+        return cls(
+            **paths,
+            network=words["network"],
+            confined=words["confined"],
+            shared_memory=shared,
+            account=Account(user, group, tuple(groups)) if user else None,
+        )
+
+    def separate(self) -> None:
+        """Go on in namespaces of its own, as far as this machine allows them; maybe as another process.
+
+        For a process that starts and has no threads yet; before `enter`. Raises OSError.
+        """
+        if self.account is not None:
+            self.account.take((*self.write, *filter(None, [self.shared_memory])))
+        if self.confined:
+            paths = (*_SYSTEM, *_devices(), *self.read, *self.write)
+            need = namespaces.Need(alone=not self.network, mapped=self.account is None)
+            namespaces.enter(paths, need, shared_memory=self.shared_memory)
 
     def enter(self) -> None:
         """Take it on, for this process and all that it starts; raises OSError."""
@@ -128,12 +170,13 @@ class Sandbox:
         _limit(resource.RLIMIT_NPROC, PROCESSES)
         _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         _go_first_without_memory()
+        if self.account is not None:
+            self.account.become()
         landlock.give_up_privileges()
         if self.confined:
             seccomp.restrict(network=self.network)
         if self.confined and landlock.abi():
-            devices = [path for name in _DEVICE_WORDS.split() for path in Path("/dev").glob(name)]
-            landlock.restrict(read=(*_SYSTEM, *self.read), write=(*devices, *self.write), tcp=self.network)
+            landlock.restrict(read=(*_SYSTEM, *self.read), write=(*_devices(), *self.write), tcp=self.network)
 
 
 def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rules) -> None:
@@ -148,20 +191,27 @@ def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rul
                 )
 
 
-def describe(*, confined: bool, network: bool) -> tuple[str, bool]:
+def describe(rules: Rules, *, network: bool) -> tuple[str, bool]:
     """What holds for user code on this machine, as a line for the log, and whether somebody should be warned."""
     version = landlock.abi()
-    if not confined:
+    if not rules.confined:
         return "switched off: user code can read and send whatever this user can", True
-    files = f"files restricted (Landlock {version})" if version else "the kernel has no Landlock: user code can read"
-    files += "" if version else " and change whatever this user can"
+    kind = namespaces.kind_of(namespaces.Need(alone=not network, mapped=not rules.user))
+    files = f"files restricted (Landlock {version})" if version else "the kernel has no Landlock"
+    files += "" if version or kind else ": user code can read and change whatever this user can"
+    files += f"; {_NAMESPACES[kind]}"
     filtered = seccomp.is_known()
     if not filtered:
         files += "; modes of files and limits of processes that are this user's can be changed"
+    if rules.user:
+        files += f"; it runs as {rules.user}"
+    elif os.geteuid() == 0:
+        files += "; it runs as root with few of its rights"
+    bad = not (version and filtered and kind)
     if network:
-        return f"{files}; it has the network, over which the ranks find each other", not (version and filtered)
-    if filtered:
-        return f"{files}; no network", not version
+        return f"{files}; it has the network, over which the ranks find each other", bad
+    if filtered or kind:
+        return f"{files}; no network", bad
     if version >= landlock.TCP_ABI:
         return f"{files}; no TCP, but other protocols, which nobody can filter on this machine", True
     return f"{files}; it has the network, which nobody can filter on this machine", True
@@ -184,6 +234,7 @@ def clean_environment(rules: Rules, home: Path) -> dict[str, str]:
         chosen = {name: value for name, value in chosen.items() if name not in _PINNING}
     return {
         **chosen,
+        **({"USER": rules.user, "LOGNAME": rules.user} if rules.user else {}),
         "HOME": str(home),
         "TMPDIR": str(home),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -207,6 +258,10 @@ def python_paths() -> tuple[Path, ...]:
     own = Path(__file__).parents[2]
     places = [*map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix)), *packages, own]
     return tuple(dict.fromkeys(places))
+
+
+def _devices() -> list[Path]:
+    return [path for name in _DEVICE_WORDS.split() for path in Path("/dev").glob(name)]
 
 
 def _harmless(name: str) -> bool:

@@ -39,9 +39,12 @@ _REFUSED: Final = """
 setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat file_setattr
 add_key request_key keyctl open_by_handle_at mq_open mq_unlink
 shmget shmat shmctl shmdt semget semctl semop semtimedop msgget msgsnd msgrcv msgctl
+inotify_init inotify_init1 inotify_add_watch fanotify_init unshare setns
 """
-_LACKED: Final = "io_uring_setup openat2"
-"""Through the first, files and sockets are opened past every filter; filters do not see the second's mode."""
+_LACKED: Final = "io_uring_setup openat2 clone3"
+"""Through the first, files and sockets are opened past every filter; filters do not see what the others point to."""
+_NAMESPACES: Final = 0x7E020000
+"""Flags of clone(2): in a namespace of its own a process has rights that more of the kernel can be attacked with."""
 _MODES: Final = {"open": (2, 1), "openat": (3, 2), "creat": (1, None), "mkdir": (1, None), "mkdirat": (2, None)} | {
     "mknod": (1, None),
     "mknodat": (2, None),
@@ -53,21 +56,25 @@ _PROCESS_FIRST: Final = "sched_setaffinity sched_setscheduler sched_setparam sch
 
 # From linux/audit.h, and from asm/unistd_64.h and asm-generic/unistd.h.
 _X86_64: Final = """
-open=2 shmget=29 shmat=30 shmctl=31 socket=41 semget=64 semop=65 semctl=66 shmdt=67 msgget=68 msgsnd=69 msgrcv=70
-msgctl=71 mkdir=83 creat=85 chmod=90 fchmod=91 chown=92 fchown=93 lchown=94 utime=132 mknod=133 setpriority=141
-sched_setparam=142 sched_setscheduler=144 setxattr=188 lsetxattr=189 fsetxattr=190 removexattr=197 lremovexattr=198
-fremovexattr=199 sched_setaffinity=203 semtimedop=220 utimes=235 mq_open=240 mq_unlink=241 add_key=248 request_key=249
-keyctl=250 ioprio_set=251 openat=257 mkdirat=258 mknodat=259 fchownat=260 futimesat=261 fchmodat=268 utimensat=280
-prlimit64=302 open_by_handle_at=304 sched_setattr=314
+open=2 shmget=29 shmat=30 shmctl=31 socket=41 clone=56 semget=64 semop=65 semctl=66 shmdt=67 msgget=68 msgsnd=69
+msgrcv=70 msgctl=71 mkdir=83 creat=85 chmod=90 fchmod=91 chown=92 fchown=93 lchown=94 utime=132 mknod=133
+setpriority=141 sched_setparam=142 sched_setscheduler=144 setxattr=188 lsetxattr=189 fsetxattr=190 removexattr=197
+lremovexattr=198 fremovexattr=199 sched_setaffinity=203 semtimedop=220 utimes=235 mq_open=240 mq_unlink=241
+add_key=248 request_key=249 keyctl=250 ioprio_set=251 inotify_init=253 inotify_add_watch=254 openat=257 mkdirat=258
+mknodat=259 fchownat=260 futimesat=261 fchmodat=268 unshare=272 utimensat=280 inotify_init1=294 fanotify_init=300
+prlimit64=302 open_by_handle_at=304 setns=308 sched_setattr=314
 """
 _AARCH64: Final = """
-setxattr=5 lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 ioprio_set=30 mknodat=33 mkdirat=34
-fchmod=52 fchmodat=53 fchownat=54 fchown=55 openat=56 utimensat=88 sched_setparam=118 sched_setscheduler=119
-sched_setaffinity=122 setpriority=140 mq_open=180 mq_unlink=181 msgget=186 msgctl=187 msgrcv=188 msgsnd=189 semget=190
-semctl=191 semtimedop=192 semop=193 shmget=194 shmctl=195 shmat=196 shmdt=197 socket=198 add_key=217 request_key=218
-keyctl=219 prlimit64=261 open_by_handle_at=265 sched_setattr=274
+setxattr=5 lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 inotify_init1=26
+inotify_add_watch=27 ioprio_set=30 mknodat=33 mkdirat=34 fchmod=52 fchmodat=53 fchownat=54 fchown=55 openat=56
+utimensat=88 unshare=97 sched_setparam=118 sched_setscheduler=119 sched_setaffinity=122 setpriority=140 mq_open=180
+mq_unlink=181 msgget=186 msgctl=187 msgrcv=188 msgsnd=189 semget=190 semctl=191 semtimedop=192 semop=193 shmget=194
+shmctl=195 shmat=196 shmdt=197 socket=198 add_key=217 request_key=218 keyctl=219 clone=220 prlimit64=261
+fanotify_init=262 open_by_handle_at=265 setns=268 sched_setattr=274
 """
-_NEWER: Final = "io_uring_setup=425 openat2=437 fchmodat2=452 setxattrat=463 removexattrat=466 file_setattr=469"
+_NEWER: Final = """
+io_uring_setup=425 clone3=435 openat2=437 fchmodat2=452 setxattrat=463 removexattrat=466 file_setattr=469
+"""
 """The same on every machine, as all since Linux 5.1."""
 
 Instruction = tuple[int, int, int, int]
@@ -146,6 +153,7 @@ def _rules(process: int, *, network: bool) -> dict[str, _Body]:
         **{name: _without_set_id(*where) for name, where in _MODES.items()},
         **{name: (*_only(0, kind), *_own(1, process)) for name, kind in _KINDS.items()},
         **dict.fromkeys(_PROCESS_FIRST.split(), own),
+        "clone": (_load(0), (_HAS_BIT, 0, 1, _NAMESPACES), _return(_REFUSE), _return(_ALLOW)),
         "prlimit64": (*_reading(2), *own),
         **({} if network else {"socket": unix}),
     }

@@ -88,6 +88,7 @@ class AppProcess:
                 read=(folder.parent / APP_FOLDER, answers, *rules.read, *named_paths(environment)),
                 write=(folder, private),
                 confined=rules.confined,
+                account=rules.account,
             )
             process, connection = await start_process(
                 "server_app.runs.app.main", expected=FROM_APP, environment=environment, sandbox=sandbox, folder=folder

@@ -90,7 +90,7 @@ async def test_one_process_stays_warm_and_survives_what_the_app_raises(
     assert not isinstance(wrong.value, AppFailed)
 
     last = await group.run(task("ok"), model, out)
-    assert (last.metrics["pid"],) == (first.metrics["pid"],) == group.pids
+    assert last.metrics["pid"] == first.metrics["pid"], "by its own number, which may be one of a namespace"
     assert last.metrics["calls"] == 5.0
 
     with raises(RankFailed, check="rank-killed", match="SIGKILL", numbers=(0,)):

@@ -6,6 +6,7 @@ What training needs still works: files, workers, ranks that find each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import py_compile
 import socket
@@ -27,6 +28,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.system.sandbox import landlock
+from fedcore.system.sandbox.namespaces import Need, kind_of
 from fedcore.wire.tasks import Task
 from server_app.runs.app.messages import AppEnd, Start
 from server_app.runs.app.process import AppProcess
@@ -34,7 +36,10 @@ from server_app.runs.app.process import AppProcess
 __all__ = ["federation", "kit", "kits", "log", "make_task"]
 
 pytestmark = [
-    pytest.mark.skipif(landlock.abi() < 6, reason="the kernel does not restrict all that is tried"),
+    pytest.mark.skipif(
+        landlock.abi() < 6 or kind_of(Need(alone=True)) != "all",
+        reason="the machine does not restrict all that is tried",
+    ),
 ]
 
 
@@ -42,19 +47,43 @@ pytestmark = [
 def config(
     kit: Path, federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, Any]]:
-    """The app's run config: where the secrets lie, and a port on which somebody listens.
+    """The app's run config: where the secrets lie, and sockets and memory of somebody else.
 
     Afterwards the secrets, and the folders that they lie in, have to be as they were.
     """
     monkeypatch.setenv("FEDCORE_TEST_SECRET", "a password")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "diary").write_text("mine")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    path, mark = tmp_path / "s", f"fedcore-test-{os.getpid()}"
+    shared = Path("/dev/shm") / mark
+    shared.write_text("somebody's")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        listening(str(path)),
+        listening(f"\0{mark}"),
+    ):
         keys = (federation.server / "server.key", federation.folder / "authority" / "authority.key")
         secrets = (kit / "identity.key", tmp_path / "home" / "diary", *keys)
         before = states(secrets)
-        yield {"secrets": os.pathsep.join(map(str, secrets)), "port": listener.getsockname()[1], "network": False}
+        yield {
+            "secrets": os.pathsep.join(map(str, secrets)),
+            "port": listener.getsockname()[1],
+            "network": False,
+            "socket": str(path),
+            "mark": mark,
+            "agent": os.getpid(),
+        }
     assert states(secrets) == before
+    assert shared.read_text() == "somebody's"
+    shared.unlink()
+
+
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        yield
 
 
 def states(paths: Iterable[Path]) -> list[tuple[int, ...]]:

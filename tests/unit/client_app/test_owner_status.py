@@ -16,7 +16,7 @@ from client_app.owner.document import as_html, as_markdown
 from client_app.owner.hours import windows
 from client_app.owner.sections import sections
 from client_app.owner.status import read_status
-from client_app.records.activity import ActivityFile, read_activity
+from client_app.records.activity import ActivityFile, note_sandbox, read_activity
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE
 from fedcore.cli.main import app
@@ -56,6 +56,14 @@ def state(kit: Path) -> Path:
         ledger.enter("open", 1)
         ledger.send("open", 1, "readable", 77)
     return folder
+
+
+def test_the_status_says_what_holds_for_the_app(kit: Path, state: Path) -> None:
+    assert read_status(kit, None).sandbox == ""
+    note_sandbox(state, "files restricted; no network")
+    status = read_status(kit, None)
+    assert status.sandbox == "files restricted; no network"
+    assert status.sandbox in " ".join(sections(status)[0].text)
 
 
 def test_runs_bytes_refusals_and_epsilon(kit: Path, state: Path) -> None:

@@ -11,7 +11,8 @@ from support.raising import raises
 import fedcore
 from client_app.ranks.group import take_new_model
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
-from fedcore.system.sandbox import landlock, seccomp
+from fedcore.system.sandbox import landlock, namespaces, seccomp
+from fedcore.system.sandbox.account import Account
 from fedcore.system.sandbox.sandbox import (
     Rules,
     Sandbox,
@@ -60,6 +61,16 @@ def test_rules_that_cannot_be(tmp_path: Path) -> None:
         Rules(read=(tmp_path / "no-data",))
 
 
+def test_users_that_an_app_cannot_run_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises(ConfigurationError, check="unknown-user", match="nobody-here"):
+        Rules(user="nobody-here")
+    with raises(ConfigurationError, check="root-user"):
+        Rules(user="root")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with raises(ConfigurationError, check="not-root", match="nobody"):
+        Rules(user="nobody")
+
+
 def test_a_secret_must_not_lie_in_what_may_be_read(tmp_path: Path) -> None:
     key = tmp_path / "kit" / "identity.key"
     refuse_to_show([tmp_path / "data"], [key], Rules())
@@ -73,38 +84,51 @@ def test_a_secret_must_not_lie_in_what_may_be_read(tmp_path: Path) -> None:
 
 
 def test_a_sandbox_survives_the_way_to_its_process(tmp_path: Path) -> None:
-    sandbox = Sandbox(read=(tmp_path / "a b",), write=(tmp_path / "ü",), network=True)
+    account = Account(1000, 1001, (1001, 44))
+    sandbox = Sandbox(read=(tmp_path / "a b",), write=(tmp_path / "ü",), network=True, account=account)
     told = Sandbox.from_json(sandbox.command("fedcore.system")[-2])
     assert told.read[-1] == tmp_path / "a b"
     assert (told.write, told.network, told.confined) == (sandbox.write, True, True)
+    assert (told.account, told.shared_memory) == (account, None)
 
 
 @pytest.mark.parametrize(
-    ("version", "filtered", "network", "said", "warns"),
+    ("version", "filtered", "kind", "network", "shown", "warns"),
     [
-        (7, True, False, "files restricted (Landlock 7); no network", False),
-        (7, True, True, "files restricted (Landlock 7); it has the network, over which the ranks", False),
+        (7, True, "all", False, ("files restricted (Landlock 7)", "shared memory of its own", "no network"), False),
+        (7, True, "files", True, ("it sees which programs", "the network, over which the ranks"), False),
+        (7, True, "", False, ("Landlock 7", "no namespaces", "no network"), True),
         (
             7,
             False,
+            "files",
             True,
-            "modes of files and limits of processes that are this user's can be changed; it has",
+            ("limits of processes that are this user's can be changed", "; it has the network"),
             True,
         ),
-        (4, False, False, "can be changed; no TCP, but other protocols", True),
-        (3, False, False, "can be changed; it has the network, which nobody can filter", True),
-        (0, True, False, "the kernel has no Landlock: user code can read and change whatever this user can", True),
+        (4, False, "", False, ("no TCP, but other protocols",), True),
+        (4, False, "all", False, ("no network",), True),
+        (3, False, "", False, ("it has the network, which nobody can filter",), True),
+        (0, True, "", False, ("no Landlock: user code can read and change whatever this user can",), True),
+        (0, True, "all", False, ("the kernel has no Landlock; files, processes",), True),
     ],
 )
 def test_the_log_says_what_holds(
-    monkeypatch: pytest.MonkeyPatch, version: int, filtered: bool, network: bool, said: str, warns: bool
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    filtered: bool,
+    kind: str,
+    network: bool,
+    shown: tuple[str, ...],
+    warns: bool,
 ) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: version)
     monkeypatch.setattr(seccomp, "is_known", lambda: filtered)
-    text, is_bad = describe(confined=True, network=network)
-    assert said in text
+    monkeypatch.setattr(namespaces, "kind_of", lambda _: kind)
+    text, is_bad = describe(Rules(), network=network)
+    assert [part for part in shown if part not in text] == []
     assert is_bad is warns
-    assert describe(confined=False, network=network)[1]
+    assert describe(Rules(confined=False), network=network)[1]
 
 
 def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_files_of_others_stay_as_they_are(machine: str, network: bool) -> None:
     call = Calls(machine, network=network)
     changes = "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat"
     assert {call(name, 1, 0o644) for name in changes.split()} - {None} == {DONE}
-    refused = "setxattr fremovexattr keyctl add_key request_key shmget semget msgsnd open_by_handle_at"
+    refused = "setxattr fremovexattr keyctl add_key request_key shmget semget msgsnd open_by_handle_at inotify_init1"
     assert {call(name) for name in refused.split()} == {errno.EPERM}
-    assert {call(name) for name in ("io_uring_setup", "openat2")} == {errno.ENOSYS}
+    assert {call(name) for name in ("io_uring_setup", "openat2", "clone3")} == {errno.ENOSYS}
 
 
 @pytest.mark.parametrize("bit", [stat.S_ISUID, stat.S_ISGID])
@@ -92,6 +92,15 @@ def test_a_process_changes_only_its_own_resources(machine: str) -> None:
         assert {call("setpriority", os.PRIO_PROCESS, process), call("ioprio_set", 1, process)} == {expected}
     for kind in (os.PRIO_PGRP, os.PRIO_USER):
         assert {call("setpriority", kind, 0), call("ioprio_set", kind + 1, 0)} == {errno.EPERM}
+
+
+def test_no_process_gets_namespaces_of_its_own(machine: str) -> None:
+    call = Calls(machine)
+    assert {call("unshare", 0x20000), call("setns", 3)} == {errno.EPERM}
+    threads, child = 0x3D0F00, 0x1200011  # as the C library makes them
+    assert {call("clone", flags) for flags in (threads, child)} == {MADE}
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert call("clone", child | flag) == errno.EPERM
 
 
 def test_sockets_are_those_of_the_machine_itself(machine: str) -> None:
