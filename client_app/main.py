@@ -116,7 +116,9 @@ def client(
     try:
         start(options)
     except AppFailed as error:
-        typer.echo(error.traceback.rstrip(), err=True)
+        from fedcore.system.terminal import visible
+
+        typer.echo(visible(error.traceback.rstrip()), err=True)
         raise
 
 

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
+from fedcore.system.terminal import visible
+
 _CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("log context", default=MappingProxyType({}))
 _EXTRAS: Final = ("run", "event", "data")
 _OF_EVENTS: Final = ("exchange", "client", "stage")
@@ -67,8 +69,8 @@ class LineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        text = super().format(record)
+        """The line; what an app or a peer wrote into it does nothing to a terminal."""
+        text = visible(super().format(record))
         return text if record.levelno < logging.WARNING else f"{text} [{record.levelname.lower()}]"
 
 

@@ -35,6 +35,8 @@ class ServerSettings:
     keep_days: how long ended runs are kept; 0 for ever.
     lease_seconds: how long one server of several leads without renewing its lease.
     url: address of this server for others.
+    public_url: address at which people reach the federation, for links; "" for one that the certificate names.
+    certificate: of this server; None if something else serves TLS.
     accel_location: where an nginx in front serves files of the data folder; "" for none.
     app_rules: what a ServerApp may see in addition to its own files.
     approved_apps: apps that may run; None for all.
@@ -56,6 +58,8 @@ class ServerSettings:
     keep_days: float = 0.0
     lease_seconds: float = 10.0
     url: str = ""
+    public_url: str = ""
+    certificate: Path | None = None
     accel_location: str = ""
     app_rules: Rules = field(default_factory=Rules)
     approved_apps: ApprovedApps | None = None
@@ -79,6 +83,8 @@ class ServerSettings:
             keep_runs=kit.keep_runs,
             keep_days=kit.keep_days,
             url=url,
+            public_url=kit.public_url,
+            certificate=kit.tls_certificate,
             app_rules=kit.app_rules,
             approved_apps=kit.approved_apps,
         )

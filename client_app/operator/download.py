@@ -21,6 +21,7 @@ from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import read_facts, sha256_file
+from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
 
@@ -76,7 +77,7 @@ def fetch_best_model(client: OperatorClient, word: str, out: Path, *, as_json: b
         typer.echo(json.dumps({"model": str(out), "sha256": sha256_file(out), **details}, indent=2))
         return
     rounds, best = (facts.rounds, facts.best) if facts is not None else ("?", "")
-    typer.echo(f"saved {out}: the best model of run {run}, that of round {rounds}: {best}")
+    typer.echo(f"saved {out}: the best model of run {run}, that of round {rounds}: {visible(best)}")
 
 
 def fetch_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import read_facts
 from fedcore.system.files import check_replaceable, write_file
+from fedcore.system.terminal import visible
 
 
 def write_or_print(card: Card, out: Path | None, *, force: bool, as_json: bool) -> None:
@@ -32,7 +33,7 @@ def write_or_print(card: Card, out: Path | None, *, force: bool, as_json: bool) 
     if as_json:
         typer.echo(json.dumps(card.json() | ({"out": str(out)} if out is not None else {}), indent=2))
     else:
-        typer.echo(card.markdown() if out is None else f"saved {out}")
+        typer.echo(visible(card.markdown()) if out is None else f"saved {out}")
 
 
 def write_card_next_to(model: Path, record: RunRecord, settings: Mapping[str, Any]) -> Path:

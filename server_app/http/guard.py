@@ -29,7 +29,7 @@ from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
-from server_app.http.problems import problem_response, rejection_for
+from server_app.http.problems import GUARDED, problem_response, rejection_for
 from server_app.http.rate_limit import TokenBucket, network_of
 from server_app.members.rosters import Rosters
 from server_app.members.sessions import LoginSession
@@ -59,6 +59,7 @@ _RUNS_PATH: Final = "/v1/runs"
 _ROSTER_PATH: Final = "/v1/roster"
 _MODEL_PATH: Final = re.compile(r"^/v1/models/[0-9a-f]{64}$")
 _EXCHANGE_PATH: Final = re.compile(r"^/v1/runs/([0-9a-zA-Z-]{1,64})/exchanges/([0-9]{1,10})/([a-z-]{1,32})")
+_GUARDED: Final = [(name.encode(), value.encode()) for name, value in GUARDED.items()]
 _PART_PATH: Final = re.compile(r"^/v1/.*/update/parts/[0-9]+$")
 
 CountBytes = Callable[[int, int], None]
@@ -311,6 +312,8 @@ class _ResponseWriter:
             self.request.answered = True
             self.request.status = message["status"]
             headers.append((b"x-request-id", self.request.id.encode()))
+            present = {name.lower() for name, _ in headers}
+            headers += [pair for pair in _GUARDED if pair[0] not in present]
             self.request.down += head_bytes("", headers)
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":

@@ -67,6 +67,10 @@ def rejection_for(error: BaseException) -> Rejection:
     return Rejection(ProblemKind.INTERNAL, "the server failed; its log says more")
 
 
+GUARDED: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+"""Headers of every answer that has no other ones: it is for one reader, and is what its type says."""
+
+
 def problem_response(error: BaseException) -> JSONResponse:
     """The problem document of `error` as a response."""
     rejection = rejection_for(error)
@@ -79,7 +83,7 @@ def problem_response(error: BaseException) -> JSONResponse:
             **rejection.members,
         }
     )
-    headers: dict[str, str] = {}
+    headers = dict(GUARDED)
     if rejection.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if rejection.kind in (ProblemKind.BUSY, ProblemKind.TOO_MANY_STREAMS):

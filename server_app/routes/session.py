@@ -9,6 +9,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from fedcore.errors import Unauthorized
+from fedcore.federation.files import read_certificate
+from fedcore.federation.kits.certificates import hosts_of, url_host
+from fedcore.system.concurrency import in_thread
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.watch import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
 from server_app.http.audience import ForEverybody, ForOperators
@@ -17,6 +20,7 @@ from server_app.http.problems import problem_responses
 from server_app.members.sessions import COOKIE, OWN_HEADER, cookie_in
 from server_app.rejection import Rejection
 from server_app.routes.access import AnyServices, AnySessions, guarded_request
+from server_app.settings import ServerSettings
 from server_app.storage.tables import LinkRow
 
 _SIGNED: Final[dict[int | str, dict[str, Any]]] = {
@@ -86,11 +90,11 @@ async def sign_out(request: Request, response: Response, sessions: AnySessions) 
 
 
 @router.post("/links", status_code=201, responses=problem_responses(ProblemKind.BUSY))
-async def make_link(body: LinkIn, request: Request, sessions: AnySessions) -> LinkOut:
+async def make_link(body: LinkIn, request: Request, services: AnyServices, sessions: AnySessions) -> LinkOut:
     """Create a read-only link to the page. Its token appears only in this answer."""
     token, row = await sessions.make_link(body)
     # Behind `#`, where it is sent to no server and stands in no log.
-    url = f"https://{request.url.netloc}/#view={token}"
+    url = f"{await in_thread(_address, request, services.settings)}/#view={token}"
     return LinkOut(**_info(row).model_dump(), token=token, url=url)
 
 
@@ -104,6 +108,22 @@ async def links(sessions: AnySessions) -> LinksOut:
 async def revoke(link: LinkId, sessions: AnySessions) -> None:
     """End a link, and at once the sessions of all who came by it."""
     await sessions.revoke(link)
+
+
+def _address(request: Request, settings: ServerSettings) -> str:
+    """Where people reach the page: never merely where the request says, since a link holds a secret.
+
+    As configured; or as the request says, if the certificate names that; or what the certificate names first.
+    """
+    if settings.public_url or settings.certificate is None:
+        return settings.public_url or settings.url or f"https://{request.url.netloc}"
+    names = hosts_of(read_certificate(settings.certificate))
+    host = request.url.hostname or ""
+    if host in names or f"*.{host.partition('.')[2]}" in names:
+        return f"https://{request.url.netloc}"
+    port = settings.url.rpartition(":")[2]
+    first = next((name for name in names if "*" not in name), "localhost")
+    return f"https://{url_host(first)}{f':{port}' if port.isdecimal() else ''}"
 
 
 def _info(row: LinkRow) -> LinkInfo:

@@ -29,7 +29,14 @@ _RENEWALS: Final = 3
 _TRIES: Final = 20
 """Tries to take it in the time of a lease."""
 
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 Step = Callable[[], Awaitable[None]]
+
+
+def seconds_since_boot() -> float:
+    """Seconds that never go back; on Linux they pass while the machine is suspended too, and leases run out."""
+    return time.clock_gettime(_CLOCK)
 
 
 class Leadership:
@@ -37,13 +44,18 @@ class Leadership:
 
     begin, cease
         What this server does then.
+    clock
+        Seconds, also those in which the machine was suspended.
     """
 
-    def __init__(self, services: Services, *, begin: Step, cease: Step) -> None:
+    def __init__(
+        self, services: Services, *, begin: Step, cease: Step, clock: Callable[[], float] = seconds_since_boot
+    ) -> None:
         self._services = services
         self._begin = begin
         self._cease = cease
         self._holder = services.new_id()
+        self._clock = clock
         self._seconds = services.settings.lease_seconds
         self._task: asyncio.Task[None] | None = None
         self._leading = False
@@ -146,7 +158,7 @@ class Leadership:
             log.warning("the lease is not given back: %s", error)
 
     def _now(self) -> float:
-        return time.monotonic()  # not the loop's, which stands still while a callback runs
+        return self._clock()  # not the loop's, which stands still while a callback runs
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:

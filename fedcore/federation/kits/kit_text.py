@@ -23,6 +23,9 @@ federation = "{name}"
 # The address and port to listen on; "0.0.0.0" is every IPv4 address of this machine.
 host = "{bind}"
 port = {port}
+# The address at which people reach the page, for the links that the server makes, such as "https://fl.example.org";
+# "" for the one that they use themselves, if the certificate names it.
+public-url = ""
 tls-certificate = "server.crt"
 tls-key = "server.key"
 # Who belongs to the federation: all versions, signed by its authority. A running server adds those that it is handed.

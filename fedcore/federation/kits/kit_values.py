@@ -87,6 +87,13 @@ def listen_address(path: Path, address: str) -> str:
     return address
 
 
+def public_url(path: Path, url: str) -> str:
+    """The address for links, without a slash at its end; "" for none."""
+    if url and not re.fullmatch(r"https://[^/?#@\s]+/?", url):
+        raise broken(path, "public-url must look like https://fl.example.org:8443", "mend the line")
+    return url.rstrip("/")
+
+
 def check_federation(path: Path, roster: Roster, federation: str) -> None:
     """Refuse a roster of another federation."""
     if roster.federation != federation:

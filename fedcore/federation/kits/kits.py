@@ -34,6 +34,7 @@ from fedcore.federation.kits.kit_values import (
     listen_address,
     node_config,
     proxies,
+    public_url,
     server_urls,
     token_hash,
 )
@@ -68,10 +69,10 @@ _REQUIRED_KEYS: Final[Mapping[str, type]] = {
 """Keys that server.toml must have."""
 _OPTIONAL_KEYS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("approve-apps", "database", "objects", "metrics-listen", "traces", "accel-location"), str),
+    **dict.fromkeys(("app-user", "public-url"), str),
     **dict.fromkeys(("app-env", "app-read", "trust-proxy"), list),
     **dict.fromkeys(("min-cohort", "keep-runs", "keep-days"), int),
     "app-sandbox": bool,
-    "app-user": str,
 }
 """Keys that it may have."""
 
@@ -177,6 +178,7 @@ class ServerKit:
     accel_location: str = ""
     keep_runs: int = 0
     keep_days: int = 0
+    public_url: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -220,6 +222,7 @@ class ServerKit:
             accel_location=accel_location(path, values),
             keep_runs=limit_of(path, values, "keep-runs"),
             keep_days=limit_of(path, values, "keep-days"),
+            public_url=public_url(path, values.get("public-url", "")),
         )
 
     @property

@@ -16,7 +16,7 @@ from support.storage_faults import READ_ONLY, refusing
 
 from fedcore.errors import LeaseLost
 from server_app.http.standby import Standby
-from server_app.runs.leadership import LEASE, Leadership
+from server_app.runs.leadership import LEASE, Leadership, seconds_since_boot
 from server_app.storage.store import Store
 
 
@@ -28,7 +28,11 @@ class Server:
         self.leading = False
         settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
         services: Any = SimpleNamespace(settings=settings, store=store, new_id=lambda: name)
-        self.leadership = Leadership(services, begin=self._begin, cease=self._cease)
+        self.suspended = 0.0
+        self.leadership = Leadership(services, begin=self._begin, cease=self._cease, clock=self._clock)
+
+    def _clock(self) -> float:
+        return seconds_since_boot() + self.suspended
 
     async def _begin(self) -> None:
         self.leading = True
@@ -112,6 +116,16 @@ async def test_one_that_was_stopped_for_longer_than_its_lease_knows_it_as_it_wak
     time.sleep(0.4)  # noqa: ASYNC251 - as after SIGSTOP and SIGCONT: no task of this process ran meanwhile
     assert not first.leads, "before any of its tasks has noticed"
     assert (await first.ready()).status_code == 503
+
+
+async def test_one_whose_machine_was_suspended_for_longer_knows_it_too(servers: Any) -> None:
+    """CLOCK_BOOTTIME counts that time, and `time.monotonic` does not."""
+    first, _ = await servers(30.0)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    first.suspended = 31.0
+    assert not first.leads, "before any of its tasks has noticed"
+    assert seconds_since_boot() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5.0)
 
 
 async def test_one_that_does_not_know_who_leads_says_why(servers: Any) -> None:

@@ -50,6 +50,15 @@ async def one_round(here: Site, model: ModelState, *, without: int = 0) -> str:
     return run
 
 
+def test_a_line_does_nothing_to_a_terminal() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.LineFormatter())
+    record = logging.LogRecord("fedcore.server", logging.INFO, "", 0, "it failed: %s", ("\x1b[2J\x9b31m\rfine",), None)
+    handler.emit(record)
+    assert stream.getvalue().splitlines()[0].endswith(r"it failed: \x1b[2J\x9b31m\rfine")
+
+
 async def test_a_round_is_counted(here: Site, model: ModelState) -> None:
     metrics = here.services.metrics
     before = figures(metrics)

@@ -18,6 +18,8 @@ from support.members import Failure
 from support.serverside import Site, hold_pace, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.federation.files import read_certificate
+from fedcore.federation.kits.certificates import hosts_of
 from fedcore.system.concurrency import end
 from fedcore.wire.watch import LinkIn, LinkOut, LinksOut, SessionOut
 from server_app.http.audience import VIEWERS_MAY, Audience
@@ -107,6 +109,43 @@ async def test_an_operator_s_session_may_what_the_token_may(here: Site) -> None:
     operator, run = await here.sign_in(), (await here.submit()).run
     await here.signed_in(operator, "GET", f"/v1/runs/{run}/files")
     await here.signed_in(operator, "POST", f"/v1/runs/{run}/cancel")
+
+
+@pytest.mark.parametrize(
+    ("host", "public", "expected"),
+    [
+        ("127.0.0.1:7000", "", "https://127.0.0.1:7000"),
+        ("evil.example", "", "https://127.0.0.1:8443"),
+        ("evil.example:80", "https://fl.example.org", "https://fl.example.org"),
+        ("localhost", "https://fl.example.org", "https://fl.example.org"),
+    ],
+)
+async def test_a_link_leads_to_the_server_whatever_the_request_says(
+    federation: FederationFolder, tmp_path: Path, host: str, public: str, expected: str
+) -> None:
+    """A reader of the link would give its token to the other machine."""
+    certificate = federation.server / "server.crt"
+    assert hosts_of(read_certificate(certificate)) == ["127.0.0.1"]
+    limits = {"certificate": certificate, "public_url": public, "url": "https://0.0.0.0:8443"}
+    async with site(federation, tmp_path, **limits) as here:
+        body = LinkIn(label="the board", days=7).model_dump(mode="json")
+        headers = {"Authorization": f"Bearer {here.operator_kit.token}", "Host": host}
+        made = LinkOut.model_validate_json((await here.http.post("/v1/links", json=body, headers=headers)).content)
+    assert made.url == f"{expected}/#view={made.token}"
+
+
+async def test_no_answer_is_for_a_cache_or_of_another_type(here: Site) -> None:
+    answers = [
+        await here.http.get("/v1/session"),
+        await here.http.get("/nowhere"),
+        await here.operator("GET", "/v1/runs"),
+        await here.http.get("/healthz"),
+    ]
+    for answer in answers:
+        assert answer.headers.get_list("cache-control") == ["no-store"]
+        assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+    page = await here.http.get("/")
+    assert len(page.headers.get_list("cache-control")) == len(page.headers.get_list("x-content-type-options")) == 1
 
 
 @pytest.mark.parametrize("role", ["operator", "viewer"])
