@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,10 +52,13 @@ class ServerAppOutcome:
 def begin_server_process(run: str) -> None:
     """Prepare a process for a run's ServerApp, which nothing may precede that draws from the generators.
 
-    The server's process of a run calls this, and one that derives the first model; neither has imported torch by then.
+    The server's process of a run calls this, and one that derives the first model. If torch is not imported yet, its
+    generator is seeded as soon as it is.
     """
     quiet_flower()
-    seed_generators(f"fedcore ServerApp of run {run}")
+    seed = seed_generators(f"fedcore ServerApp of run {run}")
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _SeedTorch(seed))
 
 
 def run_started(start: ServerAppStart, *, backend: ExchangeBackend, **options: Any) -> ServerAppOutcome:
@@ -163,10 +170,10 @@ def _begin(run: str) -> int:
     return run_id
 
 
-def seed_generators(name: str) -> None:
+def seed_generators(name: str) -> int:
     """Seed the generators that apps draw from without seeding them: a ServerApp that starts again draws the same.
 
-    PyTorch's own begins with one fixed seed in every process; if it is loaded, it is seeded as well.
+    PyTorch's own begins with another seed in every process; if it is loaded, it is seeded as well. Returns the seed.
 
     Args:
         name: of the run; the seed is made from it.
@@ -176,3 +183,30 @@ def seed_generators(name: str) -> None:
     np.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
+    return seed
+
+
+class _SeedTorch(MetaPathFinder):
+    """Seeds PyTorch's generator once it has been imported: that takes seconds, and not every app needs it."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the finders after this one say of torch, with its loader made to seed; nothing of any other module."""
+        del path, target
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: ModuleType) -> None:
+                load(module)
+                module.manual_seed(self._seed)
+
+            spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]
+        return spec

@@ -17,6 +17,7 @@ from fedcore.federation import Policy
 from fedcore.state import ModelState
 
 CLIENTS = 4
+UNSEEDED = Path(__file__).parents[1] / "apps" / "unseeded"
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,21 @@ def test_the_next_run_begins_where_the_last_one_ended(stock: Deployment, first: 
     done = stock.submit(initial=first.model).finish()
     assert done.status == 0, done.stderr
     assert len(done.trained()) == 1
+
+
+@pytest.mark.parametrize("unrepeatable", [False, True])
+def test_an_app_that_seeds_nothing(tmp_path: Path, unrepeatable: bool) -> None:
+    """Processes as people start them: the server's and the clients' generators are in the same state."""
+    default = Policy.default(3)
+    allowed = {**default.allow_config, "fedcore.train-seconds": True, "unrepeatable": True}
+    with Deployment.open(
+        tmp_path, clients=3, forked=False, policy=replace(default, allow_config=allowed)
+    ) as deployment:
+        deployment.app = UNSEEDED
+        deployment.start()
+        done = deployment.submit(unrepeatable=unrepeatable).finish()
+        if unrepeatable:
+            assert (done.status, done.trained()) == (5, [])
+            assert "every client refused: first-model" in done.stderr
+        else:
+            assert done.status == 0, done.stderr + deployment.log("client-1")

@@ -49,14 +49,14 @@ def untraced_models(task: Task, policy: Policy, chain: Chain) -> frozenset[str]:
     """
     if task.aggregation == "plain" or task.queries or ANY_MODEL in policy.first_models:
         return frozenset()
-    shown = [link for link in chain.links if link.complete and link.purpose != _QUERY]
-    recorded = [link for link in shown if link.run == task.run]
+    complete = [link for link in chain.links if link.complete and link.purpose != _QUERY]
+    recorded = [link for link in complete if link.run == task.run]
     first = _models_of(recorded[0]) if recorded else _models_asked(task)
     if task.buffer is not None:
         first |= {start.sha256 for start in task.buffer.starts if start.number == 0}
     if task.version is not None and task.version.number == 0:
         first |= {task.version.sha256}
-    earlier = {model for link in shown if link.run != task.run for model in _models_of(link)}
+    earlier = {model for link in complete if link.run != task.run for model in _models_of(link)}
     return frozenset(first - earlier - set(policy.first_models))
 
 

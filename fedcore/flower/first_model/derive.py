@@ -23,7 +23,7 @@ DERIVE_SECONDS: Final = 120.0
 """How long the ServerApp may take to its first model."""
 _PRINTING_SECONDS: Final = 1.0
 _DATA: Final = "FEDCORE_DATA"
-_SHOWN: Final = 500
+_LONGEST_REASON: Final = 500
 """Characters of a reason."""
 
 
@@ -67,15 +67,15 @@ async def _derive(start: FirstModelStart, rules: Rules, private: Path, seconds: 
         async with asyncio.timeout(seconds):
             with contextlib.suppress(ConnectionError):
                 await connection.send(start)
-                if (said := await connection.receive()) is not None:
-                    return said if not isinstance(said, NotDerived) else _not_derived(said.reason)
+                if (message := await connection.receive()) is not None:
+                    return message if not isinstance(message, NotDerived) else _not_derived(message.reason)
             return _not_derived(
                 f"the process {exit_description(await process.wait())}, without an answer {_quoted(last)}".strip()
             )
     except TimeoutError:
         return _not_derived(f"the ServerApp had no model within {seconds:g} s")
     except ValueError:
-        return _not_derived("the process said something that it never should")
+        return _not_derived("the process sent something that it never should")
     finally:
         kill_group(process.pid)
         await process.wait()
@@ -94,4 +94,4 @@ def _quoted(lines: Iterable[str]) -> str:
 
 
 def _not_derived(reason: str) -> NotDerived:
-    return NotDerived(reason=reason if len(reason) <= _SHOWN else f"{reason[: _SHOWN - 3]}...")
+    return NotDerived(reason=reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}...")

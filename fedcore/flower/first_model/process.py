@@ -21,7 +21,7 @@ from fedcore.flower.first_model.recorder import FirstModelRecorder, no_central_t
 from fedcore.flower.serverside import begin_server_process, run_started
 from fedcore.system.json_lines import BlockingConnection
 
-GONE = 70
+NO_ASKER = 70
 FILES = "files"
 """Where the app runs, below the process's folder."""
 
@@ -29,7 +29,7 @@ FILES = "files"
 def main(arguments: Sequence[str]) -> NoReturn:
     """Take over the socket whose descriptor is the only argument."""
     connection = socket.socket(fileno=int(arguments[0]))
-    asking = BlockingConnection(connection, TO_PROCESS, on_close=lambda: os._exit(GONE))
+    asking = BlockingConnection(connection, TO_PROCESS, on_close=lambda: os._exit(NO_ASKER))
 
     def end(answer: Derivation) -> NoReturn:
         asking.send(answer)

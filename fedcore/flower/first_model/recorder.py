@@ -23,13 +23,13 @@ class FirstModelRecorder:
 
     nodes
         Ids of the clients that are connected.
-    found
+    on_model
         Called with the SHA-256 of the model's file; it does not return.
     """
 
-    def __init__(self, nodes: Sequence[int], found: Callable[[str], NoReturn]) -> None:
+    def __init__(self, nodes: Sequence[int], on_model: Callable[[str], NoReturn]) -> None:
         self._nodes = list(nodes)
-        self._found = found
+        self._on_model = on_model
 
     def nodes(self) -> list[int]:
         """Those that were given."""
@@ -43,7 +43,7 @@ class FirstModelRecorder:
         """Take the model; raises AppError for a request without one, which clients would have to answer first."""
         if request.model is None or is_query(request.message_type):
             raise AppError(f"before its first model the ServerApp asks the clients: {request.message_type}")
-        self._found(request.model.sha256())
+        self._on_model(request.model.sha256())
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Refused: in plain mode nobody derives a model. Raises AppError."""
