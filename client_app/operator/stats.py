@@ -17,7 +17,7 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
-from fedcore.data.statistics import Statistics, StatisticsQuery
+from fedcore.data.statistics import LEAST_IN_CELL, Statistics, StatisticsQuery
 from fedcore.data.statistics_report import (
     STATISTICS,
     as_csv,
@@ -93,7 +93,8 @@ def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
             emit=view.show,
         )
         with simulation.open() as backend:
-            return run_statistics(request.question, backend=backend, run="simulation", aggregation=settings.aggregation)
+            asked = request.question
+            return run_statistics(asked, backend=backend, run="simulation", aggregation=settings.aggregation).coarse()
 
 
 def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
@@ -160,6 +161,11 @@ def _notes(statistics: Statistics, out: Path | None) -> list[str]:
         )
     elif any(column.below + column.above for column in statistics.columns.values()):
         notes.append("values outside the bounds count as the nearest bound, also in mean and std")
+    if not statistics.epsilon:
+        notes.append(
+            f"cells of the histograms that hold fewer than {LEAST_IN_CELL} values are taken together with those next "
+            f"to them; other numbers that small are given as {LEAST_IN_CELL}, and columns of so few values as empty"
+        )
     if out is not None:
         notes.append(f"saved to {out}")
     return notes

@@ -31,6 +31,8 @@ PREFIX: Final = "statistics-"
 """Prefix of every key in a message's configuration that concerns statistics."""
 BINS: Final = 64
 MOST_BINS: Final = 2048
+LEAST_IN_CELL: Final = 5
+"""The fewest values of a cell that `fedcore stats` shows by itself, as statistical offices do."""
 _FRACTION: Final = 2.0**20
 """What the fractional parts of sums are multiplied by."""
 _EXACT: Final = 7
@@ -256,6 +258,28 @@ class Column:
         within = (target - upto[cell]) / counts[cell]
         return float(self.edges[cell] + min(max(within, 0.0), 1.0) * (self.edges[cell + 1] - self.edges[cell]))
 
+    def coarse(self, least: int = LEAST_IN_CELL) -> Column:
+        """The same without a number of fewer than `least` values, which may be those of one record.
+
+        Cells that hold fewer are taken together with those after them, the last ones with those before them, and have
+        the mean of these. Other numbers that small, 0 excepted, are `least`; a column of so few values is empty.
+        """
+        missing, below, above = (
+            float(least) if 0 < number < least else number for number in (self.missing, self.below, self.above)
+        )
+        column = replace(self, missing=missing, below=below, above=above)
+        if self.count < least:
+            return replace(column, cells=(0.0,) * len(self.cells), first=0.0, second=0.0, below=0.0, above=0.0)
+        groups: list[list[float]] = [[]]
+        for cell in self.cells:
+            groups[-1].append(cell)
+            if math.fsum(groups[-1]) >= least:
+                groups.append([])
+        rest = groups.pop()
+        groups[-1] += rest
+        cells = [math.fsum(group) / len(group) for group in groups for _ in group]
+        return replace(column, cells=tuple(cells))
+
     @property
     def _half(self) -> float:
         return (self.high - self.low) / 2
@@ -314,6 +338,12 @@ class Statistics:
     def histogram(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
         """Counts and edges, as `numpy.histogram` gives them."""
         return {name: (column.cells, column.edges) for name, column in self.columns.items()}
+
+    def coarse(self) -> Statistics:
+        """See `Column.coarse`; as they are if there is noise, which protects each record."""
+        if self.epsilon:
+            return self
+        return replace(self, columns={name: column.coarse() for name, column in self.columns.items()})
 
     def quantile(self, q: float) -> dict[str, float]:
         """See `Column.quantile`."""

@@ -193,7 +193,7 @@ def _run_statistics(start: Start, question: Mapping[str, Any], backend: ServerBa
     """Ask for statistics; of the app nothing runs here."""
     query = from_plain(TypeAdapter(StatisticsQuery), question, what="the question for statistics")
     statistics = run_statistics(query, backend=backend, run=start.run, aggregation=start.aggregation)
-    return AppEnd(model=None, statistics=to_plain(STATISTICS, statistics))
+    return AppEnd(model=None, statistics=to_plain(STATISTICS, statistics.coarse()))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedcore.codec.privacy import Accountant
-from fedcore.data.statistics import Column, StatisticsQuery, count_column, standardised
+from fedcore.data.statistics import LEAST_IN_CELL, Column, StatisticsQuery, count_column, pooled, standardised
 from fedcore.errors import AppError, ConfigurationError
 from tests.support.raising import raises
 
@@ -142,3 +143,31 @@ class TestStandardised:
             standardised(np.zeros((1, 2)), {"server-round": 1})
         with pytest.raises(AppError, match=r"'age'.*x0"):
             standardised(np.zeros((1, 1)), self.CONFIG, ["age"])
+
+
+def test_no_cell_holds_one_record() -> None:
+    """With 2,048 bins one question gave hundreds of cells with exactly one patient each."""
+    values = np.random.default_rng(1).normal(50.0, 10.0, 400)
+    question = StatisticsQuery.of({"age": (0.0, 100.0)}, bins=2048)
+    column = pooled(question, [{"age": values}]).columns["age"]
+    assert sum(cell == 1.0 for cell in column.cells) > 100
+    shown = column.coarse()
+    groups = [list(group) for _, group in itertools.groupby(shown.cells)]
+    assert min(sum(group) for group in groups) >= LEAST_IN_CELL - 1e-9
+    assert shown.count == pytest.approx(column.count)
+    assert (shown.mean, shown.std) == pytest.approx((column.mean, column.std))
+    assert shown.quantile(0.5) == pytest.approx(np.median(values), abs=1.0)
+
+
+def test_what_is_left_out_and_what_stays() -> None:
+    question = StatisticsQuery.of({"age": (0.0, 4.0)}, bins=4)
+
+    def shown(*values: float) -> Column:
+        return pooled(question, [{"age": np.array(values)}]).columns["age"].coarse()
+
+    many = shown(*[0.5] * 6, *[1.5] * 7, 2.5, *[3.5] * 5, 9.0, math.nan)
+    assert many.cells == (6.0, 7.0, 3.5, 3.5), "one at 2.5, and one outside with the five in the last cell"
+    assert (many.above, many.missing, many.below) == (5, 5, 0)
+    assert shown(*[0.5] * 6, 3.5).cells == (1.75,) * 4, "what is left at the end joins the ones before it"
+    few = shown(1.5, 2.5, 9.0)
+    assert (few.count, few.above, math.isnan(few.mean)) == (0, 0, True)
