@@ -222,3 +222,16 @@ def test_a_sum_of_everybody_need_not_fit_where_a_round_asks_few(simulate: Simula
         fraction_train=0.0004,
         num_server_rounds=1,
     )
+
+
+def test_owners_of_a_named_policy_trace_the_first_model(tmp_path: Path) -> None:
+    """The app's own is made in this process; another is for the person who simulates to choose, unless a policy rules."""
+    own = tmp_path / "own.safetensors"
+    command = [*SIMULATE, str(TINY), "--clients", "4"]
+    assert CliRunner().invoke(app, [*command, "--policy", "stock", "--out", str(own)]).exit_code == 0
+    initial = [*command, "--initial-model", str(own)]
+    assert CliRunner().invoke(app, initial).exit_code == 0
+    refused = CliRunner().invoke(app, [*initial, "--policy", "stock"])
+    assert refused.exit_code == 5
+    assert "every client refused: first-model" in " ".join(refused.output.split())
+    assert CliRunner().invoke(app, [*initial, "--policy", "own"]).exit_code == 0

@@ -20,3 +20,15 @@ async def test_a_model_a_little_aside_is_another_model(stock: Any, tmp_path: Pat
     refused = await play([asks[0], replace(asks[1], model={})], data, stock, tmp_path)
     assert refused.releases[1] is None
     assert "differencing" in refused.logs[1]
+
+
+async def test_only_the_first_model_of_a_run_is_traced(unchanged: Any, tmp_path: Path) -> None:
+    """A server that lies sends a crafted model after the app's own; it tells how many have a record above 0.75."""
+    data = {number: Data(records=(0.5 * number,)) for number in unchanged}
+    crafted = {"w": 1.0, "b": 0.75}
+    first, later = (await play([Ask(), Ask(model=crafted)], data, unchanged, tmp_path)).releases
+    assert first.failures == 0
+    assert later.failures == 3
+    refused = await play([Ask(model=crafted)], data, unchanged, tmp_path)
+    assert refused.releases == [None]
+    assert "first-model" in refused.logs[1]
