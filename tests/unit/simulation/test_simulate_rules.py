@@ -225,7 +225,7 @@ def test_a_sum_of_everybody_need_not_fit_where_a_round_asks_few(simulate: Simula
 
 
 def test_owners_of_a_named_policy_trace_the_first_model(tmp_path: Path) -> None:
-    """The app's own is made in this process; another is for the person who simulates to choose, unless a policy rules."""
+    """The app's own is made in this process; another is chosen by the person who simulates, unless a policy rules."""
     own = tmp_path / "own.safetensors"
     command = [*SIMULATE, str(TINY), "--clients", "4"]
     assert CliRunner().invoke(app, [*command, "--policy", "stock", "--out", str(own)]).exit_code == 0
