@@ -38,6 +38,8 @@ class LeftFiles:
 
     def read(self) -> Iterator[tuple[str, BinaryIO, int]]:
         """Path below the folder with slashes, the open file, its size; in the order of the paths of folders."""
+        if not self.folder.is_dir():
+            return  # the app was not run, or removed it
         files, size = 0, 0
         for current, folders, names, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             below = os.path.relpath(current, self.folder)

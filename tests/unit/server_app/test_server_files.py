@@ -34,6 +34,15 @@ async def listed(here: Site, run: str) -> RunFilesOut:
     return RunFilesOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/files")).content)
 
 
+async def test_a_run_whose_app_left_nothing_has_no_trouble(here: Site, model: ModelState) -> None:
+    """Such as one that only asks for statistics."""
+    run, app = await here.begin()
+    assert not (app.folder / "files").exists()
+    ended = await here.finish(run, app, model)
+    assert events_of(ended, "warning") == []
+    assert await listed(here, run) == RunFilesOut(files=[], left_out=0)
+
+
 async def test_results_and_files_stay_after_the_run(here: Site, model: ModelState) -> None:
     run, app = await here.begin()
     lay(app.folder, "results.json", json.dumps({"server": {"1": {"loss": 0.5}}}).encode())
