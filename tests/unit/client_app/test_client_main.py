@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from client_app.records.ledger import lock_folder
 from fedcore.cli.main import app
 from fedcore.flower.app import AppBundle
+from fedcore.system.sandbox import namespaces
 
 
 @pytest.fixture
@@ -79,7 +80,8 @@ class TestBadInput:
         assert status == 2
         assert text in message
 
-    def test_only_machine_0_needs_a_kit(self, app_dir: Path) -> None:
+    def test_only_machine_0_needs_a_kit(self, app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(namespaces, "kind_of", lambda need: "")  # it asks a process
         result = CliRunner().invoke(app, ["client", "--app", str(app_dir)])
         assert result.exit_code == 2
         assert "'--kit'" in result.stderr
