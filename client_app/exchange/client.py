@@ -29,6 +29,7 @@ from fedcore.federation.admission.first_model import (
     untraced_models,
 )
 from fedcore.federation.eligibility import EligibilityRules
+from fedcore.federation.policy import ANY_MODEL
 from fedcore.secagg import Randomness
 from fedcore.system.concurrency import in_thread
 from fedcore.system.tracing import Traces
@@ -88,11 +89,15 @@ class Client:
     async def trace_first_model(self, task: Task) -> None:
         """Refuse a run that began with a model that this client cannot trace; raises ProtocolViolation."""
         policy = self.kit.policy
-        untraced = await in_thread(untraced_models, task, policy, self.transcript.chain)
+        if ANY_MODEL in policy.first_models:
+            return
+        last = await self.first_models.last_models(task.run)
+        untraced = await in_thread(untraced_models, task, policy, self.transcript.chain, last)
         app = NO_APP_MODEL
         if needs_app(policy, untraced):
             app = await self.first_models.of(task, self.app_sha256, sorted(self.kit.roster.keys))
         check_first_model(untraced, policy, app)
+        await self.first_models.note(task)
 
     def participant(self, run: str) -> Participant:
         """This client as admission checks it for a task of a run."""

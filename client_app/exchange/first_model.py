@@ -2,6 +2,9 @@
 
 What was derived stays in the state folder, so that neither a restart nor another exchange derives it again. What could
 not be derived is remembered as long as the agent runs.
+
+Next to it are the last models of each run that this client took part in: a run that failed in an exchange leaves a
+model of which the transcript has no sum, and the next one begins with it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from client_app.output import Output
 from fedcore.data.statistics import PREFIX
@@ -26,16 +29,19 @@ from fedcore.run.settings import JobSettings
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import write_file
 from fedcore.system.sandbox.sandbox import Rules
-from fedcore.wire.base import Message, Sha256
+from fedcore.wire.base import Message, Name, Sha256
 from fedcore.wire.tasks import Task
 
+Value = TypeVar("Value")
 FIRST_MODELS_FILE: Final = "first-models.json"
 _MOST: Final = 100
 """Runs that are remembered; the oldest is forgotten first."""
+_LAST: Final = 2
+"""Models of a run that are remembered."""
 
 
 class FirstModels(Protocol):
-    """Derives the first models of runs."""
+    """Derives the first models of runs, and remembers their last ones."""
 
     async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
         """The model with which the run of a task begins, if it is the app's own.
@@ -47,6 +53,14 @@ class FirstModels(Protocol):
         """
         ...
 
+    async def last_models(self, run: str) -> frozenset[str]:
+        """The last models of other runs than this one, as `note` was told of them."""
+        ...
+
+    async def note(self, task: Task) -> None:
+        """This client takes part in an exchange of a run whose beginning it traced."""
+        ...
+
 
 class NoFirstModels:
     """Derives none."""
@@ -56,11 +70,24 @@ class NoFirstModels:
         del task, app_sha256, members
         return NO_APP_MODEL
 
+    async def last_models(self, run: str) -> frozenset[str]:
+        """None."""
+        del run
+        return frozenset()
 
-class _Derived(Message):
-    """The file: by a hash over what a model was derived from, its SHA-256; the newest is the last."""
+    async def note(self, task: Task) -> None:
+        """Forgotten at once."""
 
-    models: dict[Sha256, Sha256]
+
+class _Content(Message):
+    """The file.
+
+    models: by a hash over what a model was derived from, its SHA-256; the newest is the last.
+    last: by run, the last models that this client took part with; likewise.
+    """
+
+    models: dict[Sha256, Sha256] = Field(default_factory=dict)
+    last: dict[Name, list[Sha256]] = Field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,9 +110,9 @@ class DerivedModels:
         statistics = _values_in(task.configs)
         key = _key(task, app_sha256, statistics)
         async with self._lock:
-            derived = await in_thread(self._read)
-            if key in derived:
-                return AppModel(sha256=derived[key])
+            content = await in_thread(self._read)
+            if key in content.models:
+                return AppModel(sha256=content.models[key])
             if key in self._failed:
                 return self._failed[key]
             start = _start(task, self.state_dir / "apps" / app_sha256, members, statistics)
@@ -97,22 +124,45 @@ class DerivedModels:
                 self._failed[key] = AppModel(reason=made.reason)
                 return self._failed[key]
             self.output.info("model", f"derived the app's first model, {made.sha256}", seconds=seconds)
-            await in_thread(self._write, {**derived, key: made.sha256})
+            models = _newest({**content.models, key: made.sha256})
+            await in_thread(self._write, content.model_copy(update={"models": models}))
             return AppModel(sha256=made.sha256)
+
+    async def last_models(self, run: str) -> frozenset[str]:
+        """As `FirstModels.last_models`."""
+        async with self._lock:
+            content = await in_thread(self._read)
+        return frozenset(model for other, models in content.last.items() if other != run for model in models)
+
+    async def note(self, task: Task) -> None:
+        """As `FirstModels.note`."""
+        if not task.model_sha256 or task.queries:
+            return
+        async with self._lock:
+            content = await in_thread(self._read)
+            before = content.last.get(task.run, [])
+            models = [*(model for model in before if model != task.model_sha256), task.model_sha256][-_LAST:]
+            if models != before:
+                others = {run: known for run, known in content.last.items() if run != task.run}
+                last = _newest({**others, task.run: models})
+                await in_thread(self._write, content.model_copy(update={"last": last}))
 
     @property
     def _path(self) -> Path:
         return self.state_dir / FIRST_MODELS_FILE
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> _Content:
         try:
-            return _Derived.model_validate_json(self._path.read_bytes()).models
+            return _Content.model_validate_json(self._path.read_bytes())
         except (OSError, ValidationError):  # then it is derived again
-            return {}
+            return _Content()
 
-    def _write(self, derived: Mapping[str, str]) -> None:
-        newest = dict(list(derived.items())[-_MOST:])
-        write_file(self._path, _Derived(models=newest).model_dump_json(), mode=0o600)
+    def _write(self, content: _Content) -> None:
+        write_file(self._path, content.model_dump_json(), mode=0o600)
+
+
+def _newest(runs: Mapping[str, Value]) -> dict[str, Value]:
+    return dict(list(runs.items())[-_MOST:])
 
 
 def _start(task: Task, app: Path, members: Sequence[int], statistics: Mapping[str, Any]) -> FirstModelStart:

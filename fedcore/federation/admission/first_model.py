@@ -41,11 +41,12 @@ class AppModel:
 NO_APP_MODEL = AppModel()
 
 
-def untraced_models(task: Task, policy: Policy, chain: Chain) -> frozenset[str]:
+def untraced_models(task: Task, policy: Policy, chain: Chain, last_models: Set[str] = frozenset()) -> frozenset[str]:
     """The models with which the run began that nothing but the app can account for; none if there is nothing to check.
 
     Args:
         chain: the transcript that the task goes on from, as this client has checked it.
+        last_models: of earlier runs whose beginning this client traced; there need be no sum from them.
     """
     if task.aggregation == "plain" or task.queries or ANY_MODEL in policy.first_models:
         return frozenset()
@@ -57,7 +58,7 @@ def untraced_models(task: Task, policy: Policy, chain: Chain) -> frozenset[str]:
     if task.version is not None and task.version.number == 0:
         first |= {task.version.sha256}
     earlier = {model for link in complete if link.run != task.run for model in _models_of(link)}
-    return frozenset(first - earlier - set(policy.first_models))
+    return frozenset(first - earlier - last_models - set(policy.first_models))
 
 
 def check_first_model(untraced: Set[str], policy: Policy, app: AppModel) -> None:

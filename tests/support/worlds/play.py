@@ -18,6 +18,7 @@ import numpy as np
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
 from client_app.exchange.eligibility import Eligibility, Reading
+from client_app.exchange.first_model import NoFirstModels
 from client_app.exchange.models import prepare_state_dir
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
@@ -117,7 +118,7 @@ async def compare(
     return here, [*differences(here, there), *isolated(here.releases, least), *taken_out(here.releases, chance=chance)]
 
 
-class OwnModel:
+class OwnModel(NoFirstModels):
     """What the clients derive: the agreed app begins with `make_model()`, in every run."""
 
     async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from client_app.agent.agent import Agent, Pauses
 from client_app.exchange.client import Client
+from client_app.exchange.first_model import NoFirstModels
 from client_app.records.transcript import TRANSCRIPT_FILE, ClientTranscript
 from fedcore.cli.main import app
 from fedcore.errors import ConfigurationError
@@ -259,7 +260,7 @@ async def test_records_of_a_roster_between_are_checked_under_it(
     assert [line["roster"] for line in verify(*copy_of(own))[1]["exchanges"]] == [1, 2, 3]
 
 
-class Fixed:
+class Fixed(NoFirstModels):
     """What the client derives."""
 
     def __init__(self, sha256: str) -> None:

@@ -76,6 +76,9 @@ class TestWhichModel:
         assert untraced(make_task(3, model=ref(LATER)), chain) == set()
         assert untraced(make_task(3, model=ref(CRAFTED)), chain) == {CRAFTED}, "a query is about no model"
 
+    def test_so_is_the_last_one_of_a_run_that_failed(self) -> None:
+        assert untraced_models(make_task(model=ref(LATER)), POLICY, Chain(), {LATER}) == set()
+
     def test_every_start_of_a_buffer_before_there_is_a_sum(self, notary: Notary) -> None:
         task = buffered((0, OWN), (0, OWN), (1, CRAFTED), (0, OWN), newest=1)
         assert untraced(task) == {OWN, CRAFTED}
