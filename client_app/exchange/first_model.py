@@ -54,7 +54,7 @@ class FirstModels(Protocol):
         ...
 
     async def last_models(self, run: str) -> frozenset[str]:
-        """The last models of other runs than this one, as `note` was told of them."""
+        """The last models of other runs than this one, out of the tasks that `note` got."""
         ...
 
     async def note(self, task: Task) -> None:
