@@ -16,14 +16,15 @@ from urllib.parse import quote
 from client_app.agent.presence import AgentPresence
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import show_end, show_nothing, tells_failures
+from client_app.exchange.models import check_canonical
 from client_app.exchange.roster import catch_up
 from client_app.exchange.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.aggregated_rounds import AggregatedRounds
 from client_app.records.pending_update import work_status
-from fedcore.errors import AppError, FedcoreError, ProtocolViolation
+from fedcore.errors import AppError, FedcoreError
 from fedcore.federation.admission.admit import admit_work
-from fedcore.state import ModelState, sha256_file
+from fedcore.state import sha256_file
 from fedcore.system.concurrency import end, guarded, in_thread
 from fedcore.wire.presence import WorkIn, WorkState
 from fedcore.wire.tasks import Task, Version
@@ -137,10 +138,7 @@ async def _fetch(task: Task, version: Version, client: Client) -> None:
     else:
         path = f"/v1/runs/{quote(task.run, safe='')}/versions/{version.number}/model"
         await client.transport.download(path, base, size=task.model.size, sha256=sha256)
-    try:
-        ModelState.open(base)
-    except FedcoreError as error:
-        raise ProtocolViolation("model-malformed", str(error)) from None
+    await in_thread(check_canonical, base)
 
 
 async def _train(task: Task, client: Client) -> LocalAnswer:

@@ -19,7 +19,7 @@ from client_app.exchange.channel import ExchangeChannel
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import seconds_to_pad, show_failure
 from client_app.exchange.local_update import LocalUpdate, Vector, summary
-from client_app.exchange.models import MODELS_FOLDER, Models
+from client_app.exchange.models import MODELS_FOLDER, Models, check_canonical
 from client_app.exchange.upload import cut_parts, read_parts
 from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.records.ledger import note_task
@@ -163,6 +163,8 @@ class _ClientExchange:
             received = await models.fetch(reference, self.client.transport, self._channel.path("model"))
             self._channel.log("model", f"received {formatting.size(received)}", started)
             self._wait_longer(self.client.clock() - started)
+        if self.task.aggregation == "secure":
+            await in_thread(check_canonical, path)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:

@@ -117,6 +117,8 @@ class LocalUpdate:
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Vector:
         """The encoded update, clipped and rounded, ready to be masked."""
+        if not local.examples:
+            raise AppError("the app trained on no examples, so there is nothing to contribute")
         path = self.client.pending.local if self.task.buffer is not None else self.client.results.model
         (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
         started = self.client.clock()

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from client_app.http.transport import Transport
-from fedcore.errors import EncodingError, PeerError
-from fedcore.state import ModelState, add_difference, sha256_file
+from fedcore.errors import EncodingError, FedcoreError, PeerError, ProtocolViolation
+from fedcore.federation.admission import checks
+from fedcore.state import ModelState, add_difference, is_canonical, sha256_file
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.tasks import ModelRef
 
@@ -78,6 +79,22 @@ class Models:
             # A pending update has its model in a folder of its own.
             if path != self.path(sha256) and not path.is_dir():
                 path.unlink()
+
+
+def check_canonical(path: Path) -> None:
+    """Refuse a model whose file holds more than its tensors, or holds them in another way than a state is written.
+
+    Sums are counted by the hash of that file: with other words in its header, the same tensors would be another model.
+    Raises ProtocolViolation.
+    """
+    try:
+        canonical = is_canonical(path)
+    except FedcoreError as error:
+        raise ProtocolViolation(checks.MODEL_MALFORMED, str(error)) from None
+    if not canonical:
+        raise ProtocolViolation(
+            checks.MODEL_NOT_CANONICAL, "the model's file holds more than its tensors, or in another way than fedcore"
+        )
 
 
 def prepare_state_dir(folder: Path) -> Path:

@@ -135,6 +135,7 @@ _WORDS = {
     "min-corrupt": "part of the members that may work together with the server without learning more than the sum",
     "app-sha256": "the only program that may run; empty for the one that the owner installed",
     "allow-plain": "whether the server may read this client's updates one by one",
+    "allow-buffered": "whether updates that began from different models may be summed (asynchronous runs)",
     "allow-x25519": "whether keys may be agreed without protection against a later quantum computer",
     "max-epsilon": "most that all sums together may reveal about the data here (differential privacy); 0 for no limit",
     "delta": "the delta at which that epsilon is counted",

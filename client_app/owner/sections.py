@@ -85,6 +85,8 @@ def meaning(check: str) -> str:
         "app-mismatch": "the run needs another app than the installed one; that app did not run here",
         "restarted": "the agent was ended in the middle of the exchange",
         DIFFERENCING: "with earlier sums it could reveal the sum of fewer clients than min-cohort (allow-differencing)",
+        "other-question": "the same model was asked about before, in another way",
+        "model-not-canonical": "the file of the model held more than its tensors",
         "timeout": "the server did not finish the exchange in time",
         "app-failed": "the app failed on this machine; the agent's log says why",
         "transcript-fork": "the server's transcript hides something that this client signed or knows",

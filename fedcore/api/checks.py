@@ -156,7 +156,7 @@ def _check(
     if not loads or workable is None or not dry_round:
         return {}
     if owners.max_epsilon == 0:  # said above; what follows is asked as if it were allowed
-        owners = replace(owners, allow_plain=True)
+        owners = replace(owners, allow_plain=True, allow_buffered=True)
     return _dry_round(app, clients, owners, config, workable, findings)
 
 

@@ -26,6 +26,7 @@ from fedcore.codec.scaling.statistics import power_word, size_range, size_word
 from fedcore.codec.settings import MAX_SCALE
 from fedcore.codec.update import FloatUpdate
 from fedcore.errors import EncodingError, UsageError
+from fedcore.secagg import MaskTerm
 from fedcore.state import ModelState
 
 MOST_CLIPPED = 8
@@ -78,6 +79,9 @@ def encode(
     depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are
     returned wait for their masks (`DeviceVector.apply_masks`); until then they hold a part of them.
 
+    Without examples nothing is contributed (`encode_nothing`): a sum of weights of which all but one were zero would be
+    one client's update.
+
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
     tell that, and its magnitudes, and nothing else.
 
@@ -86,6 +90,11 @@ def encode(
     be clipped, and for one that no scale holds.
     """
     count = _check_examples(encoding, examples)
+    if not count:
+        nothing = encode_nothing(encoding, randomness=randomness, out=out)
+        if device:
+            device.load(nothing.words, 0, nothing.words.size)
+        return nothing
     words = _cleared(encoding, out)
     sections = encoding.sections
     names, metric_words = encode_metrics(encoding, metrics, count)
@@ -120,11 +129,7 @@ def encode(
     if device:
         device.load(words, sections["failed"].start, encoding.words)
     if overflowed:
-        lock, end = [forgotten_mask(randomness)], sections["keys"].start
-        if device:
-            device.apply_lock(encoding.unlocked, end, lock)
-        else:
-            apply_lock(words[:end], encoding.unlocked, lock, threads=threads)
+        _lock(encoding, words, forgotten_mask(randomness), threads, device)
     return Encoded(words=words, clipped=clipped, shrunk=shrunk, overflowed=overflowed)
 
 
@@ -150,6 +155,17 @@ def encode_nothing(
     words[sections["keys"]] = power_words(key, encoding.failures, encoding.n_max, randomness)
     apply_lock(words[: sections["keys"].start], sections["failed"], [mask_of(key)])
     return Encoded(words=words, clipped=0, shrunk=False, overflowed=False).loaded(device)
+
+
+def _lock(
+    encoding: Encoding, words: NDArray[np.uint64], mask: MaskTerm, threads: int, device: DeviceVector | None
+) -> None:
+    """Cover the words by a mask, all but those that are never locked and the keys."""
+    end = encoding.sections["keys"].start
+    if device:
+        device.apply_lock(encoding.unlocked, end, [mask])
+    else:
+        apply_lock(words[:end], encoding.unlocked, [mask], threads=threads)
 
 
 def _cleared(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:

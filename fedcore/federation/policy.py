@@ -42,6 +42,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "min-threshold": int,
     "app-sha256": str,
     "allow-plain": bool,
+    "allow-buffered": bool,
     "min-corrupt": float,
     "allow-x25519": bool,
     "max-epsilon": float,
@@ -82,6 +83,8 @@ class Policy:
     app_sha256: hash of the only app it agrees to run; None for any app that the owner installed.
     allow_plain: whether the server may read this client's updates one by one, as it does with
         `aggregation = "plain"`.
+    allow_buffered: whether its updates may be summed with ones that began from other models, as a buffered run does
+        (`asynchrony = "buffered"`). A server that lies can have the others train from models that teach them nothing.
     min_corrupt: fraction of the roster's members that must be able to collude with the server without learning
         more than the sum.
     allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
@@ -109,6 +112,7 @@ class Policy:
     min_threshold: int
     app_sha256: str | None = None
     allow_plain: bool = False
+    allow_buffered: bool = False
     min_corrupt: float = MIN_CORRUPT
     allow_x25519: bool = False
     max_epsilon: float = 0.0
@@ -192,6 +196,7 @@ class Policy:
             "allow_config": _EVERYTHING,
             "allow_differencing": True,
             "first_models": (ANY_MODEL,),
+            "allow_buffered": True,
         }
         return cls(**loose | changes)
 

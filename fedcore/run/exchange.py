@@ -7,6 +7,7 @@ them, the two ctx differ and no signature verifies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, RoundParameters
 from fedcore.state import ModelState
 from fedcore.wire.base import MetricValue, Scalar
-from fedcore.wire.tasks import Buffer, DrawTicket, Group, GroupSpec, ModelRef, Task, Version
+from fedcore.wire.tasks import Buffer, DrawTicket, Group, GroupSpec, ModelRef, Task, Version, is_query
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
@@ -183,7 +184,12 @@ def make_work(
 
 
 def _request_fields(request: ExchangeRequest, settings: JobSettings) -> dict[str, Any]:
-    """The fields of a task that say what the strategy asks for, and under which settings."""
+    """The fields of a task that say what the strategy asks for, and under which settings.
+
+    Raises ConfigurationError if it weighs clients by another metric than the settings say, as their owners would.
+    """
+    if settings.aggregation == "secure" and not is_query(request.message_type):
+        _check_weight(request.weight_key, settings)
     return {
         "server_round": request.server_round,
         "message_type": request.message_type,
@@ -194,6 +200,16 @@ def _request_fields(request: ExchangeRequest, settings: JobSettings) -> dict[str
         "weight_key": request.weight_key,
         "seconds": min(settings.train_seconds, request.timeout or settings.train_seconds),
     }
+
+
+def _check_weight(requested: str, settings: JobSettings) -> None:
+    if requested != settings.weight_key:
+        raise ConfigurationError(
+            f"the strategy weighs clients by {requested!r} (weighted_by_key), the app's settings by "
+            f"{settings.weight_key!r}; write weight-key = {json.dumps(requested)} under [tool.fedcore] in its "
+            "pyproject.toml, so that the owners agree to it",
+            check="weight-key",
+        )
 
 
 def make_draw(task: Task, cut: GroupSpec, *, needed: int) -> Task:

@@ -48,6 +48,8 @@ class JobSettings:
     download_bits: 32, or 16 to send a model to clients that have the previous one as the difference, in bfloat16; other
         clients get the whole. For slow downlinks and strategies that ask the same clients each round. Only with secure
         aggregation (docs/bytes.md).
+    weight_key: the metric of a reply that says of how many examples it is, by which means are weighted: what Flower's
+        strategies call weighted_by_key. A client without examples contributes nothing.
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
     query_max: largest absolute value of a number in a client's reply to a query, before it is added up.
@@ -111,6 +113,7 @@ class JobSettings:
     field_bits: Literal[8, 10, 12, 16, 21, 32, "auto"] = 16
     upload_fraction: float = 0.0
     download_bits: Literal[16, 32] = 32
+    weight_key: str = "num-examples"
     w_max: int = 2**17
     metric_max: float = 2.0**20
     query_max: float = 2.0**40

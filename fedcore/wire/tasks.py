@@ -219,6 +219,13 @@ class Task(Message):
             for client in clients
         }
 
+    def versions(self) -> frozenset[tuple[int, str]]:
+        """Of a buffered exchange: which models it names, by number and SHA-256, the newest one among them."""
+        if self.buffer is None:
+            return frozenset()
+        named = {(start.number, start.sha256) for start in self.buffer.starts}
+        return frozenset(named | {(self.buffer.newest, self.model_sha256)})
+
     def staleness_of(self, clients: Iterable[int]) -> dict[int, int]:
         """Of a buffered exchange: how many models came since the one that each of these clients trained from."""
         if self.buffer is None:

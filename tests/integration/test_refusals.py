@@ -122,6 +122,26 @@ def test_a_message_may_change_what_a_run_may_not(tmp_path: Path) -> None:
             assert difference(found, wanted) < tolerance
 
 
+def test_one_model_gets_one_question(tmp_path: Path) -> None:
+    """The strategy asks with one bound, and then with another one about the same model: clip-bound, say."""
+    app = Path(shutil.copytree(TINY, tmp_path / "app"))
+    server = app / "tiny_app" / "server_app.py"
+    once = "    chosen.start(grid=grid, initial_arrays=arrays, num_rounds=1, train_config=ConfigRecord({'bound': %s}))\n"
+    head, _, _ = server.read_text().partition("    chosen.start(")
+    server.write_text(head + once % 1.0 + once % 2.0)
+    stock = replace(Policy.default(4), first_models=("any",))
+    with Deployment.open(tmp_path, clients=4) as federation:
+        federation.app = app
+        for name in federation.federation.client_names():
+            (federation.kit(name) / "policy.toml").write_text(policy_text(stock), encoding="utf-8")
+        federation.start()
+        done = federation.submit(settings={"min-clients": 4}).finish()
+        assert done.status == 5
+        assert "other-question" in done.stderr
+        trained = [event for event in done.of("exchange-done") if event["message_type"] == "train"]
+        assert len(trained) == 1
+
+
 def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> None:
     said = len(federation.log("client-1"))
     done = federation.submit(settings={"aggregation": "plain"}).finish()

@@ -46,6 +46,9 @@ def make_task(exchange: int = 1, **changes: Any) -> Task:
         "roster": 1,
         "seconds": 600.0,
     }
+    if (buffer := changes.get("buffer")) is not None:
+        newest = {start.number: start.sha256 for start in buffer.starts}.get(buffer.newest, f"{buffer.newest:064x}")
+        fields["model"] = ModelRef(sha256=newest, size=MODEL.size)
     return Task(**{**fields, **changes})
 
 

@@ -13,9 +13,14 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-short               | a time that only the quick can keep, to see who is left out of the sum         |
 | too-many-exchanges      | being asked until something is known, in a run or in a day                     |
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
+| other-question          | a second question about a model: another message, weight, setting (`question`)  |
+| weight-key              | a weight that the server chooses: zero for all but one client, say             |
+| model-not-canonical     | one model under many hashes, by what a file says beside its tensors             |
 | differencing            | sums from one model that together tell the sum of a few clients                |
 | first-model             | a run that begins with a model that somebody crafted (`first_model`)           |
 | plain-not-allowed       | sending an update that the server can read                                     |
+| buffered-not-allowed    | summing updates that began from different models                                |
+| version-fork            | two models under one number, or a number that no sum led to                     |
 | privacy-required        | a sum without noise, where the owner insists on differential privacy           |
 | noise-shares            | noise that is shared out among more clients than a sum is sure to have         |
 | too-little-noise        | one exchange that alone reveals more than the owner allows                     |
@@ -61,9 +66,15 @@ TOO_LONG: Final = "too-long"
 TOO_SHORT: Final = "too-short"
 TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
 TOO_MANY_RELEASES: Final = "too-many-releases"
+OTHER_QUESTION: Final = "other-question"
+WEIGHT_KEY: Final = "weight-key"
+MODEL_MALFORMED: Final = "model-malformed"
+MODEL_NOT_CANONICAL: Final = "model-not-canonical"
 DIFFERENCING: Final = "differencing"
 FIRST_MODEL: Final = "first-model"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
+BUFFERED_NOT_ALLOWED: Final = "buffered-not-allowed"
+VERSION_FORK: Final = "version-fork"
 PRIVACY_REQUIRED: Final = "privacy-required"
 NOISE_SHARES: Final = "noise-shares"
 TOO_LITTLE_NOISE: Final = "too-little-noise"

@@ -44,7 +44,8 @@ class AgreedSum(LedgerEntry):
     model: its SHA-256, or "" for none and for a query.
     survivors: as `ids_to_text` writes them.
     scales: of the encoding, if they affect precision alone.
-    bounds: SHA-256 over everything else that decides what the sum says.
+    bounds: SHA-256 over everything else that decides how it is rounded and bounded.
+    question: `question_digest` of the task; "" in entries of before 0.2, which are compared by the rest.
     """
 
     event: Literal["released"] = "released"
@@ -53,6 +54,7 @@ class AgreedSum(LedgerEntry):
     survivors: str
     scales: tuple[float, ...]
     bounds: str
+    question: str = ""
 
 
 class ClientHistory(Protocol):

@@ -76,6 +76,15 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "--initial-model; or every owner adds this SHA-256 to first-models in policy.toml and restarts the client. "
             "If the run has no initial model, `fedcore check` says whether the app's own can be repeated"
         ),
+        checks.OTHER_QUESTION: (
+            "something else was asked about the same model before: another round, message, weight or setting, and two "
+            "answers about one model could together reveal what each hides; start from another model, or ask the same. "
+            "If one key has to vary, the owners write a line allow-config for it into policy.toml"
+        ),
+        checks.WEIGHT_KEY: (
+            "the strategy weighs clients by another metric than the app's settings say; write weight-key into "
+            "[tool.fedcore] of the app's pyproject.toml, and have the owners approve that app"
+        ),
         checks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
         checks.TOO_LITTLE_NOISE: (
             "one exchange costs epsilon {asked}, the clients' policies allow {allowed} (max-epsilon); "
@@ -89,6 +98,10 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         checks.PLAIN_NOT_ALLOWED: (
             "the clients' policies allow no update that the server can read; leave aggregation at secure, or their "
             "owners write allow-plain = true"
+        ),
+        checks.BUFFERED_NOT_ALLOWED: (
+            "the clients' policies allow no sum of updates that began from different models; leave asynchrony at none, "
+            "or their owners write allow-buffered = true"
         ),
         checks.AGREEMENT_NOT_ALLOWED: (
             "keys without ML-KEM are not allowed by the clients' policies; leave key-agreement at auto, or their "

@@ -7,6 +7,9 @@ then has as many members as a sum needs, among all sums of that model and purpos
 unfinished ones too. It decides when the survivors are named, before it signs anything, and never by data. Its signature
 is what counts: the others release their shares on it.
 
+A model gets one question (`question`): the message, the weight, the run's config and settings and the round stay as in
+the first sum of the model, but for keys whose values the owner leaves to the run.
+
 The same survivors may be asked at a few sets of scales, because one that was too small has to be raised. No two of
 those sums differ by a client: an update that does not fit locks the sum (`fedcore.codec.locks`), and one that fits is
 in it whole. Nor does the width of the fields make such a difference, so a sum that was too coarse may be asked for in
@@ -33,6 +36,7 @@ from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.admission.bounds import scales_and_bounds
 from fedcore.federation.admission.owner import AgreedSum, ClientHistory, ids_from_text, ids_to_text
+from fedcore.federation.admission.question import question_digest
 from fedcore.federation.transcript import Chain
 from fedcore.run.retries import MOST_REPEATS
 from fedcore.wire.tasks import Task, Updates
@@ -60,6 +64,7 @@ def check_releases(task: Task, policy: Policy, ledger: ClientHistory) -> None:
             asked=count,
             allowed=policy.max_releases,
         )
+    _check_question(task, policy, ledger)
 
 
 def agree(
@@ -87,6 +92,7 @@ def agree(
         survivors=ids_to_text(survivors),
         scales=scales,
         bounds=bounds[0],
+        question=_question_of(task, policy),
     )
     if not policy.allow_differencing:
         earlier = ledger.released(agreed.purpose, agreed.model)
@@ -94,12 +100,32 @@ def agree(
             _check_scales(earlier, agreed, bounds)
         if task.trains:
             _check_once(task, survivors, chain)
+            _check_versions(task, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
         summed = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
         check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(agreed)
+
+
+def _question_of(task: Task, policy: Policy) -> str:
+    """The digest that sums of one model have in common; "" for those that are no sums of one model."""
+    return "" if task.queries or task.buffer is not None else question_digest(task, policy)
+
+
+def _check_question(task: Task, policy: Policy, ledger: ClientHistory) -> None:
+    """Refuse to be asked something else about a model that a sum was agreed to of."""
+    if not (question := _question_of(task, policy)):
+        return
+    for one in ledger.released(task.purpose, task.asked_of):
+        if one.question and one.question != question:
+            raise ProtocolViolation(
+                checks.OTHER_QUESTION,
+                f"exchange {one.exchange} of run {one.run[:32]!r} asked something else about the same model: another "
+                "round, message, weight or setting. Two answers about one model could together reveal what each of "
+                "them hides. Start from another model, or ask the same",
+            )
 
 
 def _name_of(updates: Updates) -> str:
@@ -122,6 +148,28 @@ def _check_once(task: Task, survivors: Collection[int], chain: Chain) -> None:
                 f"{len(again)} of the updates are in the sum of exchange {link.exchange} of run {link.run[:32]!r} too: "
                 "two sums with one update could tell it. Start from another model",
             )
+
+
+def _check_versions(task: Task, chain: Chain) -> None:
+    """Refuse a buffered exchange in which a number stands for another model than in the transcript, or for none.
+
+    Each model of a run but the first is made by a sum, so there are no more of them than sums. A chain that begins
+    later may lack some.
+    """
+    if task.buffer is None:
+        return
+    links = [link for link in chain.links if link.run == task.run and link.versions]
+    known = dict(version for link in links for version in link.versions)
+    for number, sha256 in sorted(task.versions()):
+        if known.setdefault(number, sha256) != sha256:
+            raise ProtocolViolation(
+                checks.VERSION_FORK, f"two models have the number {number} in this sum, or in it and the transcript"
+            )
+    if not chain.anchor and task.buffer.newest > len(links):
+        raise ProtocolViolation(
+            checks.VERSION_FORK,
+            f"the sum names model {task.buffer.newest} of the run, and the transcript has {len(links)} sums of it",
+        )
 
 
 def smallest_group(sums: Iterable[frozenset[int]]) -> int:

@@ -321,5 +321,6 @@ class AdmittedExchange:
                 corrupt=protection.corrupt,
                 full_graph=protection.degree == len(self.task.cohort) - 1,
                 buffered=buffered_of(self.task, outcome.survivors),
+                versions=self.task.versions(),
             )
         )

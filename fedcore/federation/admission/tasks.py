@@ -49,6 +49,7 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) ->
     _check_roster(task, kit)
     settings = agreed.check(task, kit.policy)
     _check_bounds(task, kit.policy, settings)
+    _check_weight(task, settings)
     _check_cohort(task, kit)
     if task.trains and task.model is None:
         raise ProtocolViolation("model-missing", "the server asks for training and names no model")
@@ -58,7 +59,7 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) ->
         return settings
     if is_draw(task):
         return settings  # nothing is summed in it; what follows is checked by itself
-    _check_buffer(task, settings)
+    _check_buffer(task, settings, kit.policy)
     _check_protection(task, kit)
     check_settings(task, sound_encoding(task), settings)
     # What the parameters say of each other does not depend on the model's bytes, which come next.
@@ -72,6 +73,9 @@ def check_work(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) ->
     _check_roster(task, kit)
     settings = agreed.check(task, kit.policy)
     _check_bounds(task, kit.policy, settings)
+    _check_weight(task, settings)
+    if not kit.policy.allow_buffered:
+        raise _no_buffer()
     if task.aggregation != "secure" or not settings.buffered:
         raise ProtocolViolation(checks.BUFFER_OFF_SETTINGS, "the run's settings have no work for later sums")
     if not task.trains or task.model is None:
@@ -111,6 +115,8 @@ def refused_choices(
         withstood, least = (corrupt_clients(members, share) for share in (settings.max_corrupt, policy.min_corrupt))
         if withstood < least:
             yield _too_few_corrupt(withstood, least)
+        if settings.buffered and not policy.allow_buffered:
+            yield _no_buffer()
     for change in agreed.changes_of_run(run_config, settings.for_clients()):
         if not change.allowed(policy):
             yield change.refusal()
@@ -123,6 +129,14 @@ def _no_plain() -> ProtocolViolation:
     )
 
 
+def _no_buffer() -> ProtocolViolation:
+    return ProtocolViolation(
+        checks.BUFFERED_NOT_ALLOWED,
+        "a sum of updates that began from different models keeps this client's update from a server that follows the "
+        "protocol, and not from one that lies; its owner would have to set allow-buffered = true in policy.toml",
+    )
+
+
 def _too_few_corrupt(withstood: int, least: int) -> ProtocolViolation:
     return ProtocolViolation(
         checks.CORRUPT_BELOW_MINIMUM,
@@ -132,8 +146,10 @@ def _too_few_corrupt(withstood: int, least: int) -> ProtocolViolation:
     )
 
 
-def _check_buffer(task: Task, settings: JobSettings) -> None:
+def _check_buffer(task: Task, settings: JobSettings, policy: Policy) -> None:
     """A training of a buffered run sums updates that were made before, none of them too old."""
+    if settings.buffered and task.trains and not policy.allow_buffered:
+        raise _no_buffer()
     if (task.buffer is not None) != (task.trains and settings.buffered):
         raise ProtocolViolation(
             checks.BUFFER_OFF_SETTINGS, "the task and the settings disagree on what updates are summed"
@@ -213,6 +229,17 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
             f"the model has {len(layout.specs)} tensors, the policy allows {policy.max_tensors}",
             asked=len(layout.specs),
             allowed=policy.max_tensors,
+        )
+
+
+def _check_weight(task: Task, settings: JobSettings) -> None:
+    """Means are weighted by what the agreed settings name: another metric could be zero for all but one client."""
+    if task.aggregation == "secure" and not task.queries and task.weight_key != settings.weight_key:
+        raise ProtocolViolation(
+            checks.WEIGHT_KEY,
+            f"the task weighs clients by {task.weight_key[:60]!r}, the settings of the run say "
+            f"{settings.weight_key[:60]!r}",
+            subject=task.weight_key[:60] if task.weight_key.isprintable() else "",
         )
 
 

@@ -41,6 +41,11 @@ app-sha256 = "{policy.app_sha256 or ""}"
 # (aggregation = "plain").
 allow-plain = {_bool(policy.allow_plain)}
 
+# Whether its updates may be summed with updates that began from other models (asynchrony = "buffered"). A server that
+# follows the protocol learns no more from such a sum; one that lies can give the other clients models from which they
+# learn nothing, and then the sum is this client's update.
+allow-buffered = {_bool(policy.allow_buffered)}
+
 # The fraction of the roster's members that must be able to help the server without it learning more
 # than the sum.
 min-corrupt = {float(policy.min_corrupt)}

@@ -51,6 +51,7 @@ class ChainLink:
     threshold: as `NoisedSum` has it.
     corrupt: likewise.
     full_graph: likewise.
+    versions: of a buffered exchange, the models that it names (`Task.versions`).
     buffered: of a buffered exchange, what was summed: client, SHA-256 of the model that it began from, and what its
         update counts (`Task.updates_of`).
     """
@@ -70,6 +71,7 @@ class ChainLink:
     corrupt: int
     full_graph: bool
     buffered: tuple[tuple[int, str, float], ...] = ()
+    versions: frozenset[tuple[int, str]] = frozenset()
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> ChainLink:
@@ -90,6 +92,7 @@ class ChainLink:
             corrupt=task.protection.corrupt if task.protection else 0,
             full_graph=task.protection is not None and task.protection.degree == len(task.cohort) - 1,
             buffered=buffered_of(task, signed.record.survivors),
+            versions=task.versions(),
         )
 
     @property

@@ -11,7 +11,7 @@ from fedcore.codec import AnyEncoding, Encoding
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.exchange import ExchangeRequest, make_task
 from fedcore.run.settings import JobSettings
-from fedcore.state import ModelState, sha256_file
+from fedcore.state import FileSink, ModelState, sha256_file
 from fedcore.wire.tasks import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model
 
@@ -23,13 +23,14 @@ EVERYBODY = (1, 2, 3, 4)
 class Ask:
     """One exchange. Where a field is empty, it is what an honest server would say.
 
-    model: arguments of `make_model`. settings: of the run, in kebab case. codec: fields of CodecSettings, encoding: of
+    model: arguments of `make_model`. metadata: what its file says beside its tensors. settings: of the run, in kebab case. codec: fields of CodecSettings, encoding: of
     Encoding, task: of Task, replaced at last. drops: client -> the stage in which the adversary says that it was lost.
     """
 
     run: str = "run-1"
     message_type: str = "train"
     model: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     run_config: Mapping[str, Any] = field(default_factory=lambda: {"lr": 1.0})
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Desk:
         request = ExchangeRequest(
             message_type=ask.message_type,
             nodes=tuple(ask.cohort),
-            server_round=number,
+            server_round=1,  # the same in all of them, lest they ask for different things
             model=state,
             arrays_key="arrays",
             configs=ask.configs,
@@ -87,7 +88,9 @@ class Desk:
 
     def _model(self, ask: Ask) -> Path:
         path = self.folder / f"model-{len(self._models)}.safetensors"
-        make_model(**ask.model).save(path)
+        state = make_model(**ask.model)
+        with FileSink(path, state.layout, ask.metadata) as sink:
+            state.write_to(sink)
         return self._models.setdefault(sha256_file(path), path)
 
     def _encoding(self, ask: Ask, settings: JobSettings, state: ModelState) -> AnyEncoding:

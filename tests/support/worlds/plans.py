@@ -54,6 +54,7 @@ SETTINGS: Sequence[Mapping[str, Any]] = (
 TASKS: Sequence[Mapping[str, Any]] = (
     {"run_config": {"lr": 0.5}},
     {"configs": {"config": {"lr": 0.5}}},
+    {"configs": {"config": {"clip-bound": 0.5}}},
     {"server_round": 7},
     {"weight_key": "loss"},
     {"app_sha256": "cd" * 32},
@@ -87,6 +88,7 @@ def asks(draw: st.DrawFn) -> list[Ask]:
                 st.builds(lambda scale: {"task": REPEAT, "encoding": {"scales": (scale,)}}, st.sampled_from(WIDER)),
                 st.just({"cohort": (1, 2, 3)}),
                 st.just({"run": "run-2"}),
+                st.just({"metadata": {"format": "pt"}}),
             )
         )
         stages = st.sampled_from(["advertise", "share", "input", "consistency", "unmask"])

@@ -125,6 +125,26 @@ class TestOneSum:
         with pytest.raises(ProtocolViolation, match="update-reused"):
             consent(task(2, 0, 0, 0, 0), summed((0, 0, 0, 0)), survivors=(1, 2, 3))
 
+    def test_one_number_stands_for_one_model(self) -> None:
+        """Pasquini et al. 2022: models that teach nothing for all but one, under one number."""
+        forked = buffer(0, 0, 0, 0).model_copy(
+            update={"starts": [version(0)] * 3 + [Version(number=0, sha256="ef" * 32)]}
+        )
+        chain = summed((0, 0, 0, 0))
+        with pytest.raises(ProtocolViolation, match="version-fork"):
+            consent(make_task(2, buffer=forked, settings=SETTINGS), chain)
+        with pytest.raises(ProtocolViolation, match="version-fork"):
+            consent(make_task(1, buffer=forked, settings=SETTINGS), Chain())
+
+    def test_there_are_no_more_models_than_sums_made(self) -> None:
+        with pytest.raises(ProtocolViolation, match="version-fork"):
+            consent(task(1, 0, 0, 0, 1), Chain())
+        with pytest.raises(ProtocolViolation, match="version-fork"):
+            consent(task(2, 1, 1, 1, 2), summed((0, 0, 0, 0)))
+
+    def test_whose_copy_begins_later_does_not_count_them(self) -> None:
+        consent(task(1, 7, 7, 7, 8), Chain(anchor="ab" * 32))
+
     def test_a_model_that_a_whole_cohort_trained_counts(self) -> None:
         notary = Notary.of()
         notary.sum(1)

@@ -1,0 +1,67 @@
+"""One model gets one question: what else the server could choose about it is refused, or reaches nobody.
+
+Each attack here opened a second sum, or a sum of one client, before the question had a digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worlds.asks import Ask
+from support.worlds.data import Data
+from support.worlds.play import play
+
+DATA = {number: Data(examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
+TWO_BOUNDS = [Ask(configs={"config": {"clip-bound": bound}}) for bound in (1.0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("asks", "check"),
+    [
+        (TWO_BOUNDS, "other-question"),
+        ([Ask(), Ask(task={"server_round": 2})], "other-question"),
+        ([Ask(), Ask(task={"message_type": "train.again"})], "other-question"),
+        ([Ask(), Ask(task={"arrays_key": "others"})], "other-question"),
+        ([Ask(), Ask(run="run-2", configs={"config": {"x": 1.0}})], "other-question"),
+        ([Ask(), Ask(metadata={"format": "pt"}, drops={4: "input"})], "model-not-canonical"),
+    ],
+    ids=["two bounds in a message", "round", "type", "key", "another run", "metadata"],
+)
+async def test_a_second_question_about_a_model_gets_no_answer(
+    stock: Any, tmp_path: Path, asks: list[Ask], check: str
+) -> None:
+    view = await play(asks, DATA, stock, tmp_path)
+    assert [release is not None for release in view.releases] == [True, False]
+    assert all(check in log for log in view.logs.values())
+
+
+async def test_the_weight_is_that_of_the_agreed_settings(stock: Any, tmp_path: Path) -> None:
+    """A metric that is zero at all sites but one would weigh one update alone."""
+    view = await play([Ask(task={"weight_key": "loss"})], DATA, stock, tmp_path)
+    assert view.releases == [None]
+    assert all("weight-key" in log for log in view.logs.values())
+
+
+async def test_the_same_question_is_answered_again(stock: Any, tmp_path: Path) -> None:
+    view = await play([Ask(), Ask(run="run-2")], DATA, stock, tmp_path)
+    assert None not in view.releases
+
+
+async def test_an_owner_may_leave_a_key_to_the_run(owned: Callable[..., Any], tmp_path: Path) -> None:
+    bounds = {"clip-bound": (0.0, 10.0)}
+    view = await play(TWO_BOUNDS, DATA, owned(allow_config=bounds), tmp_path)
+    assert None not in view.releases
+    more = [*TWO_BOUNDS, Ask(configs={"config": {"clip-bound": 1.0, "other": 1}})]
+    view = await play(more, DATA, owned(allow_config=bounds), tmp_path)
+    assert view.releases[2] is None
+
+
+async def test_who_has_no_examples_makes_nobody_elses_update_the_sum(stock: Any, tmp_path: Path) -> None:
+    """A sum in which all weights but one are zero would be that client's update."""
+    lone = {number: replace(data, examples=data.examples if number == 3 else 0) for number, data in DATA.items()}
+    view = await play([Ask(), Ask(message_type="evaluate")], lone, stock, tmp_path)
+    assert [release.decoded for release in view.releases] == [None, None]
