@@ -19,7 +19,7 @@ from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
-from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.releases import agree, check_versions
 from fedcore.federation.admission.tasks import (
     check_frequency,
     check_start,
@@ -67,6 +67,7 @@ class Admitted:
             model: The model that was received; None if the task sends none.
             chain: The transcript that the task goes on from, as these clients have checked it.
         """
+        check_versions(self.task, chain)
         admitted = AdmittedSum(admitted=self, encoding=check_encoding(self.task, model), chain=chain)
         checked: set[tuple[tuple[str, int], ...]] = set()
         for client, participant in self.participants.items():

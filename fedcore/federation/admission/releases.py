@@ -100,7 +100,6 @@ def agree(
             _check_scales(earlier, agreed, bounds)
         if task.trains:
             _check_once(task, survivors, chain)
-            _check_versions(task, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
         summed = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
@@ -150,7 +149,7 @@ def _check_once(task: Task, survivors: Collection[int], chain: Chain) -> None:
             )
 
 
-def _check_versions(task: Task, chain: Chain) -> None:
+def check_versions(task: Task, chain: Chain) -> None:
     """Refuse a buffered exchange in which a number stands for another model than in the transcript, or for none.
 
     Each model of a run but the first is made by a sum, so there are no more of them than sums. A chain that begins

@@ -23,7 +23,8 @@ EVERYBODY = (1, 2, 3, 4)
 class Ask:
     """One exchange. Where a field is empty, it is what an honest server would say.
 
-    model: arguments of `make_model`. metadata: what its file says beside its tensors. settings: of the run, in kebab case. codec: fields of CodecSettings, encoding: of
+    model: arguments of `make_model`. metadata: what its file says beside its tensors.
+    settings: of the run, in kebab case. codec: fields of CodecSettings, encoding: of
     Encoding, task: of Task, replaced at last. drops: client -> the stage in which the adversary says that it was lost.
     """
 

@@ -16,7 +16,7 @@ from support.records import LAYOUT, Notary, make_task
 from fedcore.codec import CodecSettings, decode, encode, first_encoding
 from fedcore.errors import ConfigurationError, ProtocolViolation, RoundFailed, UsageError
 from fedcore.federation import Policy
-from fedcore.federation.admission.releases import agree
+from fedcore.federation.admission.releases import agree, check_versions
 from fedcore.federation.admission.simulated import MemoryHistory
 from fedcore.federation.admission.tasks import check_start
 from fedcore.federation.transcript import Chain, SignedRecord, keys_of
@@ -127,23 +127,21 @@ class TestOneSum:
 
     def test_one_number_stands_for_one_model(self) -> None:
         """Pasquini et al. 2022: models that teach nothing for all but one, under one number."""
-        forked = buffer(0, 0, 0, 0).model_copy(
-            update={"starts": [version(0)] * 3 + [Version(number=0, sha256="ef" * 32)]}
-        )
-        chain = summed((0, 0, 0, 0))
-        with pytest.raises(ProtocolViolation, match="version-fork"):
-            consent(make_task(2, buffer=forked, settings=SETTINGS), chain)
-        with pytest.raises(ProtocolViolation, match="version-fork"):
-            consent(make_task(1, buffer=forked, settings=SETTINGS), Chain())
+        other = Version(number=0, sha256="ef" * 32)
+        forked = buffer(0, 0, 0, 0).model_copy(update={"starts": [version(0)] * 3 + [other]})
+        later = buffer(1, 1, 1, 0).model_copy(update={"starts": [version(1)] * 3 + [other]})
+        for chain, named in ((Chain(), forked), (summed((0, 0, 0, 0)), later)):
+            with pytest.raises(ProtocolViolation, match="version-fork"):
+                check_versions(make_task(2, buffer=named, settings=SETTINGS), chain)
 
     def test_there_are_no_more_models_than_sums_made(self) -> None:
-        with pytest.raises(ProtocolViolation, match="version-fork"):
-            consent(task(1, 0, 0, 0, 1), Chain())
-        with pytest.raises(ProtocolViolation, match="version-fork"):
-            consent(task(2, 1, 1, 1, 2), summed((0, 0, 0, 0)))
+        check_versions(task(2, 0, 1, 1, 1), summed((0, 0, 0, 0)))
+        for chain, named in ((Chain(), (0, 0, 0, 1)), (summed((0, 0, 0, 0)), (1, 1, 1, 2))):
+            with pytest.raises(ProtocolViolation, match="version-fork"):
+                check_versions(task(2, *named), chain)
 
-    def test_whose_copy_begins_later_does_not_count_them(self) -> None:
-        consent(task(1, 7, 7, 7, 8), Chain(anchor="ab" * 32))
+    def test_a_copy_that_begins_later_cannot_count_them(self) -> None:
+        check_versions(task(1, 7, 7, 7, 8), Chain(anchor="ab" * 32))
 
     def test_a_model_that_a_whole_cohort_trained_counts(self) -> None:
         notary = Notary.of()
