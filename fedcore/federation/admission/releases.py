@@ -117,7 +117,7 @@ def _check_question(task: Task, policy: Policy, ledger: ClientHistory) -> None:
     """Refuse to be asked something else about a model that a sum was agreed to of."""
     if not (question := _question_of(task, policy)):
         return
-    for one in ledger.released(task.purpose, task.asked_of):
+    for one in ledger.released(task.purpose, task.subject_model):
         if one.question and one.question != question:
             raise ProtocolViolation(
                 checks.OTHER_QUESTION,
