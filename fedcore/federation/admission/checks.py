@@ -15,7 +15,7 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
 | other-question          | a second question about a model: another message, weight, setting (`question`)  |
 | weight-key              | a weight that the server chooses: zero for all but one client, say             |
-| model-not-canonical     | one model under many hashes, by what a file says beside its tensors             |
+| model-not-canonical     | one model under many hashes, by what a file says next to its tensors            |
 | differencing            | sums from one model that together tell the sum of a few clients                |
 | first-model             | a run that begins with a model that somebody crafted (`first_model`)           |
 | plain-not-allowed       | sending an update that the server can read                                     |
