@@ -53,9 +53,7 @@ def owners_of(
         agreed = AppAgreement(run_config=run_config, settings=settings)
         stock = Policy.default(len(members))
         least = min(stock.min_corrupt, settings.max_corrupt)
-        policy = replace(
-            stock, allow_plain=True, allow_buffered=True, min_corrupt=least, first_models=(ANY_MODEL,)
-        )
+        policy = replace(stock, allow_plain=True, allow_buffered=True, min_corrupt=least, first_models=(ANY_MODEL,))
     return SimulatedOwners(
         roster=Roster.sign(FEDERATION, members, authority),
         policy=policy,

@@ -126,10 +126,13 @@ def test_one_model_gets_one_question(tmp_path: Path) -> None:
     """The strategy asks with one bound, and then with another one about the same model: clip-bound, say."""
     app = Path(shutil.copytree(TINY, tmp_path / "app"))
     server = app / "tiny_app" / "server_app.py"
-    once = "    chosen.start(grid=grid, initial_arrays=arrays, num_rounds=1, train_config=ConfigRecord({'bound': %s}))\n"
+    once = (
+        "    chosen.start(grid=grid, initial_arrays=arrays, num_rounds=1, train_config=ConfigRecord({'bound': %s}))\n"
+    )
     head, _, _ = server.read_text().partition("    chosen.start(")
     server.write_text(head + once % 1.0 + once % 2.0)
-    stock = replace(Policy.default(4), first_models=("any",))
+    # Stock but for what the tests' federations set.
+    stock = replace(Policy.default(4), allow_config={"fedcore.train-seconds": True})
     with Deployment.open(tmp_path, clients=4) as federation:
         federation.app = app
         for name in federation.federation.client_names():
