@@ -25,8 +25,8 @@ from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.records.ledger import note_task
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed, WorkerDied
 from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
+from fedcore.federation.admission.app_agreement import check_message
 from fedcore.federation.admission.draws import answer_draw
-from fedcore.federation.admission.messages import check_message
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.policy import ANY_MODEL
 from fedcore.federation.transcript import TranscriptOut

@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import AppError, ConfigurationError, EnoughFound, ProtocolViolation
 from fedcore.federation import Policy
-from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.federation.admission.messages import check_message
+from fedcore.federation.admission.app_agreement import AppAgreement, check_message
 from fedcore.federation.admission.simulated import SimulatedOwners
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp

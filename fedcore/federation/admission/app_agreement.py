@@ -15,15 +15,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
 
-from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Scalar
+from fedcore.wire.record_file import config_values, read_records
 from fedcore.wire.tasks import Task
 
 _MOST_CHARACTERS: Final = 80
@@ -157,6 +159,20 @@ class AppAgreement:
         ]
         more = {"...": f"{len(listed) - 20} more"} if len(listed) > 20 else {}
         return dict(listed[:20]) | more
+
+
+def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:
+    """The same for the message of a plain exchange, whose content is a separate file; None if there is none.
+
+    Raises ProtocolViolation for a malformed message, or one that sets what the owner does not allow.
+    """
+    if content is None or task.message is None:
+        raise ProtocolViolation("message-missing", "a plain exchange sends every client a message")
+    try:
+        configs = config_values(read_records(content))
+    except PeerError as error:
+        raise ProtocolViolation(checks.MODEL_MALFORMED, str(error)) from None
+    agreed.check(task.model_copy(update={"configs": configs}), policy)
 
 
 def _differences(requested: Mapping[str, Any], agreed: Mapping[str, Any], prefix: str = "") -> Iterator[ConfigChange]:
