@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import RoundFailed
+from fedcore.federation.admission.refusals import describe
 from fedcore.run.buffer import (
     STAYED_CLOSED,
     NamedUpdates,
@@ -180,7 +181,7 @@ class BufferedExchanges:
             elif own == report.version and report.state is WorkState.GIVEN_UP:
                 book.give_up(client)
                 withdrawal = report.withdrawal
-                why = withdrawal.why.strip() or withdrawal.reason.value if withdrawal else "no reason"
+                why = describe(withdrawal) or withdrawal.reason.value if withdrawal else "no reason"
                 self._note_drop(client, f"withdrew from its work: {why}")
 
     def _take_back(self, book: WorkBook, client: int, report: WorkIn) -> None:
