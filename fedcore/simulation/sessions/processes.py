@@ -168,7 +168,7 @@ class ProcessSessions:
             known.update(fresh)
             cohorts = [(client, [m.client_id for m in one.members], one.proof) for client, one in messages.items()]
             return CALLS.order(
-                SessionShard.share_keys, ids=messages[chunk[0]].ids, fresh=list(fresh.values()), shown=cohorts
+                SessionShard.share_keys, ids=messages[chunk[0]].ids, fresh=list(fresh.values()), cohorts=cohorts
             )
 
         yield from self._chunked(clients, _FEW, order)
