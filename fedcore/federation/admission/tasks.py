@@ -160,8 +160,7 @@ def _check_buffer(task: Task, settings: JobSettings, policy: Policy) -> None:
     for start in buffer.starts:
         if versions.setdefault(start.number, start.sha256) != start.sha256:
             raise ProtocolViolation(
-                checks.BUFFER_OFF_SETTINGS,
-                f"the sum holds updates from two models of version {start.number}",
+                checks.VERSION_FORK, f"the sum holds updates from two models of version {start.number}"
             )
         if not 0 <= buffer.newest - start.number <= settings.max_staleness:
             raise ProtocolViolation(

@@ -11,7 +11,7 @@ from support.records import Notary, make_task
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.federation.admission.checks import BUFFER_OFF_SETTINGS, FIRST_MODEL
+from fedcore.federation.admission.checks import FIRST_MODEL, VERSION_FORK
 from fedcore.federation.admission.first_model import AppModel, check_first_model, untraced_models
 from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.federation.admission.tasks import check_task
@@ -127,4 +127,4 @@ def test_two_models_of_one_version(notary: Notary) -> None:
     owner = SimulatedMember(client_id=1, roster=notary.roster, policy=Policy.own(4))
     with pytest.raises(ProtocolViolation) as refused:
         check_task(task, owner, task.app_sha256, AppAgreement(run_config=task.run_config, settings=settings))
-    assert refused.value.check == BUFFER_OFF_SETTINGS
+    assert refused.value.check == VERSION_FORK
