@@ -22,6 +22,7 @@ from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.results import RunResult
 from fedcore.federation import Policy
 from fedcore.federation.admission.bounds import BOUNDS_TAG
+from fedcore.federation.admission.question import QUESTION_TAG
 from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
@@ -71,6 +72,7 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
         "request to join": REQUEST_TAG,
         "admission": ADMISSION_TAG,
         "bounds in the ledger": BOUNDS_TAG,
+        "questions in the ledger": QUESTION_TAG,
         "the server's database": str(SCHEMA_VERSION),
         "report of a comparison": default_of(Comparison, "schema"),
         "one run in such a report": default_of(RunResult, "schema"),
