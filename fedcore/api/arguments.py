@@ -69,12 +69,7 @@ def policy_of(policy: Policy | str | Path | None, clients: int) -> Policy | None
 
     if policy is None or isinstance(policy, Policy):
         return policy
-    match str(policy):
-        case "stock":
-            return Policy.default(clients)
-        case "own":
-            return Policy.own(clients, allow_plain=True)
-    return Policy.load(Path(policy).expanduser())
+    return Policy.ready(str(policy), clients) or Policy.load(Path(policy).expanduser())
 
 
 @contextlib.contextmanager

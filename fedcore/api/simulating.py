@@ -78,8 +78,8 @@ def simulate(
         aggregation: None for what the app's settings say, "secure" by default.
         run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key.
         settings: over `[tool.fedcore]`.
-        policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a
-            stock policy, but run config, settings and plain aggregation are yours.
+        policy: what the clients' owners insist on: the path of a policy.toml, "stock", "strict", "own", or a Policy.
+            None: a stock policy, but run config, settings and plain aggregation are yours.
         initial_model: what the app's strategy starts from in place of its own model.
         state: a folder in which the run keeps all that it takes to go on; the same call again goes on where it was
             ended.

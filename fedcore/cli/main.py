@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import click
 import typer
@@ -91,9 +91,17 @@ def provision_command(
         int | None, typer.Option(min=2, help="Smallest threshold that every client's policy allows.")
     ] = None,
     max_epsilon: Annotated[
-        float,
+        float | None,
         typer.Option(min=0.0, help="Largest epsilon of all runs together that a client's policy allows; 0 for any."),
-    ] = 0.0,
+    ] = None,
+    policy_name: Annotated[
+        Literal["stock", "strict", "own"],
+        typer.Option(
+            "--policy",
+            help="What every client's policy starts from: stock; strict, which allows no sum without noise (epsilon "
+            "8); or own, for clients that all belong to you.",
+        ),
+    ] = "stock",
     as_json: AsJson = False,
 ) -> None:
     """Create a private federation for trials: authority, server, operator, and a ready kit for every client.
@@ -108,12 +116,12 @@ def provision_command(
     from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, provision
 
     port = port or DEFAULT_PORT
-    default = Policy.default(clients)
+    ready = Policy.ready(policy_name, clients) or Policy.default(clients)
     policy = replace(
-        default,
-        min_cohort=min_cohort or default.min_cohort,
-        min_threshold=min_threshold or default.min_threshold,
-        max_epsilon=max_epsilon,
+        ready,
+        min_cohort=min_cohort or ready.min_cohort,
+        min_threshold=min_threshold or ready.min_threshold,
+        max_epsilon=ready.max_epsilon if max_epsilon is None else max_epsilon,
     )
     hosts = host or list(DEFAULT_HOSTS)
     provision(folder, name=name, clients=clients, now=datetime.now(UTC), hosts=hosts, port=port, policy=policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -18,6 +18,9 @@ from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
 
 MIN_CORRUPT: Final = 0.05
 """What a policy demands where its file says nothing; the default of a job's max-corrupt."""
+
+STRICT_EPSILON: Final = 8.0
+"""What all sums together may reveal by a strict policy."""
 
 ANY_KEY: Final = "*"
 """The key of allow-config that stands for all."""
@@ -179,6 +182,28 @@ class Policy:
             min_threshold=default_quorum(cohort),
             allow_x25519=clients >= FULL_GRAPH_BELOW,
         )
+
+    @classmethod
+    def strict(cls, clients: int) -> Self:
+        """The stock policy for data whose single records must stay private: no sum without noise, of statistics either.
+
+        Masks hide updates, and noise alone bounds what their sums reveal about a record (`STRICT_EPSILON`). Runs begin
+        with the app's own model, and updates that began from different models are in no sum.
+        """
+        stock = cls.default(clients)
+        return replace(stock, max_epsilon=STRICT_EPSILON, first_models=(APP_MODEL,), allow_buffered=False)
+
+    @classmethod
+    def ready(cls, name: str, clients: int) -> Self | None:
+        """A policy by its name, "stock", "strict" or "own"; None for another name."""
+        match name:
+            case "stock":
+                return cls.default(clients)
+            case "strict":
+                return cls.strict(clients)
+            case "own":
+                return cls.own(clients, allow_plain=True)
+        return None
 
     @classmethod
     def own(cls, clients: int, **changes: Any) -> Self:

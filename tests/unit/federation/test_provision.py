@@ -319,3 +319,22 @@ def test_the_command_gives_large_federations_the_policy_that_their_size_needs(tm
     policy = ClientKit.load(tmp_path / "made" / "clients" / "client-65").policy
     assert (policy.min_cohort, policy.allow_x25519) == (4, True)
     assert ServerKit.load(tmp_path / "made").min_cohort == 4
+
+
+def test_a_federation_begins_with_the_policy_that_is_named(tmp_path: Path) -> None:
+    def made(*words: str) -> Policy:
+        folder = tmp_path / "-".join(("fed", *words))
+        done = CliRunner().invoke(cli.app, ["provision", str(folder), "--clients", "4", *words])
+        assert done.exit_code == 0, done.output
+        return ClientKit.load(folder / "clients" / "client-1").policy
+
+    stock, strict, own = (made("--policy", name) for name in ("stock", "strict", "own"))
+    assert made() == stock == Policy.default(4)
+    assert (strict.max_epsilon, strict.allow_buffered, strict.first_models) == (8.0, False, ("app",))
+    assert made("--policy", "strict", "--max-epsilon", "2").max_epsilon == 2.0
+    assert (own.allow_plain, own.allow_buffered, own.allow_differencing, own.first_models) == (
+        True,
+        True,
+        True,
+        ("any",),
+    )

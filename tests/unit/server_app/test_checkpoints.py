@@ -71,7 +71,7 @@ async def test_the_model_that_is_evaluated_and_trained_from_is_written_once(kept
     assert hashlib.sha256(await kept.content()).hexdigest() == first.sha256
 
 
-@pytest.mark.parametrize("other", [{"rounds": 2}, {"epsilon": 0.5}, {"told": {"config": {"mean": 1.0}}}])
+@pytest.mark.parametrize("other", [{"rounds": 2}, {"epsilon": 0.5}, {"train_configs": {"config": {"mean": 1.0}}}])
 async def test_what_says_something_else_of_the_same_model_is_written(kept: Kept, models: list[Path], other) -> None:
     first = await kept.keep(models[0])
     facts = replace(FACTS, time=LATER, **other)
