@@ -93,8 +93,10 @@ def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
             emit=view.show,
         )
         with simulation.open() as backend:
-            asked = request.question
-            return run_statistics(asked, backend=backend, run="simulation", aggregation=settings.aggregation).coarse()
+            question = request.question
+            return run_statistics(
+                question, backend=backend, run="simulation", aggregation=settings.aggregation
+            ).coarse()
 
 
 def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:

@@ -62,7 +62,7 @@ def give_up_privileges() -> None:
     if sys.platform != "linux":
         return
     control(_PR_SET_NO_NEW_PRIVS, 1)
-    _set_capabilities(*(held & _CAPABILITIES for held in _capabilities()))
+    _set_capabilities(*(bits & _CAPABILITIES for bits in _capabilities()))
 
 
 def keep_reading() -> None:
@@ -71,8 +71,8 @@ def keep_reading() -> None:
     """
     _, permitted, _ = _capabilities()
     numbers = [number for number in _READING if permitted >> number & 1]
-    held = sum(1 << number for number in numbers)
-    _set_capabilities(held, held, held)
+    reading = sum(1 << number for number in numbers)
+    _set_capabilities(reading, reading, reading)
     for number in numbers:
         control(_PR_CAP_AMBIENT, _RAISE, number)
 

@@ -69,10 +69,10 @@ def kind_of(need: Need) -> Kind:
     words = ("--try", str(int(need.alone)), str(int(need.mapped)))
     command = [sys.executable, "-P", "-s", "-B", "-m", "fedcore.system.sandbox.confined", *words]
     try:
-        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60).stdout  # noqa: S603
+        output = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return ""
-    return next((kind for kind in need.kinds if kind == said.decode()), "")
+    return next((kind for kind in need.kinds if kind == output.decode()), "")
 
 
 def enter(paths: Iterable[Path], need: Need, *, shared_memory: Path | None) -> None:
@@ -164,9 +164,9 @@ def _be_second(writing: int) -> None:
 def _await(reading: int, first: int) -> NoReturn:
     """In the old process: end as the new one did."""
     give_up_privileges()
-    said = os.read(reading, 4)
+    message = os.read(reading, 4)
     os.waitpid(first, 0)
-    status = int.from_bytes(said, "little") if said else signal.SIGKILL
+    status = int.from_bytes(message, "little") if message else signal.SIGKILL
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     number = os.WTERMSIG(status)
@@ -216,8 +216,8 @@ def _lay_out(paths: Iterable[Path], *, own_processes: bool, shared_memory: Path 
         _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEV | _NO_EXEC)
     bound = {Path("/proc")} if own_processes else set()
     for path in paths:
-        _place(path, bound)
-    _place_shared_memory(shared_memory)
+        _bind_path(path, bound)
+    _bind_shared_memory(shared_memory)
     for name, target in _DESCRIPTORS.items():
         os.symlink(target, f"/dev/{name}")
     _call("umount2", _OLD.encode(), _DETACH)
@@ -226,35 +226,35 @@ def _lay_out(paths: Iterable[Path], *, own_processes: bool, shared_memory: Path 
         os.chdir(here)
 
 
-def _place(path: Path, bound: set[Path]) -> None:
+def _bind_path(path: Path, bound: set[Path]) -> None:
     """Have `path` lead to what it leads to in the old root, by the same links; nothing for one that leads nowhere."""
-    rest, place, links = list(path.parts[1:]), Path("/"), 0
+    rest, target, links = list(path.parts[1:]), Path("/"), 0
     while rest:
         part = rest.pop(0)
         if part == "..":
-            place = place.parent
+            target = target.parent
             continue
-        place /= part
-        old = f"{_OLD}{place}"
+        target /= part
+        old = f"{_OLD}{target}"
         if os.path.islink(old):
             links += 1
-            target = os.readlink(old)
-            if links > _MOST_LINKS or target.startswith("/proc/"):
+            link = os.readlink(old)
+            if links > _MOST_LINKS or link.startswith("/proc/"):
                 return
-            if not os.path.lexists(place):
-                os.symlink(target, place)
-            rest = [*(part for part in Path(target).parts if part != "/"), *rest]
-            place = Path("/") if os.path.isabs(target) else place.parent
+            if not os.path.lexists(target):
+                os.symlink(link, target)
+            rest = [*(part for part in Path(link).parts if part != "/"), *rest]
+            target = Path("/") if os.path.isabs(link) else target.parent
         elif not os.path.lexists(old):
             return
-        elif rest and not os.path.lexists(place):
-            os.mkdir(place)
-    if bound.isdisjoint((place, *place.parents)):
-        bound.add(place)
-        _bind(f"{_OLD}{place}", place)
+        elif rest and not os.path.lexists(target):
+            os.mkdir(target)
+    if bound.isdisjoint((target, *target.parents)):
+        bound.add(target)
+        _bind(f"{_OLD}{target}", target)
 
 
-def _place_shared_memory(folder: Path | None) -> None:
+def _bind_shared_memory(folder: Path | None) -> None:
     _SHARED_MEMORY.mkdir(parents=True, exist_ok=True)
     if folder is None:
         _mount("tmpfs", str(_SHARED_MEMORY), "tmpfs", _NO_SUID | _NO_DEV, "mode=1777")
