@@ -79,9 +79,6 @@ def encode(
     depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are
     returned wait for their masks (`DeviceVector.apply_masks`); until then they hold a part of them.
 
-    Without examples nothing is contributed (`encode_nothing`): a sum of weights of which all but one were zero would be
-    one client's update.
-
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
     tell that, and its magnitudes, and nothing else.
 
@@ -90,11 +87,6 @@ def encode(
     be clipped, and for one that no scale holds.
     """
     count = _check_examples(encoding, examples)
-    if not count:
-        nothing = encode_nothing(encoding, randomness=randomness, out=out)
-        if device:
-            device.load(nothing.words, 0, nothing.words.size)
-        return nothing
     words = _cleared(encoding, out)
     sections = encoding.sections
     names, metric_words = encode_metrics(encoding, metrics, count)

@@ -22,6 +22,8 @@ from fedcore.federation import Policy
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX
 from fedcore.wire.tasks import Task
 
+ROUND_KEY: Final = "server-round"
+"""The key under which Flower's strategies send the round. An owner's rule for it leaves the round to the run."""
 QUESTION_TAG: Final = "fedcore/question/v1"
 
 COVERED: Final = frozenset(
@@ -64,7 +66,7 @@ def question_digest(task: Task, policy: Policy) -> str:
         name: {key: value for key, value in config.items() if not _is_open(key, task, policy)}
         for name, config in task.configs.items()
     }
-    covered = task.model_dump(mode="json", include=set(COVERED))
+    covered = task.model_dump(mode="json", include=set(COVERED) - ({"server_round"} if ROUND_KEY in rules else set()))
     covered |= {"run_config": run_config, "settings": settings, "configs": configs}
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(f"{QUESTION_TAG}\x00{text}".encode("ascii")).hexdigest()

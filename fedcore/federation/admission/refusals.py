@@ -79,7 +79,8 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         checks.OTHER_QUESTION: (
             "something else was asked about the same model before: another round, message, weight or setting, and two "
             "answers about one model could together reveal what each hides; start from another model, or ask the same. "
-            "If one key has to vary, the owners write a line allow-config for it into policy.toml"
+            "If one key has to vary, the owners write a line allow-config for it into policy.toml (server-round for a "
+            "strategy that sends one model in several rounds)"
         ),
         checks.WEIGHT_KEY: (
             "the strategy weighs clients by another metric than the app's settings say; write weight-key into "

@@ -63,6 +63,13 @@ def test_what_the_owner_leaves_to_the_run_makes_no_other_question() -> None:
     assert question_digest(other, STOCK) != question_digest(make_task(), STOCK)
 
 
+def test_an_owner_may_leave_the_round_to_the_run() -> None:
+    rounds = [make_task(server_round=n, configs={"config": {"server-round": n}}) for n in (1, 2)]
+    assert len({question_digest(task, STOCK) for task in rounds}) == 2
+    freer = Policy(min_cohort=3, min_threshold=3, allow_config={"server-round": (1, 9)})
+    assert len({question_digest(task, freer) for task in rounds}) == 1
+
+
 def test_a_rule_for_all_keys_leaves_free_messages_alone() -> None:
     """It is about the run config: what a strategy sends under other keys stays one question."""
     anything = Policy(min_cohort=3, min_threshold=3, allow_config={"*": True})

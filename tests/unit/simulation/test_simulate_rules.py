@@ -91,16 +91,23 @@ def test_settings_that_owners_refuse(simulate: Simulate, clients: int, settings:
         simulate(clients, app=STEADY, size=10, settings=settings)
 
 
+def any_round(clients: int) -> Policy:
+    """Stock, of owners who let a run ask about one model in several rounds."""
+    return replace(Policy.default(clients), allow_config={"*": True, "server-round": True}, first_models=("any",))
+
+
 def test_the_same_model_again_and_again_is_refused(simulate: Simulate) -> None:
     """Updates of zeros leave the model as it is, so every round is one more sum of it."""
+    with pytest.raises(RunFailed, match=": other-question"):
+        simulate(4, app=STEADY, size=10, num_server_rounds=2, fraction_evaluate=0.0)
     with pytest.raises(RunFailed, match=r": too-many-releases: .*\b10\b.*\b10\b.*max-releases"):
-        simulate(4, app=STEADY, size=10, num_server_rounds=11, fraction_evaluate=0.0)
+        simulate(4, app=STEADY, size=10, num_server_rounds=11, fraction_evaluate=0.0, policy=any_round(4))
 
 
 def test_sums_of_one_model_over_other_clients_are_refused(simulate: Simulate) -> None:
     """Of eight clients another half evaluates the same model each time."""
     with pytest.raises(RunFailed, match=": differencing"):
-        simulate(8, app=STEADY, size=10, num_server_rounds=9, fraction_evaluate=0.5)
+        simulate(8, app=STEADY, size=10, num_server_rounds=9, fraction_evaluate=0.5, policy=any_round(8))
 
 
 def test_the_command_line_is_the_researchers_own_but_it_is_said(simulate: Simulate) -> None:
