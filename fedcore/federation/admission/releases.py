@@ -123,8 +123,8 @@ def _check_question(task: Task, policy: Policy, ledger: ClientHistory) -> None:
                 checks.OTHER_QUESTION,
                 f"exchange {one.exchange} of run {one.run[:32]!r} asked something else about the same model: another "
                 "round, message, weight or setting. Two answers about one model could together reveal what each of "
-                "them hides. Start from another model, or ask the same. If the owner means a key to vary, it would have "
-                "to have a line allow-config for it in policy.toml (server-round for the round)",
+                "them hides. Start from another model, or ask the same. If a key is to vary, the owner would have to "
+                "write a line allow-config for it into policy.toml (server-round for the round)",
             )
 
 
