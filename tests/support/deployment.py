@@ -322,11 +322,13 @@ class Deployment:
         agent = self.process(name).pid
         below = [child.pid for child in psutil.Process(agent).children(recursive=True)]
         ranks = [process for process in marked(self.mark) if _program(process) in RANKS]
-        return [rank for rank in ranks if rank.pid in below or ((made := Made.of(rank.pid)) and made.by == agent)]
+        ours = [rank for rank in ranks if rank.pid in below or ((made := Made.of(rank.pid)) and made.by == agent)]
+        return _with_user_code(ours)
 
     def server_apps(self) -> list[psutil.Process]:
         """The processes of ServerApps, whatever has become of their server."""
-        return [process for process in marked(self.mark) if _program(process) == "server_app.runs.app.main"]
+        apps = [process for process in marked(self.mark) if _program(process) == "server_app.runs.app.main"]
+        return _with_user_code(apps)
 
     # --- hurting ------------------------------------------------------------------------------------------------
 
@@ -390,6 +392,24 @@ def _program(process: psutil.Process) -> str:
         module = words.index("-m") + 1 if "-m" in words else len(words)
         return words[module + 2 if words[module] == "fedcore.system.sandbox.confined" else module]
     return ""
+
+
+def _with_user_code(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Without those that only keep others: where a process has a namespace, the starter waits for it, and so does
+    the first process in it.
+    """
+    statuses = {process.pid: _status(process.pid) for process in processes}
+    keepers = {pid: status for pid, status in statuses.items() if status["NSpid"][1:] and status["NSpid"][-1] == "1"}
+    starters = {int(status["PPid"][0]) for status in keepers.values()}
+    return [process for process in processes if process.pid not in keepers.keys() | starters]
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    """A process's parent, and its number in each namespace from here to its own; no numbers once it has ended."""
+    with contextlib.suppress(OSError):
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return {words[0].rstrip(":"): words[1:] for words in lines if words}
+    return {"NSpid": [], "PPid": []}
 
 
 def _mark_of(process: psutil.Process) -> str | None:
