@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from benchmarks.live import LiveFederation, live_federation
 from client_app.operator.run_submission import make_submission
 from fedcore.errors import RunFailed
 from fedcore.run.settings import JobSettings
+from fedcore.state import OWN_MODEL_FOLDER
 from fedcore.wire.events import ClientDropped, ExchangeDone, Recorded
 from fedcore.wire.operator import RunStatus
 
@@ -61,21 +61,16 @@ def main() -> int:
     return run(measure, parser("A rank that fails: seconds until the server knows.").parse_args())
 
 
-SHARED = "/dev/shm"
-"""A folder that ranks in their sandbox may write to as well."""
-
-
 def measure(arguments: argparse.Namespace) -> Report:
     """One run for each failure, in one federation."""
     say(f"starting a server and {CLIENTS} clients, {VICTIM} with two ranks")
     options = {VICTIM: ("--nproc-per-node", "2")}
     outcomes = []
-    with (
-        live_federation(APP, clients=CLIENTS, options=options) as federation,
-        tempfile.TemporaryDirectory(dir=SHARED) as folder,
-    ):
+    with live_federation(APP, clients=CLIENTS, options=options) as federation:
+        # Of the folders that its user code may write to, the one that outlives it.
+        folder = federation.operator_folder.parent / "clients" / VICTIM / "state" / OWN_MODEL_FOLDER
         for number, (failure, rank) in enumerate(sized(arguments, smallest=QUICK[:1], quick=QUICK, whole=FAILURES)):
-            outcomes.append(_fail(federation, failure, rank, Path(folder) / str(number)))
+            outcomes.append(_fail(federation, failure, rank, folder / str(number)))
             say(f"{failure}: {outcomes[-1].known:.2f} s, {outcomes[-1].reason}")
     return report(outcomes)
 

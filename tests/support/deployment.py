@@ -246,12 +246,14 @@ class Deployment:
             program = [sys.executable, DYING_CLIENT, dies_after]
         elif battery is not None:
             program = [sys.executable, CLIENT_ON_BATTERY, battery]
-        return self.start_process(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
+        usual_words = ["--kit", self.kit(name), "--app", self.app, "--read", self._gates_folder]
+        return self.start_process(name, [*program, *usual_words, *options])
 
     def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start a further machine of a client, which has no kit; `within` is the command that puts it elsewhere."""
         self._otherwise.add(name)
-        return self.start_process(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
+        command = [*within, *FEDCORE, "client", "--app", self.app, "--read", self._gates_folder, *options]
+        return self.start_process(name, command)
 
     def start_program(self, name: str, *words: str | Path) -> subprocess.Popen[str]:
         """Start a client that is another program, by itself whatever the others are."""
@@ -279,7 +281,7 @@ class Deployment:
         """
         self._starts += 1
         name = f"run-{self._starts}"
-        model, gate = self.folder / f"{name}.safetensors", self.folder / f"{name}.gate"
+        model, gate = self.folder / f"{name}.safetensors", self._gates_folder / f"{name}.gate"
         if gated:
             self._gates.append(gate)
             run_config["gate"] = str(gate)
@@ -294,6 +296,13 @@ class Deployment:
         command += ["--connect-seconds", str(PATIENCE)]  # some tests start the server anew meanwhile
         process = self.group.start(name, command, piped=True)
         return Submitted(process, self.group.logs / f"{name}.log", model, gate)
+
+    @property
+    def _gates_folder(self) -> Path:
+        """The folder of the gates, which user code may look into."""
+        folder = self.folder / "gates"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     # --- looking ------------------------------------------------------------------------------------------------
 
