@@ -168,17 +168,13 @@ def _newest(runs: Mapping[str, Value]) -> dict[str, Value]:
 def _start(task: Task, app: Path, members: Sequence[int], statistics: Mapping[str, Any]) -> FirstModelStart:
     """What the server tells its process of the run, out of what the task says."""
     settings = JobSettings.from_mapping(task.settings, where="the task's settings")
-    return FirstModelStart(
+    return FirstModelStart.of(
+        settings,
         app=str(app),
         app_sha256=task.app_sha256,
         run=task.run,
         run_config=task.run_config,
         aggregation=task.aggregation,
-        groups=settings.groups,
-        least_groups=settings.least_groups,
-        buffered=settings.buffered,
-        noised=settings.private,
-        compressed=settings.compresses,
         members=len(members),
         nodes=list(members),
         statistics=dict(statistics),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
+from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Message, Name, Scalar
 
 
@@ -36,3 +37,20 @@ class ServerAppStart(Message):
     noised: bool = False
     compressed: bool = False
     members: int | None = None
+
+    @classmethod
+    def of(cls, settings: JobSettings, **others: Any) -> Self:
+        """The start of a run with these settings.
+
+        Args:
+            settings: the run's; a client's copy lacks min-groups, so that it assumes the default.
+            others: the fields that do not follow from them; aggregation is one, which a client reads in its task.
+        """
+        return cls(
+            groups=settings.groups,
+            least_groups=settings.least_groups,
+            buffered=settings.buffered,
+            noised=settings.private,
+            compressed=settings.compresses,
+            **others,
+        )

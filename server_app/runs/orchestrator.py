@@ -120,19 +120,15 @@ class RunOrchestrator:
     async def _start(self) -> Start:
         plan, files = self._run.plan, self._run.files
         initial = await files.initial(plan.initial_sha256) if plan.initial_sha256 else None
-        return Start(
+        return Start.of(
+            plan.settings,
             app=str(files.app),
             folder=str(files.work),
             run=plan.run,
             run_config=dict(plan.run_config),
             aggregation=plan.settings.aggregation,
-            groups=plan.settings.groups,
-            least_groups=plan.settings.least_groups,
-            buffered=plan.settings.buffered,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
-            noised=plan.settings.private,
-            compressed=plan.settings.compresses,
             members=self._members,
         )
 

@@ -38,17 +38,13 @@ async def _derive(
     bundle = AppBundle.from_folder(app.folder)
     nodes = list(range(1, clients + 1))
     with private_folder() as folder:
-        start = FirstModelStart(
+        start = FirstModelStart.of(
+            settings,
             app=str(bundle.install(folder)),
             app_sha256=bundle.sha256,
             run=_RUN,
             run_config=dict(run_config),
             aggregation="secure",
-            groups=settings.groups,
-            least_groups=settings.least_groups,
-            buffered=settings.buffered,
-            noised=settings.private,
-            compressed=settings.compresses,
             members=clients,
             nodes=nodes,
         )
