@@ -20,10 +20,11 @@ from fedcore.cli.card import write_card_next_to
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
+from fedcore.monitoring.promise import promise_of
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 from fedcore.system.terminal import escape, visible_json
-from fedcore.wire.events import EventSink, Recorded, RunOut, ignore
+from fedcore.wire.events import EventSink, Recorded, RunOut, RunStarted, ignore
 from fedcore.wire.operator import RunStatus
 
 LIVE_SECONDS: Final = 2.0
@@ -141,6 +142,8 @@ def _show(event: Recorded, view: ProgressView, screen: Screen) -> None:
         sys.stdout.flush()
     else:
         view.show(event.event, event.seconds)
+        if isinstance(event.event, RunStarted) and event.event.aggregation == "secure":
+            screen.note(promise_of(event.event.privacy))
 
 
 def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool) -> None:

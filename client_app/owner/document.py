@@ -122,8 +122,7 @@ def _uploads(status: Status) -> StatusSection:
     text = (
         f"In {masked + readable} exchanges {up:,} bytes were sent and {down:,} received. The size of a masked update "
         "follows from the task, not from the data.",
-        "A sum may still reveal something about its clients as a group. If the owner's rules ask for differential "
-        "privacy, noise bounds that, and epsilon below measures it; without noise there is no bound.",
+        f"{status.spending.promise}.",
     )
     table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)
     return StatusSection(name="left", title="What left this machine", text=text, table=table)

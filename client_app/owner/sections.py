@@ -210,8 +210,8 @@ def _refusals(status: Status) -> StatusSection:
 
 def _budget(status: Status) -> StatusSection:
     spending = status.spending
-    text = f"All runs together: {spending}; {spending.limit}."
-    return StatusSection(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)
+    text = (f"All runs together: {spending}; {spending.limit}.", f"{spending.promise}.")
+    return StatusSection(name="epsilon", title="Privacy budget", text=text, bad=spending.left == 0)
 
 
 def _ends(status: Status) -> StatusSection:

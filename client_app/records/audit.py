@@ -145,8 +145,8 @@ def _work(entry: WorkEntry) -> AuditedExchange:
 
 
 def audit_json(content: Audit) -> str:
-    """Every exchange, and the epsilon spent, as JSON; an unbounded epsilon is null."""
-    return json.dumps(asdict(content), indent=2)
+    """Every exchange, the epsilon spent and what that promises, as JSON; an unbounded epsilon is null."""
+    return json.dumps({**asdict(content), "promise": content.spending.promise}, indent=2)
 
 
 def print_audit(content: Audit, console: Console) -> None:
@@ -157,6 +157,7 @@ def print_audit(content: Audit, console: Console) -> None:
         console.print(_refusals(content.exchanges))
     spending = content.spending
     console.print(f"spent: {spending}; {spending.limit}")
+    console.print(spending.promise)
 
 
 def _runs(exchanges: Iterable[AuditedExchange]) -> Table:

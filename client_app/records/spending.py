@@ -16,6 +16,7 @@ from client_app.records.ledger_entries import Entry, RefundEntry, SpentEntry, Up
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation import Policy
 from fedcore.federation.admission.owner import AgreedSum
+from fedcore.monitoring.promise import MASKS_ONLY, masks_and_noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,13 @@ class SpentBudget:
         left = f"{self.left:.4g}" if self.left else "nothing"
         others = ", which counts updates with noise alone" if self.noiseless else ""
         return f"{left} of {self.allowed:g} left{others}"
+
+    @property
+    def promise(self) -> str:
+        """What the masks and the noise of these updates promise, in one sentence."""
+        if self.noiseless or not (self.noised or self.allowed):
+            return MASKS_ONLY
+        return masks_and_noise(self.noised_epsilon if self.noised else self.allowed or 0.0, self.delta)
 
     @property
     def in_short(self) -> str:

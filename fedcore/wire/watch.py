@@ -118,12 +118,14 @@ class RoundsOut(ViewerMessage):
     """GET /v1/runs/{run}/rounds.
 
     planned: rounds, where the app says so.
+    promise: what the masks and the noise of the run promise, in one sentence; "" of a plain run.
     seq: number of the last event in it.
     """
 
     rounds: list[RoundOut]
     planned: int | None
     privacy: PrivacyTerms | None
+    promise: str
     seq: int
 
 

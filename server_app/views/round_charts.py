@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from fedcore.monitoring.promise import promise_of
 from fedcore.wire.base import MetricValue
 from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
 from fedcore.wire.watch import RoundOut, RoundsOut
@@ -34,14 +35,16 @@ class RoundCharts:
         self._rounds: dict[int, _Round] = {}
         self._planned: int | None = None
         self._privacy: PrivacyTerms | None = None
+        self._promise = ""
         self._cohort = (0, 0)
         """The exchange that was opened last, and how many clients were asked."""
 
     def take(self, item: Recorded) -> None:
         """One more event."""
         match item.event:
-            case RunStarted(rounds=planned, privacy=privacy):
+            case RunStarted(rounds=planned, privacy=privacy, aggregation=aggregation):
                 self._planned, self._privacy = planned, privacy
+                self._promise = promise_of(privacy) if aggregation == "secure" else ""
             case ExchangeStarted(exchange=exchange, cohort=cohort):
                 self._cohort = (exchange, len(cohort))
             case FiguresFound(source=source, server_round=number, metrics=metrics):
@@ -96,6 +99,7 @@ class RoundCharts:
             ],
             planned=self._planned,
             privacy=self._privacy,
+            promise=self._promise,
             seq=seq,
         )
 

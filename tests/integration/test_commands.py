@@ -15,6 +15,7 @@ from support.deployment import Deployment, fedcore, wait_until
 from support.tiny import TINY
 
 from fedcore.monitoring.progress import PLAIN_WARNING
+from fedcore.monitoring.promise import MASKS_ONLY
 from fedcore.state import ModelState
 
 COMMANDS = ("provision", "server", "client", "run", "stats", "simulate", "compare")
@@ -94,9 +95,11 @@ def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deploymen
     plain = fedcore(*command, "--set", "aggregation=plain")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.count(PLAIN_WARNING) == 2
+    assert MASKS_ONLY not in plain.stdout
     secure = fedcore(*command)
     assert secure.returncode == 0, secure.stderr
     assert "plain" not in secure.stdout
+    assert secure.stdout.count(MASKS_ONLY) == 1
     assert "2 of 2 clients joined: client-1, client-2" in secure.stdout
     assert f"model saved to {readable.folder}/m.safetensors" in secure.stdout
 

@@ -35,6 +35,7 @@ export class Run {
     this.state = badge();
     this.title = el(isAlone ? "h1" : "h2", {}, "…");
     this.reason = el("p", { class: "reason", hidden: true });
+    this.promise = el("p", { class: "note", hidden: true });
     this.actions = isOperator ? new Actions(() => this.refresh()) : null;
     this.progress = new Progress();
     this.curves = new Curves();
@@ -42,7 +43,7 @@ export class Run {
     this.serverView = new ServerView();
     this.events = new Events();
     const head = el("header", { class: "run-head" }, el("div", {}, this.title, this.state), this.actions?.element);
-    this.card = el("section", { class: "card", "aria-label": "Progress of the run" }, head, this.reason, this.progress.element);
+    this.card = el("section", { class: "card", "aria-label": "Progress of the run" }, head, this.reason, this.progress.element, this.promise);
     this.settings = isAlone ? settings() : null;
     const panels = [this.card, this.curves.element, this.marks.element, this.serverView.element, this.events.element];
     this.element = el("div", { class: "run" }, ...panels, this.settings?.element);
@@ -110,6 +111,8 @@ export class Run {
   #showRounds(rounds) {
     this.survivors = rounds.rounds.at(-1)?.survivors;
     this.progress.rounds(rounds);
+    this.promise.hidden = !rounds.promise;
+    say(this.promise, rounds.promise);
     this.actions?.rounds(rounds);
     this.curves.show(rounds);
     this.#follow(rounds);

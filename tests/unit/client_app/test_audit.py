@@ -16,6 +16,7 @@ from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError
 from fedcore.federation.admission.owner import AgreedSum
 from fedcore.federation.transcript import NoisedSum
+from fedcore.monitoring.promise import masks_and_noise
 
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 
@@ -78,6 +79,7 @@ def test_the_ledger_as_json(busy: Path) -> None:
         "allowed": 8.0,
         "left": 8.0 - spent,
     }
+    assert found["promise"] == masks_and_noise(spent, 1e-5)
 
 
 def test_the_ledger_as_tables(busy: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from client_app.exchange.exchange import take_part
 from fedcore.cli.main import app
 from fedcore.codec import private_encoding
 from fedcore.codec.privacy import Accountant
+from fedcore.monitoring.promise import MASKS_ONLY
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
@@ -78,6 +80,7 @@ async def test_all_places_say_alike_what_was_spent(
     for text in texts:
         assert "epsilon 0" not in text
         assert (UNBOUNDED in text) == (left != "with")
+        assert (MASKS_ONLY in unescape(text)) == (left != "with")
         assert (f"epsilon {epsilons[-1]:.4g}" in text) == (left in ("with", "both"))
     for document in found:
         assert document["spending"]["epsilon"] == (epsilons[-1] if left == "with" else None)

@@ -15,6 +15,7 @@ from support.members import Failure, Member
 from support.serverside import Site, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.monitoring.promise import MASKS_ONLY, masks_and_noise
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import end
 from fedcore.wire.events import (
@@ -22,6 +23,7 @@ from fedcore.wire.events import (
     ClientDropped,
     ExchangeDone,
     ExchangeStarted,
+    PrivacyTerms,
     Recorded,
     RunEvent,
     RunStarted,
@@ -110,11 +112,29 @@ def test_a_round_is_its_training_and_its_evaluation() -> None:
     for item in numbered(events):
         book.take(item)
     shown = book.describe(7)
-    assert (shown.planned, shown.seq) == (9, 7)
+    assert (shown.planned, shown.seq, shown.promise) == (9, 7, MASKS_ONLY)
     (one,) = shown.rounds
     assert (one.train, one.evaluate) == ({"loss": None}, {"acc": 0.75})
     assert (one.cohort, one.survivors, one.dropped) == (3, 2, 1), "of the training"
     assert (one.seconds, one.up, one.down, one.epsilon) == (3.0, 60, 6, 1.0)
+
+
+def test_the_promise_of_a_run_is_its_epsilon_if_it_has_one() -> None:
+    terms = PrivacyTerms(
+        mechanism="skellam", noise_multiplier=1.0, clip_norm=1.0, metric_bound=0.0, epsilon_budget=8.0, delta=1e-5
+    )
+    unlimited = terms.model_copy(update={"epsilon_budget": None})
+    promises: dict[str, RunEvent] = {
+        masks_and_noise(8.0, 1e-5): RunStarted(app="tiny", aggregation="secure", privacy=terms),
+        masks_and_noise(math.inf, 1e-5): RunStarted(app="tiny", aggregation="secure", privacy=unlimited),
+        MASKS_ONLY: RunStarted(app="tiny", aggregation="secure"),
+        "": RunStarted(app="tiny", aggregation="plain"),
+    }
+    for promise, event in promises.items():
+        charts = RoundCharts()
+        for item in numbered([event]):
+            charts.take(item)
+        assert charts.describe(1).promise == promise
 
 
 async def test_a_round_that_is_known_is_not_read_again(
