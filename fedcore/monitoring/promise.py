@@ -1,4 +1,4 @@
-"""What secure aggregation promises, and what it does not, in one sentence for those who start a run, watch it or take part."""
+"""What secure aggregation promises, and what it does not, in one sentence for people who run, watch or take part."""
 
 from __future__ import annotations
 
