@@ -20,34 +20,25 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.worlds.asks import APP, Ask  # type: ignore[import-not-found]
+from support.worlds.asks import Ask  # type: ignore[import-not-found]
+from support.worlds.clients import at_work  # type: ignore[import-not-found]
 from support.worlds.memory_transport import MemoryTransport  # type: ignore[import-not-found]
 from support.worlds.play import AGREED  # type: ignore[import-not-found]
 from support.worlds.server import Adversary  # type: ignore[import-not-found]
 
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
-from client_app.agent.agent import Agent, Pauses
-from client_app.exchange.client import Client
-from client_app.exchange.models import prepare_state_dir
-from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from client_app.ranks.messages import LocalAnswer
-from client_app.records.ledger import Ledger
-from client_app.records.pending_update import PendingUpdate
-from client_app.records.result_cache import ResultCache
-from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit, Policy, provision
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
@@ -116,32 +107,14 @@ async def seconds_to_upload(kinds: Sequence[str], pad: float, folder: Path) -> d
     adversary = Adversary(kits, folder)
     wires = {number: Watched(number, adversary) for number in kits}
     sizes = {SMALL: ROWS, LARGE: MORE_ROWS, FAILS: 0}
-    async with AsyncExitStack() as stack:
-        agents = []
-        for number, kit in kits.items():
-            own = folder / str(number)
-            client = Client(
-                kit=kit,
-                app_sha256=APP,
-                agreed=AGREED,
-                transport=cast(Any, wires[number]),
-                work=Waits(deque(sizes[kind] for kind in kinds) if number == FIRST else deque()),
-                ledger=stack.enter_context(Ledger(prepare_state_dir(own))),
-                transcript=stack.enter_context(ClientTranscript(own, kit.roster)),
-                state_dir=own,
-                results=stack.enter_context(ResultCache(own)),
-                pending=PendingUpdate(own),
-                output=Output(name=kit.name, stream=StringIO()),
-            )
-            pauses = Pauses(first=0.0, longest=0.0, refusal=0.0)
-            agents.append(asyncio.create_task(Agent(client, pauses, jitter=lambda: 0.0).run()))
-        try:
-            # Each model is another one, so that no owner counts them as the same question.
-            await adversary.lead([Ask(model={"w": 1.0 + place}) for place in range(len(kinds))])
-        finally:
-            for agent in agents:
-                agent.cancel()
-            await asyncio.gather(*agents, return_exceptions=True)
+
+    def parts(number: int) -> dict[str, Any]:
+        rows = deque(sizes[kind] for kind in kinds) if number == FIRST else deque[int]()
+        return {"transport": wires[number], "work": Waits(rows)}
+
+    async with at_work(kits, folder, AGREED, parts) as crew:
+        # Each model is another one, so that no owner counts them as the same question.
+        await crew.until(adversary.lead([Ask(model={"w": 1.0 + place}) for place in range(len(kinds))]))
     waits = wires[FIRST].waits
     assert len(waits) == len(kinds), "every exchange has one upload of the client, whatever became of its work"
     return {kind: [wait for wait, now in zip(waits, kinds, strict=True) if now == kind] for kind in KINDS}

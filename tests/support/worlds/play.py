@@ -6,26 +6,18 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
-from typing import cast
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from client_app.agent.agent import Agent, Pauses
-from client_app.exchange.client import Client
 from client_app.exchange.eligibility import Eligibility, Reading
 from client_app.exchange.first_model import NoFirstModels
-from client_app.exchange.models import prepare_state_dir
-from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.records.ledger import Ledger
-from client_app.records.pending_update import PendingUpdate
 from client_app.records.result_cache import ResultCache
-from client_app.records.transcript import ClientTranscript
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
@@ -37,7 +29,8 @@ from fedcore.secagg.crypto.agreement import KeyPair
 from fedcore.secagg.crypto.keys import Secret
 from fedcore.wire.tasks import Task
 from support.stories import Drbg
-from support.worlds.asks import APP, Ask
+from support.worlds.asks import Ask
+from support.worlds.clients import at_work
 from support.worlds.data import Data, Work, make_model
 from support.worlds.memory_transport import MemoryTransport, Request
 from support.worlds.server import Adversary, Release
@@ -45,7 +38,6 @@ from support.worlds.server import Adversary, Release
 SECONDS = 500.0
 AGREED = AppAgreement(run_config={"lr": 1.0}, settings=JobSettings())
 """What the app says that every owner installed."""
-_AT_ONCE = Pauses(first=0.0, longest=0.0, refusal=0.0, farewell=SECONDS)
 
 
 @dataclass(slots=True)
@@ -130,61 +122,36 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
     own = Path(tempfile.mkdtemp(dir=folder))
     adversary = Adversary(kits, own)
     transports = {number: MemoryTransport(number, adversary) for number in kits}
-    logs = {number: StringIO() for number in kits}
-    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
-        agents = []
-        for number, kit in kits.items():
-            ledger = stack.enter_context(Ledger(prepare_state_dir(own / str(number))))
-            transcript = stack.enter_context(ClientTranscript(own / str(number), kit.roster))
-            client = Client(
-                kit=kit,
-                app_sha256=APP,
-                agreed=AGREED,
-                transport=transports[number],
-                work=Work(data[number]),
-                ledger=ledger,
-                transcript=transcript,
-                state_dir=own / str(number),
-                results=stack.enter_context(Unhurried(own / str(number))),
-                pending=PendingUpdate(own / str(number)),
-                first_models=OwnModel(),
-                output=Output(name=kit.name, stream=logs[number]),
-                randomness=Randomness(number),
-                eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),
-            )
-            _tie(client)
-            agents.append(asyncio.create_task(Agent(client, _AT_ONCE, jitter=lambda: 0.0).run()))
-        leading = asyncio.create_task(adversary.lead(asks))
-        try:
-            await asyncio.wait([leading, *agents], return_when=asyncio.FIRST_COMPLETED)
-            for agent in agents:
-                if agent.done():
-                    agent.result()
-            releases = await leading
-        finally:
-            for task in (leading, *agents):
-                task.cancel()
-            await asyncio.gather(leading, *agents, return_exceptions=True)
+    works = {number: Work(data[number]) for number in kits}
+
+    def results(number: int, folder: Path) -> Unhurried:
+        cache = Unhurried(folder)
+        cache.begun = works[number].begun
+        return cache
+
+    def parts(number: int) -> dict[str, Any]:
+        work, randomness, transport = works[number], Randomness(number), transports[number]
+
+        def on_task() -> None:
+            randomness.next_exchange()
+            work.begun.clear()
+
+        transport.on_task, transport.on_watch = on_task, work.begun.set
+        return {
+            "transport": transport,
+            "work": work,
+            "first_models": OwnModel(),
+            "randomness": randomness,
+            "eligibility": Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),
+        }
+
+    async with asyncio.timeout(SECONDS), at_work(kits, own, AGREED, parts, results=results) as crew:
+        releases = await crew.until(adversary.lead(asks))
     return View(
         {number: transport.seen for number, transport in transports.items()},
         releases,
-        {number: log.getvalue() for number, log in logs.items()},
+        {number: log.getvalue() for number, log in crew.logs.items()},
     )
-
-
-def _tie(client: Client) -> None:
-    """Let the transport say when an exchange begins, and when its keys are exchanged."""
-    transport, work, randomness = client.transport, cast(Work, client.work), client.randomness
-    assert isinstance(transport, MemoryTransport)
-    assert isinstance(client.results, Unhurried)
-    client.results.begun = work.begun
-    assert isinstance(randomness, Randomness)
-
-    def on_task() -> None:
-        randomness.next_exchange()
-        work.begun.clear()
-
-    transport.on_task, transport.on_watch = on_task, work.begun.set
 
 
 def exchanged(data: Mapping[int, Data], one: int = 1, other: int = 2) -> dict[int, Data]:

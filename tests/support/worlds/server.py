@@ -16,17 +16,17 @@ from fedcore.errors import ConfigurationError, FedcoreError, PeerError, Refused,
 from fedcore.federation import ClientKit
 from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.run.exchange import encoding_of, round_parameters
-from fedcore.secagg import Outcome, ServerRound, apply_masks
+from fedcore.secagg import Outcome, ServerRound, Verify, apply_masks, verifies
 from fedcore.secagg.transitions import ServerStage
 from fedcore.state import ModelState
 from fedcore.wire import secagg_codec
 from fedcore.wire.base import Message
 from fedcore.wire.chunks import update_digest
 from fedcore.wire.forms import our_version
-from fedcore.wire.presence import JoinOut
+from fedcore.wire.presence import JoinOut, WorkIn, WorkState
 from fedcore.wire.secagg import AdvertisementIn, ConsistencyIn, KeySharesIn, UnmaskIn
 from fedcore.wire.tasks import Task
-from fedcore.wire.uploads import ManifestIn
+from fedcore.wire.uploads import ManifestIn, WithdrawIn
 from support.worlds.asks import Ask, Desk
 
 _ORDER = tuple(ServerStage)
@@ -72,18 +72,26 @@ class Release:
 
 
 class Room:
-    """One exchange. Who is in `drops` is declared lost in that stage, whatever it sends."""
+    """One exchange. Who is in `drops` is declared lost in that stage, whatever it sends.
 
-    def __init__(self, task: Task, model: Path, kit: ClientKit, drops: Mapping[int, str]) -> None:
+    models: what each client is sent. checks: what those that left said that they had refused, for all to see.
+    """
+
+    def __init__(
+        self, task: Task, models: Mapping[int, Path], kit: ClientKit, drops: Mapping[int, str], *, model: Path
+    ) -> None:
         self.task = task
+        self.models = models
         self.model = model
+        self.checks: dict[int, str] = {}
         self.release: Release | None = None
         self._drops = drops
         self._absent: set[int] = set()
         self._moved = asyncio.Event()
         self._vectors: dict[int, np.ndarray] = {}
         self._signatures: dict[int, bytes] = {}
-        self._round = _round(task, kit)
+        lies = any(path != model for path in models.values())
+        self._round = _round(task, kit, verify=(lambda *_: True) if lies else verifies)
         self._kit = kit
         self._named: Outcome | None = None
         self._opened = False
@@ -209,14 +217,14 @@ class Room:
         return Release(task=self.task, survivors=survivors, words=words, decoded=decoded, why=why)
 
 
-def _round(task: Task, kit: ClientKit) -> ServerRound | None:
-    """None for parameters under which no client can take part."""
+def _round(task: Task, kit: ClientKit, *, verify: Verify) -> ServerRound | None:
+    """None for parameters under which no client can take part. verify: a server that lies takes any signature."""
     digest = bytes.fromhex(task.model.sha256) if task.model else None
     try:
         parameters = round_parameters(task, federation=kit.federation, roster_hash=kit.roster.hash(), model_hash=digest)
     except ConfigurationError:
         return None
-    return ServerRound(parameters=parameters, roster=kit.roster.keys)
+    return ServerRound(parameters=parameters, roster=kit.roster.keys, verify=verify)
 
 
 class Adversary:
@@ -230,6 +238,10 @@ class Adversary:
         self._room: Room | None = None
         self._records: list[SignedRecord] = []
         self._head = ""
+        self._works: dict[int, asyncio.Future[WorkIn]] = {}
+        self._work_models: dict[int, Path] = {}
+        self.refusals: list[dict[int, str]] = []
+        """For each exchange, and each piece of work, who refused it and by which check."""
 
     async def lead(self, asks: Sequence[Ask]) -> list[Release | None]:
         """What each exchange gave."""
@@ -238,17 +250,33 @@ class Adversary:
             task = self._desk.task(ask).model_copy(update={"previous": self._head, **ask.task})
             asked = [client for client in task.cohort if client in self._tasks]
             await self._all_idle(asked)
-            self._room = room = Room(task, self._desk.model_of(task), self._kit, ask.drops)
+            tasks = self._desk.tasks(ask, task)
+            models = {client: self._desk.model_of(own) for client, own in tasks.items()}
+            self._room = room = Room(task, models, self._kit, ask.drops, model=self._desk.model_of(task))
             for client in asked:
                 self._idle[client].clear()
-                self._tasks[client].put_nowait(task)
+                self._tasks[client].put_nowait(tasks[client])
             await room.ended()
             await self._all_idle(asked)
             releases.append(room.release)
+            self.refusals.append(room.checks)
             if (entry := room.record()) is not None:
                 self._head = entry[0]
                 self._records.append(entry[1])
         return releases
+
+    async def hand_out(self, ask: Ask, versions: Mapping[int, tuple[int, ModelState]]) -> bool:
+        """Let clients train for a later sum of the ask's run: client -> number and model. Whether all of them did."""
+        await self._all_idle([*versions])
+        for client, (number, state) in versions.items():
+            task = self._desk.work(ask, number, state)
+            self._works[client] = asyncio.get_running_loop().create_future()
+            self._work_models[client] = self._desk.model_of(task)
+            self._tasks[client].put_nowait(task)
+        reports = dict(zip(versions, await asyncio.gather(*(self._works[client] for client in versions)), strict=True))
+        refused = {client: report.withdrawal.check for client, report in reports.items() if report.withdrawal}
+        self.refusals.append(refused)
+        return all(report.state is WorkState.READY for report in reports.values())
 
     async def answer(
         self, client: int, method: str, path: str, body: bytes, query: Mapping[str, Any]
@@ -269,6 +297,11 @@ class Adversary:
             return None
         if path == "/v1/transcript":
             return self._after(query["after"])
+        if path == "/v1/work":
+            self._works[client].set_result(WorkIn.model_validate_json(body))
+            return None
+        if "/versions/" in path:
+            return self._work_models[client]
         room = self._room
         assert room is not None
         route = path.rsplit("/", 1)[-1]
@@ -276,10 +309,12 @@ class Adversary:
             room.part(client, int(route), body)
             return None
         if route == "withdrawal":
+            if check := WithdrawIn.model_validate_json(body).check:
+                room.checks[client] = check
             room.leave(client)
             return None
         if route == "model":
-            return room.model
+            return room.models[client]
         return await (room.put(client, route, body) if method == "PUT" else room.get(client, route))
 
     def _after(self, known: str) -> TranscriptOut:
