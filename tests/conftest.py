@@ -34,7 +34,7 @@ STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 """Audit events of a process that starts another one."""
 TOOK = "processor seconds"
 """The property of a quick test that took more of them than `--test-seconds`."""
-LATE = ("dp_accounting.rdp", "matplotlib.pyplot", "pandas")
+LATE = ("dp_accounting", "matplotlib.pyplot", "pandas")
 """What the code imports when it is needed. Whichever test needs it first is not slow for that."""
 LONGEST = (
     "integration/test_kills.py",

@@ -8,7 +8,7 @@ leaves secure aggregation. Updates are integers there, so the noise is, too: Ske
 discrete Gaussian (Kairouz, Liu, Steinke 2021).
 
 `noise` draws it, without floating point, from exact tables and a key stream that the server cannot predict.
-`accounting` bounds the Renyi divergence of one release, adds up releases (Mironov 2017) and converts to epsilon.
+`accounting` compares one release to a Gaussian mechanism, adds up releases and converts to epsilon.
 `plan` is what one run promises and has spent: it stops before the exchange that would exceed its epsilon. An exchange
 counts once shares are asked for, whatever fails afterwards. How updates become noised words is in `parameters` and
 `noised`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.

@@ -1,11 +1,12 @@
-"""Privacy accounting: the Renyi divergences of all exchanges add up to an epsilon.
+"""Privacy accounting: each exchange is as private as a Gaussian mechanism, and so are all of them together.
 
 Neighbours are two runs that differ in one client: its update is whatever it is, or zero; its noise share stays. The
 cohort itself is public, so this is what adding or removing a client means here (Kairouz, Liu, Steinke 2021, section 2).
 
 All figures are in steps of the grid to which updates are rounded: a client's update is an integer vector whose norm is
-checked after rounding, so the sensitivity holds exactly, whatever floating point did before. dp-accounting converts the
-sum of the divergences to epsilon.
+checked after rounding, so the sensitivity holds exactly, whatever floating point did before. A sum with discrete noise
+is mu-Gaussian differentially private (Dong, Roth, Su 2022) for a mu that docs/explanation/accounting.md derives.
+dp-accounting converts the mu of all exchanges to epsilon without loss (Balle and Wang 2018).
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import StrictFloat, StrictInt
 
 from fedcore.codec.privacy.noise import MECHANISMS, Mechanism, noise_bound, table_distance
@@ -107,33 +106,20 @@ class Release:
         """Total variation distance of the noise in the smallest sum, all draws together, from the ideal."""
         return self.dimension * self.shares * table_distance(noise_bound(self.mechanism, self.variance))
 
-    def rdp(self, order: int) -> float:
-        """Upper bound on the Renyi divergence of this order, a whole number above 1, between neighbours."""
-        square = self.norm_squared
-        if self.mechanism == "skellam":
-            # Integers: |x| <= x^2 in each coordinate.
-            l1 = min(math.sqrt(self.dimension * square), square)
-            return skellam_rdp(order, l2_squared=square, l1=l1, variance=self.total_variance)
-        tau = sum_distance(self.variance, self.shares)
-        return gaussian_rdp(order, l2_squared=square, variance=self.total_variance, tau=tau, dimension=self.dimension)
+    @property
+    def mu_squared(self) -> float:
+        """Square of the mu for which the sum is mu-Gaussian differentially private; infinite if that is not known."""
+        whole = self.total_variance
+        if self.mechanism == "discrete-gaussian" and (tau := sum_distance(self.variance, self.shares)):
+            whole = 1 / (1 / whole + 4 * tau)
+        return self.norm_squared / (whole - DISCRETE_LOSS) if whole >= LEAST_VARIANCE else math.inf
 
 
-def skellam_rdp(order: int, *, l2_squared: float, l1: float, variance: float) -> float:
-    """Renyi divergence of Skellam noise under an integer shift (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
+LEAST_VARIANCE = 8.0
+"""Variance of a sum's noise, in squared steps, below which the comparison with continuous noise is not proved."""
 
-    a D2^2 / (2 mu) + min(((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)), for whole orders a > 1. `variance`, their
-    mu, is that of all shares together: a sum of Skellam variables is one.
-    """
-    discrete = min(((2 * order - 1) * l2_squared + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return order * l2_squared / (2 * variance) + discrete
-
-
-def gaussian_rdp(order: int, *, l2_squared: float, variance: float, tau: float, dimension: int) -> float:
-    """Renyi divergence of a sum of discrete Gaussians (Kairouz, Liu, Steinke 2021, Theorem 1).
-
-    a / 2 (D2 / sqrt(n sigma^2) + tau sqrt(d))^2; `variance` is n sigma^2.
-    """
-    return order / 2 * (math.sqrt(l2_squared / variance) + tau * math.sqrt(dimension)) ** 2
+DISCRETE_LOSS = 2.0
+"""How much variance discrete noise loses against continuous noise of equal privacy, in squared steps, at most."""
 
 
 def sum_distance(variance: float, shares: int) -> float:
@@ -150,9 +136,6 @@ def sum_distance(variance: float, shares: int) -> float:
     return 10 * (total + rest * math.exp(-2 * math.pi**2 * variance * (exact + 1) / (exact + 2)))
 
 
-ORDERS = (*range(2, 129), *range(136, 257, 8), 320, 384, 512, 768, 1024, 2048, 4096)
-"""Orders of the Renyi divergence; whole numbers, since Skellam's bound is proved for these only."""
-
 _COARSEST_DIMENSION = (MIN_SCALE // 8) ** 2
 _SAMPLER_SHARE = 2.0**-10
 _DIGITS = 4
@@ -161,40 +144,41 @@ _DIGITS = 4
 class Accountant:
     """Adds up releases. Epsilon is that of (epsilon, delta)-differential privacy of one client, all exchanges together.
 
-    Composition is adaptive: later models may depend on earlier sums (Mironov 2017, Proposition 1). The noise that is
-    really drawn differs from the ideal by `Release.distance`. A mechanism within t of an (epsilon, delta)-private one
-    is (epsilon, delta + (1 + e^epsilon) t)-private, so 2^-10 of delta is set aside for it; if that is not enough
+    The squares of mu add up (Dong, Roth, Su 2022, Corollary 2), also if later models, and how much noise there is in
+    their sums, depend on earlier sums (Smith and Thakurta 2022). The noise that is really drawn differs from the ideal
+    by `Release.distance`. A mechanism within t of an (epsilon, delta)-private one is
+    (epsilon, delta + (1 + e^epsilon) t)-private, so 2^-10 of delta is set aside for it; if that is not enough
     (epsilon above about 35, which protects nobody), epsilon is infinite.
     """
 
-    __slots__ = ("_distance", "_rdp")
+    __slots__ = ("_distance", "_mu_squared")
 
     def __init__(self, releases: Iterable[Release] = ()) -> None:
-        self._rdp: NDArray[np.float64] = np.zeros(len(ORDERS))
+        self._mu_squared = 0.0
         self._distance = 0.0
         for release in releases:
             self.add(release)
 
     def add(self, release: Release, times: int = 1) -> None:
         """Count a release `times` times."""
-        self._rdp = self._rdp + times * np.array([release.rdp(order) for order in ORDERS])
+        self._mu_squared += times * release.mu_squared
         self._distance += times * release.distance
 
     def epsilon(self, delta: float, *, further: Release | None = None, times: int = 1) -> float:
         """Epsilon at `delta`, also with `further` counted `times` times; 0 if nothing was released."""
         if further is not None:
             after = Accountant()
-            after._rdp, after._distance = self._rdp, self._distance
+            after._mu_squared, after._distance = self._mu_squared, self._distance
             after.add(further, times)
             return after.epsilon(delta)
-        if not self._rdp.any():
-            return 0.0
+        if not self._mu_squared or math.isinf(self._mu_squared):
+            return self._mu_squared
         # Takes a second the first time, and most commands never need it.
-        from dp_accounting import rdp
+        from dp_accounting import get_epsilon_gaussian
 
-        epsilon, _ = rdp.compute_epsilon(ORDERS, self._rdp, delta * (1 - _SAMPLER_SHARE))
+        epsilon = float(get_epsilon_gaussian(self._mu_squared**-0.5, delta * (1 - _SAMPLER_SHARE)))
         affordable = delta * _SAMPLER_SHARE / self._distance - 1
-        return float(epsilon) if affordable > 0 and epsilon <= math.log(affordable) else math.inf
+        return epsilon if affordable > 0 and epsilon <= math.log(affordable) else math.inf
 
 
 def calibrated_multiplier(mechanism: Mechanism, *, epsilon: float, delta: float, exchanges: int) -> float:

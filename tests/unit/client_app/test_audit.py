@@ -90,7 +90,7 @@ def test_the_ledger_as_tables(busy: Path) -> None:
     assert "[red]nosy" in shown, "what the server named is no markup"
     assert "fedcore.w-max=50" in shown
     assert "config-not-allowed" in shown
-    assert "spent: epsilon 2.622" in shown
+    assert "spent: epsilon 2.414" in shown
 
 
 def test_an_exchange_that_was_repeated(kit: Path) -> None:
