@@ -1,8 +1,8 @@
 """Compatibility of two sides of a federation, as one word after their version.
 
 It is made of the tags of what is signed, hashed and sent, so a change of one of them changes it, too. `WIRE`
-is raised with any other change that the version before it cannot read, such as a field of a task or of a message, or how
-noise follows from settings.
+is raised with any other change that the version before it cannot read, such as a field of a task or of a message, and
+if noise follows from settings in another way.
 """
 
 from __future__ import annotations
