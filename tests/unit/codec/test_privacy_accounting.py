@@ -183,7 +183,7 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (2.0, 1e-5), (8.0, 1e-5), (2.0, 1e-6), (8.0, 1e-6)])
 @pytest.mark.parametrize("exchanges", [15, 200])
 def test_renyi_divergences_would_state_six_to_nine_percent_more(epsilon: float, delta: float, exchanges: int) -> None:
-    """That is how earlier versions counted: what their ledgers hold, the noise of each sum, costs less by this account."""
+    """That is how earlier versions counted: the noise in their ledgers costs less by this account."""
     multiplier = calibrated_multiplier("skellam", epsilon=epsilon, delta=delta, exchanges=exchanges)
     renyi = dp_accounting.rdp.RdpAccountant()
     renyi.compose(dp_accounting.GaussianDpEvent(multiplier), exchanges)
