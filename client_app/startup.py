@@ -32,6 +32,7 @@ from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
 from client_app.records.pending_update import PendingUpdate
 from client_app.records.result_cache import ResultCache
+from client_app.records.sketch_seed import sketcher_of
 from client_app.records.transcript import ClientTranscript
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
@@ -116,6 +117,7 @@ async def _run_agent(options: Options) -> None:
                 pending=PendingUpdate(state_dir),
                 first_models=DerivedModels(state_dir, output, settings.rules),
                 output=output,
+                sketcher=sketcher_of(state_dir),
                 threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                 gpu_uploads=options.gpu_uploads,
                 eligibility=Eligibility.of(kit.policy.eligibility),

@@ -28,9 +28,12 @@ from fedcore.federation.admission.first_model import (
     needs_app,
     untraced_models,
 )
+from fedcore.federation.admission.releases import counts_near_models
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.federation.policy import ANY_MODEL
 from fedcore.secagg import Randomness
+from fedcore.state import ModelState, Sketcher
+from fedcore.state.sketch import SEED_BYTES
 from fedcore.system.concurrency import in_thread
 from fedcore.system.tracing import Traces
 from fedcore.wire.tasks import Task
@@ -75,6 +78,8 @@ class Client:
     first_models: FirstModels = field(default_factory=NoFirstModels)
     randomness: Randomness = os.urandom
     """For the protocol and the stochastic rounding."""
+    sketcher: Sketcher = field(default_factory=lambda: Sketcher(os.urandom(SEED_BYTES)))
+    """By whose sketches this client tells how far models are from each other."""
     threads: int = 1
     """For masking."""
     gpu_uploads: bool = True
@@ -99,6 +104,16 @@ class Client:
         check_first_model(untraced, policy, app)
         await self.first_models.note(task)
 
+    def know_model(self, task: Task, model: ModelState | None) -> None:
+        """Note the model of a sum, for the sums of nearly the same one; the first time it is read once."""
+        known = self.ledger.models
+        if model is None or not counts_near_models(task, self.kit.policy):
+            return
+        sketch = known.book.sketches.get(task.subject_model)
+        is_new = sketch is None or sketch.seed != self.sketcher.name
+        if is_new or not known.is_last(task.run, task.message_type, task.subject_model):
+            self.ledger.add_model(task, self.sketcher.sketch(model) if is_new else sketch)
+
     def participant(self, run: str) -> Participant:
         """This client as admission checks it for a task of a run."""
         return Participant(
@@ -106,5 +121,6 @@ class Client:
             history=self.ledger,
             app_sha256=self.app_sha256,
             agreed=self.agreed,
+            models=self.ledger.models,
             start=self.pending.base_version(run),
         )

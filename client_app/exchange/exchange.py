@@ -182,6 +182,7 @@ class _ClientExchange:
 
         async def protocol() -> NoReturn:
             await self._exchange_keys(session, account)
+            await in_thread(self.client.know_model, self.task, model)  # while the app trains
             keys_exchanged.set()
             if encoded.is_set() and not pad:  # the upload begins now
                 await asyncio.Event().wait()

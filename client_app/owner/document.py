@@ -142,6 +142,7 @@ _WORDS = {
     "pad-seconds": "uploads begin at whole multiples of this many seconds, so that their time reveals nothing",
     "allow-config": "what a run may set differently from the installed program",
     "allow-differencing": "whether sums of one model may together reveal that of fewer clients than min-cohort",
+    "near-models": "part of a step of training below which two models count as one in such sums",
     "first-models": "what a run may begin with: the app's own model, models by their SHA-256, or any",
     "max-releases": "most sums of one model and purpose",
     "max-queries": "most sums of statistics, all runs together",

@@ -38,9 +38,11 @@ from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.federation.admission.owner import AgreedSum
+from fedcore.federation.admission.owner import AgreedSum, ModelEntry
+from fedcore.federation.near_models import ModelHistory
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
+from fedcore.state import Sketch
 from fedcore.system.files import Lock
 from fedcore.wire.tasks import Task
 
@@ -68,6 +70,8 @@ class Ledger:
         """
         self._lock = lock_folder(folder)
         self._wall = wall
+        self.models = ModelHistory()
+        """The models that this client had for sums."""
         self._highest: dict[str, int] = {}
         self._entered: Counter[str] = Counter()
         self._times: deque[float] = deque()
@@ -170,6 +174,20 @@ class Ledger:
         """Note that this client is about to agree to a sum: others may unmask it as soon as its signature leaves."""
         self._append(released)
 
+    def add_model(self, task: Task, sketch: Sketch | None) -> None:
+        """Note that this client has a model for a sum, on disk before `release` returns.
+
+        Args:
+            task: of the sum.
+            sketch: of its model, None if it has no elements to tell a distance by.
+        """
+        model = task.subject_model
+        entry = ModelEntry(run=task.run, exchange=task.exchange, message_type=task.message_type, model=model)
+        known = self.models.book.sketches.get(model)
+        if sketch is not None and (known is None or known.seed != sketch.seed):
+            entry = entry.with_sketch(sketch)
+        self._append(entry, sync=False)
+
     def unmask(self, run: str, exchange: int) -> None:
         """Note that the shares of an exchange are about to leave this machine, once and for all.
 
@@ -244,6 +262,8 @@ class Ledger:
                 self._times.append(at)
             case AgreedSum():
                 self._released.setdefault((entry.purpose, entry.model), []).append(entry)
+            case ModelEntry():
+                entry.apply(self.models)
             case ScalesEntry(layout=layout, scales=scales, falls=falls):
                 memory = ScaleMemory(exchange=entry.exchange, scales=scales, falls=falls)
                 self._scales[entry.run, layout] = memory

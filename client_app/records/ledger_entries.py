@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Discriminator, TypeAdapter
 
 from client_app.records.journal import read_lines
-from fedcore.federation.admission.owner import AgreedSum, LedgerEntry
+from fedcore.federation.admission.owner import AgreedSum, LedgerEntry, ModelEntry
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
 
@@ -129,6 +129,7 @@ Entry: TypeAlias = Annotated[
     | SpentEntry
     | RefundEntry
     | AgreedSum
+    | ModelEntry
     | ScalesEntry
     | UnmaskEntry
     | DrawEntry

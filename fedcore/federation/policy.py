@@ -37,6 +37,9 @@ APP_MODEL: Final = "app"
 ANY_MODEL: Final = "any"
 """In first-models: whatever model the server sends."""
 
+NEAR_MODELS: Final = 0.25
+"""Of a step of training: below it honest rounds never lie, whose models are a whole step apart."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EVERYTHING: Final[Mapping[str, ConfigRule]] = MappingProxyType({ANY_KEY: True})
 _ROUNDS_ONLY: Final[Mapping[str, ConfigRule]] = MappingProxyType({ROUNDS_KEY: (1, 10_000)})
@@ -54,6 +57,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "pad-seconds": float,
     "allow-config": dict,
     "allow-differencing": bool,
+    "near-models": float,
     "first-models": list,
     "max-model-bytes": int,
     "max-seconds": float,
@@ -100,6 +104,8 @@ class Policy:
     pad_seconds: uploads begin at whole multiples of this time after the task came; 0 for as soon as they can.
     allow_config: which keys a run may set to other values than the installed app, and to which.
     allow_differencing: whether sums from one model may together tell that over fewer than `min_cohort` clients.
+    near_models: which fraction of a step of training two models lie apart at most that count as one model there; 0 for
+        models that are the same.
     first_models: which models a run may begin with: `APP_MODEL`, SHA-256 of models, `ANY_MODEL`.
     max_model_bytes: the largest model that is accepted.
     max_seconds: the longest local work that is accepted.
@@ -124,6 +130,7 @@ class Policy:
     pad_seconds: float = 0.0
     allow_config: Mapping[str, ConfigRule] = field(default_factory=lambda: _ROUNDS_ONLY)
     allow_differencing: bool = False
+    near_models: float = NEAR_MODELS
     first_models: tuple[str, ...] = (APP_MODEL,)
     max_model_bytes: int = 8_000_000_000
     max_seconds: float = 86_400.0
@@ -164,6 +171,8 @@ class Policy:
             raise KitError("pad-seconds must be at least 0 and at most max-seconds")
         if self.max_releases < 1:
             raise KitError("max-releases must be at least 1: how many sums of one model and purpose this client is in")
+        if not 0 <= self.near_models < 1:
+            raise KitError("near-models must be at least 0 and less than 1: honest rounds lie a whole step apart")
         if self.max_queries < 0:
             raise KitError("max-queries must not be negative: 0 answers no query in secure mode")
 

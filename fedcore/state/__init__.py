@@ -10,7 +10,8 @@ name, synced and then renamed: a reader finds either a complete file or none. sa
 nothing is ever unpickled.
 
 `facts` is what a file says of its model in addition to its tensors; `own_model` stores a client's own model, from
-round to round; `difference` makes of a model the 16-bit difference to one that its receiver has.
+round to round; `difference` makes of a model the 16-bit difference to one that its receiver has; `sketch` keeps of a
+model only as much as it takes to tell how far it is from another.
 """
 
 from fedcore.state.difference import add_difference, can_differ, difference_bytes, rounded, write_difference
@@ -19,6 +20,7 @@ from fedcore.state.files import FileSink, is_canonical, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
 from fedcore.state.model import MemorySink, ModelState, StateSink
 from fedcore.state.own_model import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder, OwnModelRecord
+from fedcore.state.sketch import Sketch, Sketcher
 
 __all__ = [
     "OWN_MODEL_FOLDER",
@@ -30,6 +32,8 @@ __all__ = [
     "OwnModel",
     "OwnModelFolder",
     "OwnModelRecord",
+    "Sketch",
+    "Sketcher",
     "StateSink",
     "TensorSpec",
     "add_difference",

@@ -9,7 +9,7 @@ What needs the model's layout and the transcript comes later, once the client ha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
@@ -19,7 +19,7 @@ from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
-from fedcore.federation.admission.releases import agree, check_versions
+from fedcore.federation.admission.releases import agree, check_versions, counts_near_models
 from fedcore.federation.admission.tasks import (
     check_frequency,
     check_start,
@@ -27,6 +27,7 @@ from fedcore.federation.admission.tasks import (
     check_work,
     derive_parameters,
 )
+from fedcore.federation.near_models import ModelHistory
 from fedcore.federation.transcript import Chain
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, Verify, verifies
@@ -46,6 +47,8 @@ class Participant:
     """What that app's pyproject.toml says."""
     start: Version | None = None
     """Which version the update began from that this client has for a buffered sum; None if it has none."""
+    models: ModelHistory = field(default_factory=ModelHistory)
+    """The models that it had for earlier sums, and for this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +114,11 @@ class AdmittedSum:
             present: who takes part, as their signed keys show.
         """
         participant = self.admitted.participants[client]
-        policy, history = participant.owner.policy, participant.history
-        agree(self.admitted.task, self.encoding, survivors, policy, history, self.chain, present=present)
+        policy, history, task = participant.owner.policy, participant.history, self.admitted.task
+        near: Collection[str] = ()
+        if counts_near_models(task, policy):
+            near = participant.models.near(task.message_type, task.subject_model, policy.near_models)
+        agree(task, self.encoding, survivors, policy, history, self.chain, present=present, near=near)
 
 
 def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = verifies) -> Admitted:

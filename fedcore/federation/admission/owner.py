@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from fedcore.codec import ScaleMemory
 from fedcore.codec.privacy import Accountant
+from fedcore.errors import EncodingError
 from fedcore.federation import Policy, Roster
+from fedcore.federation.near_models import ModelHistory
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
+from fedcore.state import Sketch
 
 
 class Owner(Protocol):
@@ -55,6 +58,42 @@ class AgreedSum(LedgerEntry):
     scales: tuple[float, ...]
     bounds: str
     question: str = ""
+
+
+class ModelEntry(LedgerEntry):
+    """This client has a model for a sum, before it sends anything that depends on its data.
+
+    message_type: of the task.
+    model: its SHA-256.
+    seed: names the client's secret seed (`fedcore.state.Sketcher`).
+    layout: of the sketch.
+    sketch: `fedcore.state.Sketch.to_text`; "" if an earlier entry has it.
+    """
+
+    event: Literal["sketched"] = "sketched"
+    message_type: str
+    model: str
+    seed: str = ""
+    layout: str = ""
+    sketch: str = ""
+
+    @field_validator("sketch")
+    @classmethod
+    def _is_intact(cls, text: str) -> str:
+        try:
+            return Sketch.from_text(text, seed="", layout="").to_text() if text else text
+        except EncodingError as error:
+            raise ValueError(str(error)) from None
+
+    def with_sketch(self, sketch: Sketch) -> Self:
+        """The same entry with the model's sketch."""
+        return self.model_copy(update={"seed": sketch.seed, "layout": sketch.layout, "sketch": sketch.to_text()})
+
+    def apply(self, models: ModelHistory) -> None:
+        """Add the model to those that are known."""
+        if self.sketch:
+            models.book.add(self.model, Sketch.from_text(self.sketch, seed=self.seed, layout=self.layout))
+        models.add(self.run, self.message_type, self.model)
 
 
 class ClientHistory(Protocol):

@@ -7,6 +7,9 @@ then has as many members as a sum needs, among all sums of that model and purpos
 unfinished ones too. It decides when the survivors are named, before it signs anything, and never by data. Its signature
 is what counts: the others release their shares on it.
 
+Models that are nearly the same count as one there (`fedcore.federation.near_models`), since the difference of their
+sums is nearly that of one model's. The other rules are about models that are the same.
+
 A model gets one question (`question`): the message, the weight, the run's config and settings and the round stay as in
 the first sum of the model, but for keys whose values the owner leaves to the run.
 
@@ -67,6 +70,13 @@ def check_releases(task: Task, policy: Policy, ledger: ClientHistory) -> None:
     _check_question(task, policy, ledger)
 
 
+def counts_near_models(task: Task, policy: Policy) -> bool:
+    """Whether sums of nearly the same model count together with those of this task's model."""
+    return bool(
+        policy.near_models > 0 and not policy.allow_differencing and task.aggregation == "secure" and task.subject_model
+    )
+
+
 def agree(
     task: Task,
     encoding: AnyEncoding,
@@ -76,12 +86,14 @@ def agree(
     chain: Chain,
     *,
     present: Collection[int] = (),
+    near: Collection[str] = (),
 ) -> None:
     """Agree to the sum over `survivors`, durably; raises ProtocolViolation if the owner does not allow it.
 
     Args:
         chain: the transcript up to the task.
         present: who takes part, as their keys that were signed show.
+        near: other models that count as the task's own, by SHA-256.
     """
     scales, bounds = scales_and_bounds(encoding)
     agreed = AgreedSum(
@@ -101,8 +113,11 @@ def agree(
         if task.trains:
             _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
-        summed = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
-        known = {ids_from_text(released.survivors) for released in earlier} | summed
+        known = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
+        known |= {ids_from_text(released.survivors) for released in earlier}
+        for model in near:
+            known |= chain.sums(agreed.purpose, model)
+            known |= {ids_from_text(released.survivors) for released in ledger.released(agreed.purpose, model)}
         corrupt = task.protection.corrupt if task.protection else 0
         check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(agreed)
@@ -188,15 +203,16 @@ def check_smallest_group(
     size = smallest_group({*known, survivors})
     if size < min_cohort + corrupt:
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
+        subject = "queries" if queries else "the same model, or nearly the same"
         remedy = "Ask" if queries else "Start from another model, or ask"
         raise ProtocolViolation(
             checks.DIFFERENCING,
-            f"this sum and the {len(known - {survivors})} others of {'queries' if queries else 'the same model'}, of "
-            f"this client and in the transcript, could together give that over a group of {size} clients; the policy "
-            f"demands {demanded}. {remedy} the same clients as before. To take part anyway, its owner would have "
-            "to set allow-differencing = true in policy.toml and restart the client: it then no longer checks what "
-            "sums reveal together, and anybody who reads two that differ in one client can subtract them and learn "
-            "what that client sent",
+            f"this sum and the {len(known - {survivors})} others of {subject}, of this client and in the transcript, "
+            f"could together give that over a group of {size} clients; the policy demands {demanded}. "
+            f"{remedy} the same clients as before. To take part anyway, its owner would have to set "
+            "allow-differencing = true in policy.toml and restart the client: it then no longer checks what sums "
+            "reveal together, and anybody who reads two that differ in one client can subtract them and learn what "
+            "that client sent",
             asked=size,
             allowed=min_cohort + corrupt,
         )

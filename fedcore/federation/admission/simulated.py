@@ -25,14 +25,16 @@ from fedcore.federation.admission.admit import Admitted, AdmittedSum, Participan
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.first_model import AppModel, check_first_model, untraced_models
-from fedcore.federation.admission.owner import AgreedSum
+from fedcore.federation.admission.owner import AgreedSum, ModelEntry, ids_from_text, ids_to_text
 from fedcore.federation.admission.refusals import describe, refused_by_all, refused_by_some
+from fedcore.federation.admission.releases import counts_near_models
 from fedcore.federation.admission.tasks import check_work
+from fedcore.federation.near_models import ModelHistory, SketchBook
 from fedcore.federation.policy import APP_MODEL
 from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
 from fedcore.run.groups import GroupAssignmentRecord, is_draw
 from fedcore.secagg import Outcome, Verify, verifies
-from fedcore.state import ModelState
+from fedcore.state import ModelState, Sketcher
 from fedcore.wire.tasks import DrawTicket, Task, Version
 
 
@@ -122,6 +124,9 @@ class MemoryHistory:
 
 
 _HISTORIES: Final = TypeAdapter(dict[int, MemoryHistory])
+_MODELS: Final = TypeAdapter(list[tuple[ModelEntry, str]])
+_SKETCHER: Final = Sketcher(b"fedcore simulation")
+"""Of all simulations: nobody here makes models that a sketch would not tell apart."""
 _LINKS: Final = TypeAdapter(list[ChainLink], config=ConfigDict(ser_json_bytes="hex", val_json_bytes="hex"))
 
 
@@ -155,6 +160,10 @@ class SimulatedOwners:
     from_app: bool = True
     """Whether the run begins with the model that the app makes in this process, so that there is nothing to derive."""
     _histories: dict[int, MemoryHistory] = field(init=False)
+    _book: SketchBook = field(default_factory=SketchBook, init=False)
+    _models: dict[int, ModelHistory] = field(default_factory=dict, init=False)
+    _model_entries: list[tuple[ModelEntry, str]] = field(default_factory=list, init=False)
+    """What entered the histories of models since they were saved last, and of which clients."""
     _admitted: AdmittedExchange | None = field(default=None, init=False)
     _verify: Verify = field(init=False)
     _saved_links: int = field(default=0, init=False)
@@ -173,21 +182,25 @@ class SimulatedOwners:
         """What has changed since the last time, as JSON: the newest records, and the histories of who took part."""
         before = self._saved_entries
         changed = {client: one for client, one in self._histories.items() if one.entered != before.get(client, 0)}
-        links = self.chain.links[self._saved_links :]
-        self._note_saved()
-        return {
-            "links": _LINKS.dump_python(links, mode="json"),
+        saved = {
+            "links": _LINKS.dump_python(self.chain.links[self._saved_links :], mode="json"),
             "histories": _HISTORIES.dump_python(changed, mode="json"),
+            "models": _MODELS.dump_python(self._model_entries, mode="json"),
         }
+        self._note_saved()
+        return saved
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take in what was saved once; to be called in the order in which it was saved."""
         for link in _LINKS.validate_json(json.dumps(saved["links"])):
             self.chain.add(link)
         self._histories.update(_HISTORIES.validate_json(json.dumps(saved["histories"])))
+        for entry, clients in _MODELS.validate_json(json.dumps(saved.get("models", []))):
+            self._add_model(entry, ids_from_text(clients))
         self._note_saved()
 
     def _note_saved(self) -> None:
+        self._model_entries.clear()
         self._saved_links = len(self.chain.links)
         self._saved_entries = {client: history.entered for client, history in self._histories.items()}
 
@@ -211,7 +224,23 @@ class SimulatedOwners:
         self._check_first_model(task)
         if task.aggregation == "secure" and not is_draw(task):
             exchange.sum = admitted.admit_sum(model, self.chain)
+            self._know_model(task, model)
         return exchange
+
+    def _know_model(self, task: Task, model: ModelState | None) -> None:
+        """Every client of the cohort has the model of its task."""
+        if model is None or not counts_near_models(task, self.policy):
+            return
+        name = task.subject_model
+        entry = ModelEntry(run=task.run, exchange=task.exchange, message_type=task.message_type, model=name)
+        if name not in self._book.sketches and (sketch := _SKETCHER.sketch(model)) is not None:
+            entry = entry.with_sketch(sketch)
+        self._add_model(entry, task.cohort)
+        self._model_entries.append((entry, ids_to_text(task.cohort)))
+
+    def _add_model(self, entry: ModelEntry, clients: Collection[int]) -> None:
+        for client in clients:
+            entry.apply(self._models.setdefault(client, ModelHistory(book=self._book)))
 
     def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> tuple[DrawTicket, ...]:
         """The answers of the draw's cohort."""
@@ -238,6 +267,7 @@ class SimulatedOwners:
             history=history,
             app_sha256=self.app_sha256,
             agreed=self.agreed,
+            models=self._models.setdefault(client, ModelHistory(book=self._book)),
             start=history.pending,
         )
 

@@ -76,6 +76,10 @@ max-releases = {policy.max_releases}
 max-queries = {policy.max_queries}
 allow-differencing = {_bool(policy.allow_differencing)}
 
+# Two models that lie apart by less than this fraction of a step of training count as one model there: the difference of
+# their sums would tell almost as much. 0: only models that are the same; less than 1, or no round could lose a client.
+near-models = {float(policy.near_models)}
+
 # Which model a run may begin with. A model that somebody crafts reads single records out of sums. "app": the one that
 # the app's own ServerApp begins with, which this client makes itself to compare; a SHA-256: a model that its owner
 # names; "any": whatever the server sends. One that was trained or tested here in an earlier run is always accepted.
