@@ -66,11 +66,11 @@ class ModelHistory:
     """Likewise the largest step that led to it."""
 
     def is_last(self, run: str, message_type: str, model: str) -> bool:
-        """Whether a run goes on with the model that it had last."""
+        """Whether this is the model that a run had last."""
         return self._last.get((run, message_type, self.book.layout(model))) == model
 
     def add(self, run: str, message_type: str, model: str) -> None:
-        """Note that a run goes on with a model; its sketch is in the book, if there is one."""
+        """Note that a run has a model now; its sketch is in the book, if there is one."""
         place = run, message_type, self.book.layout(model)
         before, self._last[place] = self._last.get(place), model
         self._models.add(model)

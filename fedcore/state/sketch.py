@@ -140,7 +140,7 @@ def _elements(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDA
 
 
 def _flip(values: NDArray[np.float64], bits: NDArray[np.uint8]) -> None:
-    """Turn the sign where there is a one, in place."""
+    """Turn the sign of each value whose bit is a one, in place."""
     words = values.view(np.uint64)
     np.bitwise_xor(words, bits.astype(np.uint64) << np.uint64(63), out=words)
 
