@@ -86,6 +86,7 @@ def meaning(check: str) -> str:
         "restarted": "the agent was ended in the middle of the exchange",
         DIFFERENCING: "with earlier sums it could reveal the sum of fewer clients than min-cohort (allow-differencing)",
         "other-question": "the same model was asked about before, in another way",
+        "other-layout": "the model had other tensors than those before it in the run",
         "model-not-canonical": "the file of the model held more than its tensors",
         "timeout": "the server did not finish the exchange in time",
         "app-failed": "the app failed on this machine; the agent's log says why",

@@ -215,7 +215,7 @@ class ClientRunner:
         app = self._client_app
         if task.queries or not isinstance(app, TensorApp):
             return None
-        return app if task.message is None or task.message_type in ("train", "evaluate") else None
+        return app if task.message_type in ("train", "evaluate") else None
 
     def job(self, task: Task) -> LocalJob:
         """What a task asks of a `TensorApp`."""

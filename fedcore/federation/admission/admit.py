@@ -17,6 +17,7 @@ from fedcore.federation.admission import checks
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
+from fedcore.federation.admission.first_model import check_layout
 from fedcore.federation.admission.owner import ClientHistory, Owner
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.admission.releases import agree, check_versions, counts_near_models
@@ -71,6 +72,8 @@ class Admitted:
             chain: The transcript that the task goes on from, as these clients have checked it.
         """
         check_versions(self.task, chain)
+        if not next(iter(self.participants.values())).owner.policy.allow_differencing:
+            check_layout(self.task, model, chain)
         admitted = AdmittedSum(admitted=self, encoding=check_encoding(self.task, model), chain=chain)
         checked: set[tuple[tuple[str, int], ...]] = set()
         for client, participant in self.participants.items():

@@ -16,6 +16,7 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | other-question          | a second question about a model: another message, weight, setting (`question`)  |
 | weight-key              | a weight that the server chooses: zero for all but one client, say             |
 | model-not-canonical     | one model under many hashes, by what a file says next to its tensors            |
+| other-layout            | the same by other names, another order or a tensor that nobody uses (`first_model`) |
 | differencing            | sums from one model that together tell the sum of a few clients                |
 | first-model             | a run that begins with a model that somebody crafted (`first_model`)           |
 | plain-not-allowed       | sending an update that the server can read                                     |
@@ -70,6 +71,7 @@ OTHER_QUESTION: Final = "other-question"
 WEIGHT_KEY: Final = "weight-key"
 MODEL_MALFORMED: Final = "model-malformed"
 MODEL_NOT_CANONICAL: Final = "model-not-canonical"
+OTHER_LAYOUT: Final = "other-layout"
 DIFFERENCING: Final = "differencing"
 FIRST_MODEL: Final = "first-model"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"

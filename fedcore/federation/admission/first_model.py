@@ -2,7 +2,8 @@
 
 A model that somebody crafts makes single records readable from sums. So a client takes part in a run only if it can
 trace the model with which the run began: the agreed app makes it, its owner names it, or the transcript shows it as the
-model of a sum of an earlier run. Later models follow from the app's own strategy, if the server runs it.
+model of a sum of an earlier run. Later models follow from the app's own strategy, if the server runs it; they have the
+tensors of the models before them.
 
 The transcript says which model is the first one: that of the run's first record with a quorum of signatures. If there
 is no such record, the models of the task itself are. A record that too few signed counts for nothing, since a server
@@ -19,9 +20,11 @@ from fedcore.federation import Policy
 from fedcore.federation.admission import checks
 from fedcore.federation.policy import ANY_MODEL, APP_MODEL
 from fedcore.federation.transcript import Chain, ChainLink
+from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
 
 _QUERY = "query"
+_DEFAULT = ".default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,33 @@ def check_first_model(untraced: Set[str], policy: Policy, app: AppModel) -> None
             "is to say that nobody crafted the model to read records out of sums",
             subject=model,
         )
+
+
+def check_layout(task: Task, model: ModelState | None, chain: Chain) -> None:
+    """Refuse a model that has other tensors than the run's models before it; raises ProtocolViolation.
+
+    In another order, under other names, or next to a tensor that nobody uses, the same values have another hash, and
+    their sums would count as those of another model. A training is compared with those of its message type, which is a
+    function of the agreed app, and an evaluation with all trainings of the run: the transcript has their layouts alone.
+    """
+    if model is None or task.queries:
+        return
+    known = {
+        link.layout
+        for link in chain.links
+        if link.run == task.run and link.complete and link.layout and (not task.trains or _of_one_type(link, task))
+    }
+    if known and model.layout.digest().hex() not in known:
+        raise ProtocolViolation(
+            checks.OTHER_LAYOUT,
+            f"the model has other tensors than those of {task.message_type[:60]!r} before it in this run: other names, "
+            "shapes or dtypes, or another order. The same values could so be summed twice, as two models",
+        )
+
+
+def _of_one_type(link: ChainLink, task: Task) -> bool:
+    """Whether the app answers both by one function: Flower calls the one without a name "default"."""
+    return link.message_type.removesuffix(_DEFAULT) == task.message_type.removesuffix(_DEFAULT)
 
 
 def needs_app(policy: Policy, untraced: Set[str]) -> bool:

@@ -82,6 +82,11 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "If one key has to vary, the owners write a line allow-config for it into policy.toml (server-round for a "
             "strategy that sends one model in several rounds)"
         ),
+        checks.OTHER_LAYOUT: (
+            "the model has other tensors than the models before it in this run: the names, shapes, dtypes and order of "
+            "what a ServerApp sends in one type of message stay. If the app trains two models, each needs a message "
+            "type of its own (such as train.large)"
+        ),
         checks.WEIGHT_KEY: (
             "the strategy weighs clients by another metric than the app's settings say; write weight-key into "
             "[tool.fedcore] of the app's pyproject.toml, and have the owners approve that app"

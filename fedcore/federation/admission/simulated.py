@@ -7,7 +7,6 @@ What each of them did before is its own.
 from __future__ import annotations
 
 import json
-from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from fedcore.federation.admission.releases import counts_near_models
 from fedcore.federation.admission.tasks import check_work
 from fedcore.federation.near_models import ModelHistory, SketchBook
 from fedcore.federation.policy import APP_MODEL
-from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, buffered_of, record_hash
+from fedcore.federation.transcript import Chain, ChainLink, NoisedSum, record_hash
 from fedcore.run.groups import GroupAssignmentRecord, is_draw
 from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState, Sketcher
@@ -330,27 +329,8 @@ class AdmittedExchange:
 
     def record(self, outcome: Outcome, signers: Collection[int]) -> None:
         """The exchange has got its place in the transcript; complete if a quorum signed."""
-        protection = self.task.protection
-        assert protection is not None  # noqa: S101 - of a secure exchange
         complete = len(signers) >= self.task.quorum
-        group = self.task.group
+        name = record_hash(outcome, complete=complete)
         self.chain.add(
-            ChainLink(
-                hash=record_hash(outcome, complete=complete),
-                previous=self.task.previous,
-                draw=group.draw if group else "",
-                run=self.task.run,
-                exchange=self.task.exchange,
-                complete=complete,
-                signers=frozenset(signers),
-                purpose=self.task.purpose,
-                model=self.task.subject_model,
-                survivors=array("I", outcome.survivors).tobytes(),
-                cohort=array("I", self.task.cohort).tobytes(),
-                threshold=protection.threshold,
-                corrupt=protection.corrupt,
-                full_graph=protection.degree == len(self.task.cohort) - 1,
-                buffered=buffered_of(self.task, outcome.survivors),
-                versions=self.task.versions(),
-            )
+            ChainLink.of_sum(name, self.task, survivors=outcome.survivors, signers=signers, complete=complete)
         )

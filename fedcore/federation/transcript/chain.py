@@ -9,6 +9,7 @@ that it names, so that what follows a draw binds all of its groups.
 from __future__ import annotations
 
 import hashlib
+import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ class ChainLink:
     threshold: as `NoisedSum` has it.
     corrupt: likewise.
     full_graph: likewise.
+    message_type: of the task.
+    layout: of a training, the digest of its model's layout, hex; "" of anything else, and of an encoding that this
+        version cannot read.
     versions: of a buffered exchange, the models that it names (`Task.versions`).
     buffered: of a buffered exchange, what was summed: client, SHA-256 of the model that it began from, and what its
         update counts (`Task.updates_of`).
@@ -72,27 +76,45 @@ class ChainLink:
     full_graph: bool
     buffered: tuple[tuple[int, str, float], ...] = ()
     versions: frozenset[tuple[int, str]] = frozenset()
+    message_type: str = ""
+    layout: str = ""
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> ChainLink:
         """The link of a record that has been checked."""
+        return cls.of_sum(
+            record_hash,
+            task,
+            survivors=signed.record.survivors,
+            signers=signed.signatures,
+            complete=signed.complete,
+        )
+
+    @classmethod
+    def of_sum(
+        cls, record_hash: str, task: Task, *, survivors: Collection[int], signers: Collection[int], complete: bool
+    ) -> ChainLink:
+        """The link of a record, out of what it consists of."""
+        layout = task.encoding.layout if task.encoding is not None else None
         return cls(
             hash=record_hash,
             previous=task.previous,
             draw=task.group.draw if task.group else "",
             run=task.run,
             exchange=task.exchange,
-            complete=signed.complete,
-            signers=frozenset(signed.signatures),
+            complete=complete,
+            signers=frozenset(signers),
             purpose=task.purpose,
             model=task.subject_model,
-            survivors=array("I", signed.record.survivors).tobytes(),
+            survivors=array("I", survivors).tobytes(),
             cohort=array("I", task.cohort).tobytes(),
             threshold=task.protection.threshold if task.protection else 0,
             corrupt=task.protection.corrupt if task.protection else 0,
             full_graph=task.protection is not None and task.protection.degree == len(task.cohort) - 1,
-            buffered=buffered_of(task, signed.record.survivors),
+            buffered=buffered_of(task, survivors),
             versions=task.versions(),
+            message_type=sys.intern(task.message_type),
+            layout=sys.intern(layout.digest().hex()) if layout is not None else "",
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,12 +114,33 @@ class Work:
         return float(np.mean((x - w) ** 2)) if x.size else 0.0
 
 
-def make_model(*, w: float = 0.0, b: float = NOBODY, shift: float = 0.0) -> ModelState:
-    """A global model; `w` and `b` are the question that a crafted one asks."""
-    return ModelState.from_arrays(
+LAYOUTS = ("reversed", "renamed", "unused")
+UNUSED = "unused"
+
+
+def make_model(*, w: float = 0.0, b: float = NOBODY, shift: float = 0.0, layout: str = "") -> ModelState:
+    """A global model; `w` and `b` are the question that a crafted one asks.
+
+    layout: one of LAYOUTS, in which the same tensors have another order or another name, or a further one is unused.
+    """
+    state = ModelState.from_arrays(
         {
             "w": np.array([w], np.float32),
             "b": np.array([b], np.float32),
             "layer": np.array([0.25, -1.0, 2.0], np.float32) + np.float32(shift),
         }
     )
+    match layout:
+        case "reversed":
+            return state.renamed({name: name for name in reversed(list(state))})
+        case "renamed":
+            return state.renamed({name.replace("layer", "layers"): name for name in state})
+        case "unused":
+            return ModelState.from_arrays({**state, UNUSED: np.zeros(1, np.float32)})
+    return state
+
+
+def substance(state: ModelState) -> str:
+    """What the app makes of a model, whatever its tensors are called and in which order they are."""
+    values = sorted(value.tobytes() for name, value in state.items() if name != UNUSED)
+    return hashlib.sha256(b"".join(values)).hexdigest()

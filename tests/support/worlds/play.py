@@ -225,7 +225,7 @@ def isolated(releases: Sequence[Release | None], least: int) -> Iterator[str]:
     alike: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
     for release in releases:
         if release is not None:
-            alike.setdefault((release.task.subject_model, release.task.trains), set()).add(release.survivors)
+            alike.setdefault((release.substance, release.task.trains), set()).add(release.survivors)
     for (model, _), sets in alike.items():
         clients = sorted(set(itertools.chain.from_iterable(sets)))
         rows = np.array([[client in chosen for client in clients] for chosen in sets], float)

@@ -28,6 +28,7 @@ from fedcore.wire.secagg import AdvertisementIn, ConsistencyIn, KeySharesIn, Unm
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import ManifestIn, WithdrawIn
 from support.worlds.asks import Ask, Desk
+from support.worlds.data import substance
 
 _ORDER = tuple(ServerStage)
 _STAGES = {
@@ -50,11 +51,12 @@ _OPENS = {
 class Release:
     """A sum that the adversary got: of which model and kind of message, over whom, and what it says.
 
-    words: the unmasked sum, and without the masks of clients that failed where it opens. decoded: None where it cannot
-    be read; `why` then says so.
+    substance: of the model, "" without one. words: the unmasked sum, and without the masks of clients that failed where
+    it opens. decoded: None where it cannot be read; `why` then says so.
     """
 
     task: Task
+    substance: str
     survivors: tuple[int, ...]
     words: np.ndarray
     decoded: Decoded | None
@@ -214,7 +216,8 @@ class Room:
             decoded = decode(encoding, words, survivors=len(survivors), base=base, sums=self.task.queries)
         except FedcoreError as error:
             why = str(error)
-        return Release(task=self.task, survivors=survivors, words=words, decoded=decoded, why=why)
+        about = substance(ModelState.open(self.model)) if self.task.subject_model else ""
+        return Release(task=self.task, substance=about, survivors=survivors, words=words, decoded=decoded, why=why)
 
 
 def _round(task: Task, kit: ClientKit, *, verify: Verify) -> ServerRound | None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.draws import draw_task
-from support.records import Notary, make_task
+from support.records import LAYOUT, Notary, make_task
 
+from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
-from fedcore.federation.admission.checks import FIRST_MODEL, VERSION_FORK
-from fedcore.federation.admission.first_model import AppModel, check_first_model, untraced_models
+from fedcore.federation.admission.checks import FIRST_MODEL, OTHER_LAYOUT, VERSION_FORK
+from fedcore.federation.admission.first_model import AppModel, check_first_model, check_layout, untraced_models
 from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.federation.admission.tasks import check_task
 from fedcore.federation.transcript import Chain, keys_of
 from fedcore.run.settings import JobSettings
+from fedcore.state import ModelState
 from fedcore.wire.tasks import Buffer, ModelRef, Task, Version
 
+SAME = ModelState.from_arrays({spec.name: np.zeros(spec.shape, spec.storage) for spec in LAYOUT.specs})
+OTHER = ModelState.from_arrays({**SAME, "unused": np.zeros(1, np.float32)})
 OWN, CRAFTED, LATER = ("0a" * 32, "0c" * 32, "01" * 32)
 POLICY = Policy.default(4)
 
@@ -118,6 +123,39 @@ class TestWhoseModel:
         with pytest.raises(KitError) as refused:
             Policy.own(4, first_models=first_models)
         assert refused.value.check == "first-models"
+
+
+class TestLaterModels:
+    """A model has the tensors of those before it in its run."""
+
+    def refused(self, chain: Chain, exchange: int = 9, **task: Any) -> bool:
+        try:
+            check_layout(make_task(exchange, **task), OTHER, chain)
+        except ProtocolViolation as refusal:
+            assert refusal.check == OTHER_LAYOUT
+            return True
+        check_layout(make_task(exchange, **task), SAME, chain)
+        return False
+
+    def test_compared_with_complete_trainings_of_the_run(self, notary: Notary) -> None:
+        notary.sum(1, run="another")
+        notary.sum(2, signers=(1,), complete=False)
+        notary.sum(3, message_type="evaluate", encoding=first_encoding(CodecSettings(w_max=100), None, 4))
+        assert not self.refused(chain_of(notary)), "of this run only what a quorum signed, and only trainings, count"
+        notary.sum(4)
+        assert self.refused(chain_of(notary))
+
+    def test_by_the_function_of_the_app(self, notary: Notary) -> None:
+        notary.sum(1)
+        chain = chain_of(notary)
+        assert self.refused(chain, message_type="train.default")
+        assert self.refused(chain, message_type="evaluate"), "with any training"
+        assert not self.refused(chain, message_type="train.large")
+        assert not self.refused(chain, message_type="query.statistics"), "sums of queries count together"
+
+    def test_without_a_model(self, notary: Notary) -> None:
+        notary.sum(1)
+        check_layout(make_task(2, message_type="query", model=None), None, chain_of(notary))
 
 
 def test_two_models_of_one_version(notary: Notary) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.worlds.asks import Ask
-from support.worlds.data import Data
+from support.worlds.data import LAYOUTS, Data, make_model
 from support.worlds.plans import REPEAT
 from support.worlds.play import compare
 
@@ -71,6 +71,16 @@ async def test_sums_that_nobody_compares(owned: Callable[..., Any], tmp_path: Pa
     monkeypatch.setattr("fedcore.federation.admission.releases.check_smallest_group", lambda *_: None)
     _, found = await compare([Ask(), Ask(drops={3: "input"})], COUNTS, owned(), tmp_path)
     assert any(text.endswith("give that of [3]") for text in found)
+
+
+async def test_models_in_another_layout(unchanged: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """The same tensors in another order, by another name, or next to one that nobody uses."""
+    monkeypatch.setattr("fedcore.federation.admission.admit.check_layout", lambda *_: None)
+    later = Ask(model={"shift": 1.0})
+    for layout in LAYOUTS:
+        asks = [Ask(), later, replace(later, state=make_model(shift=1.0, layout=layout), drops={3: "input"})]
+        _, found = await compare(asks, COUNTS, unchanged, tmp_path)
+        assert any(text.endswith("give that of [3]") for text in found), layout
 
 
 async def test_a_failure_that_is_tried_anew(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 from support.worlds.asks import Ask
-from support.worlds.data import Data
+from support.worlds.data import LAYOUTS, Data, make_model
 from support.worlds.play import play
 
 DATA = {number: Data(examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
+
+
+def again_in(layout: str, kind: str = "train") -> list[Ask]:
+    """The model that comes after the first one, and once more in another layout, without client 4."""
+    later = Ask(message_type=kind, model={"shift": 1.0})
+    return [Ask(), later, replace(later, state=make_model(shift=1.0, layout=layout), drops={4: "input"})]
+
+
 TWO_BOUNDS = [Ask(configs={"config": {"clip-bound": bound}}) for bound in (1.0, 2.0)]
 
 
@@ -37,6 +45,27 @@ async def test_a_second_question_about_a_model_gets_no_answer(
     view = await play(asks, DATA, stock, tmp_path)
     assert [release is not None for release in view.releases] == [True, False]
     assert all(check in log for log in view.logs.values())
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_later_model_in_another_layout_is_no_other_model(
+    unchanged: Any, tmp_path: Path, layout: str, kind: str
+) -> None:
+    """The first model of a run is traced by its hash; of a later one the layout has to be that of those before it."""
+    view = await play(again_in(layout, kind), DATA, unchanged, tmp_path)
+    assert [release is not None for release in view.releases] == [True, True, False]
+    assert all("other-layout" in log for log in view.logs.values())
+
+
+async def test_the_function_of_a_message_type_has_two_names(unchanged: Any, tmp_path: Path) -> None:
+    asks = [Ask(), Ask(message_type="train.default", state=make_model(shift=1.0, layout="reversed"))]
+    assert (await play(asks, DATA, unchanged, tmp_path)).releases[1] is None
+
+
+async def test_a_message_type_of_its_own_may_have_another_model(unchanged: Any, tmp_path: Path) -> None:
+    asks = [Ask(), Ask(message_type="train.large", state=make_model(shift=1.0, layout="unused"))]
+    assert None not in (await play(asks, DATA, unchanged, tmp_path)).releases
 
 
 async def test_the_weight_is_that_of_the_agreed_settings(stock: Any, tmp_path: Path) -> None:
