@@ -16,13 +16,11 @@ def data(job: LocalJob) -> tuple[Split, Split]:
 
 
 def fit(engine: Engine, job: LocalJob) -> dict[str, float]:
-    """One round; a late device is left out, or does as many of the epochs as it has time for."""
+    """One round; a late device does as many of the epochs as it has time for."""
     config, device = job.config, int(job.node["partition-id"])
     seed = derive_seed("training order", int(config["seed"]), job.server_round, device)
     epochs = int(config["local-epochs"])
     if job.client in job.message["late-nodes"]:
-        if config["drop-late"]:
-            return {"num-examples": 0, "train_loss": 0.0}
         epochs = int(np.random.default_rng(seed).integers(1, max(2, epochs)))
     examples, _ = data(job)
     size = int(config["batch-size"])

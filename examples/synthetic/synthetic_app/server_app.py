@@ -14,11 +14,14 @@ from synthetic_app.task import whole
 
 
 class Stragglers(FedProx):
-    """FedProx (FedAvg with mu = 0) in which a fraction `late` of the devices of every round has not much time."""
+    """FedProx (FedAvg with mu = 0) in which a fraction `late` of the devices of every round has not much time.
 
-    def __init__(self, late: float, seed: int, **options: float) -> None:
+    With `drop_late` these take no part.
+    """
+
+    def __init__(self, late: float, drop_late: bool, seed: int, **options: float) -> None:
         super().__init__(**options)
-        self.late, self.seed = late, seed
+        self.late, self.drop_late, self.seed = late, drop_late, seed
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -27,7 +30,10 @@ class Stragglers(FedProx):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         nodes = sorted(message.metadata.dst_node_id for message in messages)
         draw = np.random.default_rng(derive_seed("late", self.seed, server_round))
-        config["late-nodes"] = draw.choice(nodes, round(self.late * len(nodes)), replace=False).tolist()
+        late = draw.choice(nodes, round(self.late * len(nodes)), replace=False).tolist()
+        if self.drop_late:
+            messages, late = [message for message in messages if message.metadata.dst_node_id not in late], []
+        config["late-nodes"] = late
         return messages
 
 
@@ -35,7 +41,11 @@ def strategy(config: UserConfig, *, trained: Collection[str], **options: float) 
     """Called as fedcore's own `make_strategy`; which tensors are trained does not matter here."""
     del trained
     return Stragglers(
-        late=float(config["late"]), seed=int(config["seed"]), proximal_mu=float(config["proximal-mu"]), **options
+        late=float(config["late"]),
+        drop_late=bool(config["drop-late"]),
+        seed=int(config["seed"]),
+        proximal_mu=float(config["proximal-mu"]),
+        **options,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.codec import AnyEncoding, encode
+from fedcore.codec import AnyEncoding, Encoding, encode, encode_nothing
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -202,8 +202,10 @@ def encoded(
 ) -> NDArray[np.uint64]:
     """What a client sends before it is masked, uint64 [words]. local: its new model; `factor` as in `encode`.
 
-    A simulated client without examples weighs zero, as in a plain run; a real one contributes nothing.
+    Without examples that is nothing: a sum in which all weights but one were zero would be one client's update.
     """
+    if not examples and isinstance(encoding, Encoding):
+        return encode_nothing(encoding, randomness=os.urandom).words
     return encode(
         encoding,
         base=model if encoding.layout else None,

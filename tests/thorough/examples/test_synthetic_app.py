@@ -1,4 +1,4 @@
-"""examples/synthetic: late devices do less, or nothing, and what the server says decides who is late."""
+"""examples/synthetic: late devices do less, or take no part, and what the server says decides who is late."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.simulated import simulate
 
+from fedcore.errors import CohortBelowMinimum
 from tests.thorough.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config
 
 __all__ = ["simulate"]
@@ -32,20 +33,23 @@ def test_a_late_device_does_some_of_the_epochs() -> None:
     assert part["metrics"] == again["metrics"]
 
 
-def test_or_is_left_out() -> None:
-    assert trained([3], drop_late=True)["metrics"]["num-examples"] == 0
-    assert trained([4], drop_late=True)["metrics"]["num-examples"] > 40
-
-
-@pytest.mark.parametrize("aggregation", ["secure", "plain"])
-def test_one_in_ten_is_on_time_and_makes_the_round(simulate: Callable[..., Any], aggregation: str) -> None:
-    app = Path(EXAMPLES / "synthetic")
-    done = simulate(
-        30, app=app, settings={"aggregation": aggregation}, num_server_rounds=2, local_epochs=1, fraction_evaluate=0.0,
-        drop_late=True, central_test=100,
+def dropping(simulate: Callable[..., Any], late: float, aggregation: str) -> Any:
+    """Two rounds of ten devices each."""
+    return simulate(
+        30, app=Path(EXAMPLES / "synthetic"), settings={"aggregation": aggregation}, num_server_rounds=2,
+        local_epochs=1, fraction_evaluate=0.0, late=late, drop_late=True, central_test=100,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("aggregation", "late", "on_time"), [("secure", 0.5, 5), ("plain", 0.5, 5), ("plain", 0.9, 1)])
+def test_or_takes_no_part(simulate: Callable[..., Any], aggregation: str, late: float, on_time: int) -> None:
+    done = dropping(simulate, late, aggregation)
     rounds = done.of("exchange-done")
-    assert [len(each["survivors"]) for each in rounds] == [10, 10]
-    # Of ten, nine have no examples.
-    assert all(0 < each["examples"] < 30_000 for each in rounds)
+    assert [len(each["survivors"]) for each in rounds] == [on_time, on_time]
+    assert rounds[0]["survivors"] != rounds[1]["survivors"]
     assert [found["server_round"] for found in done.of("figures")] == [0, 1, 2]
+
+
+def test_one_that_is_on_time_is_no_secure_sum(simulate: Callable[..., Any]) -> None:
+    with pytest.raises(CohortBelowMinimum):
+        dropping(simulate, 0.9, "secure")

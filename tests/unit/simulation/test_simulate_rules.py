@@ -96,6 +96,15 @@ def any_round(clients: int) -> Policy:
     return replace(Policy.default(clients), allow_config={"*": True, "server-round": True}, first_models=("any",))
 
 
+def test_who_has_no_examples_contributes_nothing(simulate: Simulate) -> None:
+    """As a real client does; a sum in which all weights but one were zero would be one client's update."""
+    done = simulate(4, app=STEADY, size=10, fewest_examples=0, fraction_evaluate=0.0)
+    (event,) = done.of("exchange-done")
+    assert (len(event["survivors"]), event["failures"], event["examples"]) == (4, 1, 1 + 2 + 3)
+    with pytest.raises(RunFailed):  # the other two are fewer than a sum needs
+        simulate(3, app=STEADY, size=10, fewest_examples=0, fraction_evaluate=0.0)
+
+
 def test_the_same_model_again_and_again_is_refused(simulate: Simulate) -> None:
     """Updates of zeros leave the model as it is, so every round is one more sum of it."""
     with pytest.raises(RunFailed, match=": other-question"):

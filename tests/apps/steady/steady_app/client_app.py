@@ -12,7 +12,8 @@ def train(message: Message, context: Context) -> Message:
     weight = message.content["arrays"]["weight"].numpy()
     step = np.float32(float(context.run_config["norm"]) / np.sqrt(weight.size))
     # The number of examples and the loss are secrets: with differential privacy they may not show anywhere.
-    metrics = MetricRecord({"num-examples": 1 + context.node_config["partition-id"], "train_loss": 1.5})
+    examples = int(context.run_config["fewest-examples"]) + context.node_config["partition-id"]
+    metrics = MetricRecord({"num-examples": examples, "train_loss": 1.5})
     arrays = ArrayRecord({"weight": Array(weight + step)})
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
