@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -104,6 +104,7 @@ async def _run_agent(options: Options) -> None:
             group = _group(settings, options.size, output)
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])
             transport = _transport(kit, output)
+            first_models = DerivedModels(state_dir, output, settings.rules)
             client_ = Client(
                 kit=kit,
                 app_sha256=settings.app_sha256,
@@ -115,7 +116,7 @@ async def _run_agent(options: Options) -> None:
                 state_dir=state_dir,
                 results=results,
                 pending=PendingUpdate(state_dir),
-                first_models=DerivedModels(state_dir, output, settings.rules),
+                first_models=first_models,
                 output=output,
                 sketcher=sketcher_of(state_dir),
                 threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
@@ -124,7 +125,7 @@ async def _run_agent(options: Options) -> None:
                 traces=traces,
             )
             updater = AppUpdater(offers=offers, runner=group if options.size.nnodes == 1 else None)
-            async with transport:
+            async with transport, aclosing(first_models):
                 await _until_signal(_serve(client_, group, updater), output)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from client_app.agent.presence import AgentPresence
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import show_end, show_nothing, tells_failures
-from client_app.exchange.models import check_canonical
+from client_app.exchange.models import open_canonical
 from client_app.exchange.roster import catch_up
 from client_app.exchange.withdrawal import withdrawal_for
 from client_app.ranks.messages import LocalAnswer
@@ -138,7 +138,7 @@ async def _fetch(task: Task, version: Version, client: Client) -> None:
     else:
         path = f"/v1/runs/{quote(task.run, safe='')}/versions/{version.number}/model"
         await client.transport.download(path, base, size=task.model.size, sha256=sha256)
-    await in_thread(check_canonical, base)
+    await in_thread(open_canonical, base)
 
 
 async def _train(task: Task, client: Client) -> LocalAnswer:

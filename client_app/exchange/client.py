@@ -30,7 +30,6 @@ from fedcore.federation.admission.first_model import (
 )
 from fedcore.federation.admission.releases import counts_near_models
 from fedcore.federation.eligibility import EligibilityRules
-from fedcore.federation.policy import ANY_MODEL
 from fedcore.secagg import Randomness
 from fedcore.state import ModelState, Sketcher
 from fedcore.state.sketch import SEED_BYTES
@@ -94,7 +93,7 @@ class Client:
     async def trace_first_model(self, task: Task) -> None:
         """Refuse a run that began with a model that this client cannot trace; raises ProtocolViolation."""
         policy = self.kit.policy
-        if ANY_MODEL in policy.first_models:
+        if not policy.traces_models:
             return
         last = await self.first_models.last_models(task.run)
         untraced = await in_thread(untraced_models, task, policy, self.transcript.chain, last)

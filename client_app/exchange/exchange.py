@@ -19,7 +19,7 @@ from client_app.exchange.channel import ExchangeChannel
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import seconds_to_pad, show_failure
 from client_app.exchange.local_update import LocalUpdate, Vector, summary
-from client_app.exchange.models import MODELS_FOLDER, Models, check_canonical
+from client_app.exchange.models import MODELS_FOLDER, Models, open_canonical
 from client_app.exchange.upload import cut_parts, read_parts
 from client_app.exchange.withdrawal import BadDealing, plain_error
 from client_app.records.ledger import note_task
@@ -28,7 +28,6 @@ from fedcore.federation.admission.admit import Admitted, AdmittedSum, admit
 from fedcore.federation.admission.app_agreement import check_message
 from fedcore.federation.admission.draws import answer_draw
 from fedcore.federation.admission.privacy import PrivacySpending
-from fedcore.federation.policy import ANY_MODEL
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting
 from fedcore.run.groups import is_draw
@@ -164,7 +163,7 @@ class _ClientExchange:
             self._channel.log("model", f"received {formatting.size(received)}", started)
             self._wait_longer(self.client.clock() - started)
         if self.task.aggregation == "secure":
-            await in_thread(check_canonical, path)
+            return await in_thread(open_canonical, path), bytes.fromhex(reference.sha256)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
@@ -224,7 +223,7 @@ class _ClientExchange:
         async def fetch(after: str) -> TranscriptOut | None:
             return await self.client.transport.get("/v1/transcript", TranscriptOut, after=after)
 
-        traced = ANY_MODEL not in self.client.kit.policy.first_models
+        traced = self.client.kit.policy.traces_models
         if news := await self.client.transcript.follow(self.task, fetch, whole_run=traced):
             self._channel.log("transcript", news, started)
 

@@ -26,7 +26,7 @@ from fedcore.federation.admission.first_model import NO_APP_MODEL, AppModel
 from fedcore.flower.first_model.derive import derive
 from fedcore.flower.first_model.messages import FirstModel, FirstModelStart
 from fedcore.run.settings import JobSettings
-from fedcore.system.concurrency import in_thread
+from fedcore.system.concurrency import end, in_thread
 from fedcore.system.files import write_file
 from fedcore.system.sandbox.sandbox import Rules
 from fedcore.wire.base import Message, Name, Sha256
@@ -103,20 +103,37 @@ class DerivedModels:
     output: Output
     rules: Rules = field(default_factory=Rules)
     _failed: dict[str, AppModel] = field(default_factory=dict, init=False)
+    _deriving: dict[str, asyncio.Task[AppModel]] = field(default_factory=dict, init=False)
+    _content: _Content | None = field(default=None, init=False)
+    """The file; None until it is read."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
-        """As `FirstModels.of`; takes as long as the app's ServerApp takes to its first model."""
+        """As `FirstModels.of`; takes as long as the app's ServerApp takes to its first model.
+
+        The derivation goes on if its caller is cancelled, so that a later attempt has its model.
+        """
         statistics = _values_in(task.configs)
         key = _key(task, app_sha256, statistics)
         async with self._lock:
-            content = await in_thread(self._read)
-            if key in content.models:
-                return AppModel(sha256=content.models[key])
-            if key in self._failed:
-                return self._failed[key]
+            models = (await self._read()).models
+        if key in models:
+            return AppModel(sha256=models[key])
+        if key in self._failed:
+            return self._failed[key]
+        if key not in self._deriving:
             start = _start(task, self.state_dir / "apps" / app_sha256, members, statistics)
-            began = time.monotonic()
+            self._deriving[key] = asyncio.create_task(self._derive(key, start))
+        return await asyncio.shield(self._deriving[key])
+
+    async def aclose(self) -> None:
+        """End what is still derived."""
+        for deriving in list(self._deriving.values()):
+            await end(deriving)
+
+    async def _derive(self, key: str, start: FirstModelStart) -> AppModel:
+        began = time.monotonic()
+        try:
             made = await derive(start, self.rules)
             seconds = round(time.monotonic() - began, 3)
             if not isinstance(made, FirstModel):
@@ -124,14 +141,17 @@ class DerivedModels:
                 self._failed[key] = AppModel(reason=made.reason)
                 return self._failed[key]
             self.output.info("model", f"derived the app's first model, {made.sha256}", seconds=seconds)
-            models = _newest({**content.models, key: made.sha256})
-            await in_thread(self._write, content.model_copy(update={"models": models}))
+            async with self._lock:
+                models = _newest({**(await self._read()).models, key: made.sha256})
+                await self._write(models=models)
             return AppModel(sha256=made.sha256)
+        finally:
+            del self._deriving[key]
 
     async def last_models(self, run: str) -> frozenset[str]:
         """As `FirstModels.last_models`."""
         async with self._lock:
-            content = await in_thread(self._read)
+            content = await self._read()
         return frozenset(model for other, models in content.last.items() if other != run for model in models)
 
     async def note(self, task: Task) -> None:
@@ -139,26 +159,31 @@ class DerivedModels:
         if not task.model_sha256 or task.queries:
             return
         async with self._lock:
-            content = await in_thread(self._read)
+            content = await self._read()
             before = content.last.get(task.run, [])
             models = [*(model for model in before if model != task.model_sha256), task.model_sha256][-_LAST:]
             if models != before:
                 others = {run: known for run, known in content.last.items() if run != task.run}
                 last = _newest({**others, task.run: models})
-                await in_thread(self._write, content.model_copy(update={"last": last}))
+                await self._write(last=last)
 
     @property
     def _path(self) -> Path:
         return self.state_dir / FIRST_MODELS_FILE
 
-    def _read(self) -> _Content:
-        try:
-            return _Content.model_validate_json(self._path.read_bytes())
-        except (OSError, ValidationError):  # then it is derived again
-            return _Content()
+    async def _read(self) -> _Content:
+        """The content of the file, which nobody else writes."""
+        if self._content is None:
+            try:
+                self._content = _Content.model_validate_json(await in_thread(self._path.read_bytes))
+            except (OSError, ValidationError):  # then it is derived again
+                self._content = _Content()
+        return self._content
 
-    def _write(self, content: _Content) -> None:
-        write_file(self._path, content.model_dump_json(), mode=0o600)
+    async def _write(self, **changes: Any) -> None:
+        content = (await self._read()).model_copy(update=changes)
+        await in_thread(write_file, self._path, content.model_dump_json(), mode=0o600)
+        self._content = content
 
 
 def _newest(runs: Mapping[str, Value]) -> dict[str, Value]:
@@ -175,6 +200,7 @@ def _start(task: Task, app: Path, members: Sequence[int], statistics: Mapping[st
         run=task.run,
         run_config=task.run_config,
         aggregation=task.aggregation,
+        least_groups=settings.groups,  # too few of them are the server's to refuse
         members=len(members),
         nodes=list(members),
         statistics=dict(statistics),

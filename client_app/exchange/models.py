@@ -14,7 +14,7 @@ from typing import Final
 from client_app.http.transport import Transport
 from fedcore.errors import EncodingError, FedcoreError, PeerError, ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.state import ModelState, add_difference, is_canonical, sha256_file
+from fedcore.state import ModelState, add_difference, sha256_file
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.tasks import ModelRef
 
@@ -81,20 +81,21 @@ class Models:
                 path.unlink()
 
 
-def check_canonical(path: Path) -> None:
-    """Refuse a model whose file holds more than its tensors, or holds them in another way than a state is written.
+def open_canonical(path: Path) -> ModelState:
+    """Open a model; refuse one whose file holds more than its tensors, or holds them in another way than it is written.
 
     Sums are counted by the hash of that file: with other words in its header, the same tensors would be another model.
     Raises ProtocolViolation.
     """
     try:
-        canonical = is_canonical(path)
+        model = ModelState.open(path)
     except FedcoreError as error:
         raise ProtocolViolation(checks.MODEL_MALFORMED, str(error)) from None
-    if not canonical:
+    if not model.is_canonical():
         raise ProtocolViolation(
             checks.MODEL_NOT_CANONICAL, "the model's file holds more than its tensors, or in another way than fedcore"
         )
+    return model
 
 
 def prepare_state_dir(folder: Path) -> Path:

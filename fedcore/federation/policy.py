@@ -176,6 +176,11 @@ class Policy:
         if self.max_queries < 0:
             raise KitError("max-queries must not be negative: 0 answers no query in secure mode")
 
+    @property
+    def traces_models(self) -> bool:
+        """Whether a run has to begin with a model that this client can trace."""
+        return ANY_MODEL not in self.first_models
+
     @classmethod
     def default(cls, clients: int) -> Self:
         """The policy that `provision` gives to each of `clients` clients.

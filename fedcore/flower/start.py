@@ -43,14 +43,14 @@ class ServerAppStart(Message):
         """The start of a run with these settings.
 
         Args:
-            settings: the run's; a client's copy lacks min-groups, so that it assumes the default.
-            others: the fields that do not follow from them; aggregation is one, which a client reads in its task.
+            settings: the run's; a client's copy lacks what binds no client.
+            others: the fields that do not follow from them, or not from a client's copy: aggregation and least_groups.
         """
-        return cls(
-            groups=settings.groups,
-            least_groups=settings.least_groups,
-            buffered=settings.buffered,
-            noised=settings.private,
-            compressed=settings.compresses,
-            **others,
-        )
+        derived: dict[str, Any] = {
+            "groups": settings.groups,
+            "least_groups": settings.least_groups,
+            "buffered": settings.buffered,
+            "noised": settings.private,
+            "compressed": settings.compresses,
+        }
+        return cls(**{**derived, **others})

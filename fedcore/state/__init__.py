@@ -16,7 +16,7 @@ model only as much as it takes to tell how far it is from another.
 
 from fedcore.state.difference import add_difference, can_differ, difference_bytes, rounded, write_difference
 from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model
-from fedcore.state.files import FileSink, is_canonical, sha256_file
+from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
 from fedcore.state.model import MemorySink, ModelState, StateSink
 from fedcore.state.own_model import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder, OwnModelRecord
@@ -40,7 +40,6 @@ __all__ = [
     "can_differ",
     "difference_bytes",
     "from_float",
-    "is_canonical",
     "open_initial",
     "read_facts",
     "rounded",

@@ -67,15 +67,9 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int], dict[str, str]]:
     return Layout(specs=specs), offsets, metadata
 
 
-def is_canonical(path: Path) -> bool:
-    """Whether an intact file holds its tensors and nothing else, byte for byte as a state of them is written.
-
-    Then its SHA-256 names the tensors: no other file has the same ones in the same order. Raises as `read_header`.
-    """
-    layout, _, metadata = read_header(path)
-    header, _ = _make_header(layout, None)
-    with path.open("rb") as file:
-        return not metadata and file.read(len(header)) == header
+def header_of(layout: Layout) -> bytes:
+    """The first bytes of the file to which a state of `layout` is written, up to its tensors."""
+    return _make_header(layout, None)[0]
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import itertools
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ STORAGE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 """The safetensors dtypes that can be averaged, and the NumPy dtype that holds each."""
+
+CONTROL: Final = "control/"
+"""Prefix of the name of a control variate (SCAFFOLD), which a training sends with the tensor that it belongs to."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _LARGEST_TENSOR = 1 << 62
@@ -104,6 +107,10 @@ class Layout:
     def integers(self) -> tuple[TensorSpec, ...]:
         """The integer and boolean tensors, in order."""
         return tuple(spec for spec in self.specs if not spec.is_float)
+
+    def without_controls(self) -> Layout:
+        """The tensors of the model alone, which an evaluation sends."""
+        return Layout(specs=tuple(spec for spec in self.specs if not spec.name.startswith(CONTROL)))
 
     @property
     def nbytes(self) -> int:

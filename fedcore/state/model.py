@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import UsageError
-from fedcore.state.files import FileSink, read_header, sha256_tensors
+from fedcore.state.files import FileSink, header_of, read_header, sha256_tensors
 from fedcore.state.layout import STORAGE, Layout, TensorSpec
 
 NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
@@ -102,6 +102,14 @@ class ModelState(Mapping[str, NDArray[Any]]):
     def sha256(self) -> str:
         """SHA-256 of the file that `save` would write, in lower-case hexadecimal."""
         return sha256_tensors(self.layout, self)
+
+    def is_canonical(self) -> bool:
+        """Whether the mapped file holds the tensors and nothing else, byte for byte as `save` writes them.
+
+        Then its SHA-256 names the tensors: no other file has the same ones in the same order.
+        """
+        header = header_of(self.layout)
+        return self._map is not None and not self.metadata and self._map[: len(header)] == header
 
     def only(self, names: Collection[str]) -> ModelState:
         """The named tensors, in their order here; views of this state."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
-from fedcore.federation.policy import ANY_MODEL, APP_MODEL
+from fedcore.federation.policy import APP_MODEL
 from fedcore.federation.transcript import Chain, ChainLink
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
@@ -51,7 +51,7 @@ def untraced_models(task: Task, policy: Policy, chain: Chain, last_models: Set[s
         chain: the transcript that the task goes on from, as this client has checked it.
         last_models: of earlier runs whose beginning this client traced; there need be no sum from them.
     """
-    if task.aggregation == "plain" or task.queries or ANY_MODEL in policy.first_models:
+    if task.aggregation == "plain" or task.queries or not policy.traces_models:
         return frozenset()
     complete = [link for link in chain.links if link.complete and link.purpose != _QUERY]
     recorded = [link for link in complete if link.run == task.run]
@@ -91,15 +91,16 @@ def check_layout(task: Task, model: ModelState | None, chain: Chain) -> None:
 
     In another order, under other names, or next to a tensor that nobody uses, the same values have another hash, and
     their sums would count as those of another model. A training is compared with those of its message type, which is a
-    function of the agreed app, and an evaluation with all trainings of the run: the transcript has their layouts alone.
+    function of the agreed app, and an evaluation with all trainings of the run, since the transcript has no other
+    layouts; it may leave out control variates.
     """
     if model is None or task.queries:
         return
-    known = {
-        link.layout
-        for link in chain.links
-        if link.run == task.run and link.complete and link.layout and (not task.trains or _of_one_type(link, task))
-    }
+    trainings = [link for link in chain.links if link.run == task.run and link.complete and link.layouts[0]]
+    if task.trains:
+        known = {link.layouts[0] for link in trainings if _of_one_type(link, task)}
+    else:
+        known = {digest for link in trainings for digest in link.layouts}
     if known and model.layout.digest().hex() not in known:
         raise ProtocolViolation(
             checks.OTHER_LAYOUT,

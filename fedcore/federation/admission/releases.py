@@ -174,17 +174,26 @@ def check_versions(task: Task, chain: Chain) -> None:
     if task.buffer is None:
         return
     links = [link for link in chain.links if link.run == task.run and link.versions]
-    known = dict(version for link in links for version in link.versions)
-    for number, sha256 in sorted(task.versions()):
-        if known.setdefault(number, sha256) != sha256:
-            raise ProtocolViolation(
-                checks.VERSION_FORK, f"two models have the number {number} in this sum, or in it and the transcript"
-            )
+    check_numbers(task, (version for link in links for version in link.versions))
     if not chain.anchor and task.buffer.newest > len(links):
         raise ProtocolViolation(
             checks.VERSION_FORK,
             f"the sum names model {task.buffer.newest} of the run, and the transcript has {len(links)} sums of it",
         )
+
+
+def check_numbers(task: Task, earlier: Iterable[tuple[int, str]] = ()) -> None:
+    """Refuse a buffered exchange in which a number stands for two models; raises ProtocolViolation.
+
+    Args:
+        earlier: versions of the run that other sums named, by number and SHA-256.
+    """
+    known = dict(earlier)
+    for number, sha256 in sorted(task.versions()):
+        if known.setdefault(number, sha256) != sha256:
+            raise ProtocolViolation(
+                checks.VERSION_FORK, f"two models have the number {number} in this sum, or in it and the transcript"
+            )
 
 
 def smallest_group(sums: Iterable[frozenset[int]]) -> int:

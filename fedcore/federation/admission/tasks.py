@@ -12,7 +12,7 @@ from fedcore.federation.admission import checks
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.encodings import check_settings, sound_encoding
 from fedcore.federation.admission.owner import ClientHistory, Owner
-from fedcore.federation.admission.releases import check_releases
+from fedcore.federation.admission.releases import check_numbers, check_releases
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.run.exchange import round_parameters
 from fedcore.run.groups import is_draw
@@ -156,12 +156,8 @@ def _check_buffer(task: Task, settings: JobSettings, policy: Policy) -> None:
         )
     if (buffer := task.buffer) is None:
         return
-    versions: dict[int, str] = {}
+    check_numbers(task)
     for start in buffer.starts:
-        if versions.setdefault(start.number, start.sha256) != start.sha256:
-            raise ProtocolViolation(
-                checks.VERSION_FORK, f"the sum holds updates from two models of version {start.number}"
-            )
         if not 0 <= buffer.newest - start.number <= settings.max_staleness:
             raise ProtocolViolation(
                 checks.BUFFER_OFF_SETTINGS,

@@ -25,6 +25,7 @@ from fedcore.federation.transcript.records import (
     name_of,
 )
 from fedcore.secagg.crypto.domain import pack
+from fedcore.state import Layout
 from fedcore.wire.tasks import Task, Updates
 
 HEAD_TAG: Final = "fedcore/head/v1"
@@ -53,8 +54,8 @@ class ChainLink:
     corrupt: likewise.
     full_graph: likewise.
     message_type: of the task.
-    layout: of a training, the digest of its model's layout, hex; "" of anything else, and of an encoding that this
-        version cannot read.
+    layouts: of a training, the digests of its model's layout and of that without control variates, hex; "" of anything
+        else, and of an encoding that this version cannot read.
     versions: of a buffered exchange, the models that it names (`Task.versions`).
     buffered: of a buffered exchange, what was summed: client, SHA-256 of the model that it began from, and what its
         update counts (`Task.updates_of`).
@@ -77,7 +78,7 @@ class ChainLink:
     buffered: tuple[tuple[int, str, float], ...] = ()
     versions: frozenset[tuple[int, str]] = frozenset()
     message_type: str = ""
-    layout: str = ""
+    layouts: tuple[str, str] = ("", "")
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> ChainLink:
@@ -114,7 +115,7 @@ class ChainLink:
             buffered=buffered_of(task, survivors),
             versions=task.versions(),
             message_type=sys.intern(task.message_type),
-            layout=sys.intern(layout.digest().hex()) if layout is not None else "",
+            layouts=_digests(layout) if layout is not None else ("", ""),
         )
 
     @property
@@ -133,6 +134,12 @@ class ChainLink:
         cohort = array("I", self.cohort)
         departed = sum(client in elsewhere for client in cohort)
         return not self.complete and self.full_graph and departed > len(cohort) - self.threshold + self.corrupt
+
+
+def _digests(layout: Layout) -> tuple[str, str]:
+    """What `ChainLink.layouts` says; one text for all links with the same layout."""
+    full, model = layout.digest().hex(), layout.without_controls().digest().hex()
+    return sys.intern(full), sys.intern(model)
 
 
 def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, float], ...]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedcore.state.layout import CONTROL
 from fedcore.training.algorithms.base import LocalAlgorithm
 from fedcore.training.algorithms.clipping import BOUND, NOT_CLIPPED, LocalClipping
 from fedcore.training.algorithms.feddyn import ALPHA, LocalFedDyn
 from fedcore.training.algorithms.fednova import LENGTH, LocalFedNova
-from fedcore.training.algorithms.scaffold import CONTROL, LocalScaffold
+from fedcore.training.algorithms.scaffold import LocalScaffold
 from fedcore.training.engines import Engine
 
 __all__ = [

@@ -14,14 +14,13 @@ own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from torch import Tensor
 
+from fedcore.state.layout import CONTROL
 from fedcore.training.algorithms.base import LocalAlgorithm, gradient
 from fedcore.training.dtensors import local
-
-CONTROL: Final = "control/"
 
 
 class LocalScaffold(LocalAlgorithm):

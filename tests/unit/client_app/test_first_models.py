@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from support.records import make_task
 
 from client_app.exchange.first_model import FIRST_MODELS_FILE, DerivedModels
 from client_app.output import Output
+from fedcore.federation.admission.first_model import AppModel
+from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart
+from fedcore.run.settings import JobSettings
+from fedcore.system.sandbox.sandbox import Rules
 from fedcore.wire.tasks import ModelRef, Task
 
 
@@ -36,6 +42,51 @@ async def test_a_file_that_cannot_be_read_is_as_none(tmp_path: Path) -> None:
     assert await models.last_models("one") == frozenset()
     await models.note(asked("one", 1))
     assert await models.last_models("two") == {ref(1).sha256}
+
+
+async def test_a_derivation_goes_on_without_the_exchange_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ServerApp that takes longer to its model than the first step of an exchange costs attempts, and no run."""
+    begun, done = [], asyncio.Event()
+
+    async def slow(start: FirstModelStart, rules: Rules) -> Derivation:
+        begun.append((start.run, start.groups, start.least_groups))
+        await done.wait()
+        return FirstModel(sha256=ref(7).sha256)
+
+    monkeypatch.setattr("client_app.exchange.first_model.derive", slow)
+    models = DerivedModels(tmp_path, Output(name="client-1"))
+    task = asked("one", 1).model_copy(update={"settings": JobSettings(groups=4, min_groups=3).for_clients()})
+    for _ in range(2):  # attempts that come too early
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await models.of(task, task.app_sha256, [1, 2, 3, 4])
+    done.set()
+    assert await models.of(task, task.app_sha256, [1, 2, 3, 4]) == AppModel(sha256=ref(7).sha256)
+    again = DerivedModels(tmp_path, Output(name="client-1"))
+    assert await again.of(task, task.app_sha256, [1, 2, 3, 4]) == AppModel(sha256=ref(7).sha256)
+    assert begun == [("one", 4, 4)], "a client does not know min-groups, and need not"
+
+
+async def test_an_agent_that_ends_derives_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+
+    async def endless(start: FirstModelStart, rules: Rules) -> Derivation:
+        try:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("client_app.exchange.first_model.derive", endless)
+    models = DerivedModels(tmp_path, Output(name="client-1"))
+    task = asked("one", 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await models.of(task, task.app_sha256, [1])
+    assert not ended.is_set()
+    await models.aclose()
+    assert ended.is_set()
 
 
 async def test_runs_of_long_ago_are_forgotten(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedcore.federation.admission.simulated import SimulatedMember
 from fedcore.federation.admission.tasks import check_task
 from fedcore.federation.transcript import Chain, keys_of
 from fedcore.run.settings import JobSettings
-from fedcore.state import ModelState
+from fedcore.state import Layout, ModelState
 from fedcore.wire.tasks import Buffer, ModelRef, Task, Version
 
 SAME = ModelState.from_arrays({spec.name: np.zeros(spec.shape, spec.storage) for spec in LAYOUT.specs})
@@ -128,13 +129,13 @@ class TestWhoseModel:
 class TestLaterModels:
     """A model has the tensors of those before it in its run."""
 
-    def refused(self, chain: Chain, exchange: int = 9, **task: Any) -> bool:
+    def refused(self, chain: Chain, **changes: Any) -> bool:
+        task = make_task(9, **changes)
+        check_layout(task, SAME, chain)
         try:
-            check_layout(make_task(exchange, **task), OTHER, chain)
+            check_layout(task, OTHER, chain)
         except ProtocolViolation as refusal:
-            assert refusal.check == OTHER_LAYOUT
-            return True
-        check_layout(make_task(exchange, **task), SAME, chain)
+            return refusal.check == OTHER_LAYOUT
         return False
 
     def test_compared_with_complete_trainings_of_the_run(self, notary: Notary) -> None:
@@ -152,6 +153,12 @@ class TestLaterModels:
         assert self.refused(chain, message_type="evaluate"), "with any training"
         assert not self.refused(chain, message_type="train.large")
         assert not self.refused(chain, message_type="query.statistics"), "sums of queries count together"
+
+    def test_an_evaluation_may_leave_out_control_variates(self, notary: Notary) -> None:
+        controls = (*LAYOUT.specs, *(replace(spec, name=f"control/{spec.name}") for spec in LAYOUT.specs))
+        encoding = first_encoding(CodecSettings(w_max=100), Layout(specs=controls), 4)
+        notary.sum(1, encoding=encoding)
+        assert self.refused(chain_of(notary), message_type="evaluate"), "but nothing else"
 
     def test_without_a_model(self, notary: Notary) -> None:
         notary.sum(1)
