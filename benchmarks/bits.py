@@ -111,14 +111,10 @@ def found(arguments: argparse.Namespace) -> Bits:
     rounds = sized(arguments, smallest=1, quick=2, whole=3)
     with tempfile.TemporaryDirectory(prefix="fedcore-bits-") as name:
         folder = Path(name)
-        return {
-            **vectors(),
-            **secure(folder, rounds),
-            **grouped(folder, rounds),
-            **buffered(folder, 2 * rounds),
-            **demo(folder, short=arguments.quick),
-            **killed(folder, max(2, rounds)),
-        }
+        bits = {**vectors(), **secure(folder, rounds), **grouped(folder, rounds)}
+        if not arguments.smallest:
+            bits |= buffered(folder, 2 * rounds) | demo(folder, short=arguments.quick) | killed(folder, max(2, rounds))
+        return bits
 
 
 def vectors() -> Bits:
