@@ -236,8 +236,8 @@ class MessageReceiver(ABC):
         self._failure = error
 
     async def withdraw(self, client: int, body: WithdrawIn, digest: bytes) -> None:
-        """The client leaves; saying it again changes nothing."""
-        if client in self.clients.withdrawals and self.is_led and not self.stages.over:
+        """The client leaves; saying it again, or after it was given up, changes nothing."""
+        if client in self.clients.reasons and self.is_led and not self.stages.over:
             return
         self.require(client)
         if body.complaint is not None:

@@ -478,6 +478,15 @@ async def test_a_task_is_given_once_and_not_to_those_who_left(opened: Open) -> N
     assert reply.examples == 30
 
 
+async def test_who_was_given_up_meanwhile_may_still_leave(opened: Open) -> None:
+    member = opened.members[0]
+    exchange = opened.site.application.queue.exchange
+    assert exchange is not None
+    exchange.give_up(member.id, "silent")
+    await member.withdraw()
+    assert exchange.clients.reasons[member.id] == "silent"
+
+
 async def test_a_withdrawal_holds_no_free_text(opened: Open) -> None:
     member = opened.members[0]
     body = b'{"reason": "stopped", "check": "Patient 17"}'
