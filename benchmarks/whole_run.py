@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import random
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,137 +26,26 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say, sized
-from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
+from benchmarks.common import Figure, Report, Table, data_parser, run, say, sized
+from benchmarks.hospitals import EVERYBODY, HOSPITALS, RATES, Closeness, Hospitals, Vector
+from benchmarks.whole_run_near import ROUNDS_OF_A_RUN, attacks, median, near_enough, run_twice, simulated
+from fedcore.codec import release_of
 from fedcore.codec.privacy import Accountant, Release
-from fedcore.comparison.workers.problem import Problem
-from fedcore.errors import EncodingError, TooFewContributed
-from fedcore.flower.app import FlowerApp
+from fedcore.errors import TooFewContributed
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.quorum import quorum_for
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
-from fedcore.system.assignments import override
-from fedcore.training import train
-from fedcore.training.engines import EngineConfig, World, make_engine
 
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-EVERYBODY = (0, 1, 2, 3)
-RATES = (1e-4, 1e-3, 1e-2)
-"""Learning rates; the one in the middle is the app's own."""
 ROUNDS = (1, 7, 14)
-MOVES = (1.0, 0.1, 1e-2, 1e-4)
+MOVES = (1.0, 0.5, 0.2, 0.1, 1e-2, 1e-4)
 DROPS = (0.1, 0.25)
-ROUNDS_OF_A_RUN = 15
 QUESTIONS = 20
 FLOAT32_MAX = 3.4e38
 EPSILONS = (8.0, 2.0)
 SIZES = ((4, (1,)), (10, (1, 3)), (20, (1, 3, 6)))
 """Members, and how many of them help the server."""
-
-Vector = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Closeness:
-    """How near a difference of two sums is to one hospital's update. error: relative, in the L2 norm."""
-
-    error: float
-    cosine: float
-
-    @classmethod
-    def of(cls, found: Vector, true: Vector) -> Closeness:
-        """Both [parameters]."""
-        norms = float(np.linalg.norm(found) * np.linalg.norm(true))
-        return cls(float(np.linalg.norm(found - true) / np.linalg.norm(true)), float(found @ true) / norms)
-
-    def __str__(self) -> str:
-        return f"{self.error:.2g} ({self.cosine:.3f})"
-
-
-class Hospitals:
-    """The four clients of a run; `rate` is their learning rate, settings those of the run."""
-
-    def __init__(self, rate: float, settings: JobSettings) -> None:
-        app = FlowerApp.load(EXAMPLES / "heart_disease")
-        config = override(app.run_config, {"lr": rate}, "the run config")
-        self._problem = Problem.load(app, config=config, sites=len(HOSPITALS))
-        self._engine = make_engine(self._problem.recipe(), EngineConfig(), World())
-        self._model = self._engine.model.state_dict()
-        self._settings = settings
-        self._plan = EncodingPlan(settings, least_cohort=3)
-        self._known: dict[tuple[bytes, int, int], tuple[ModelState, int, float]] = {}
-        self.start = self._vector(self._state())
-
-    def sum(self, weights: Vector, sites: Sequence[int], server_round: int) -> tuple[Vector, int]:
-        """What an exchange tells: the sum of the sites' weighted updates [parameters] and of their examples."""
-        base = self._load(weights)
-        encoding = self._plan.encoding("train", base.layout, len(EVERYBODY))
-        total = np.zeros(encoding.words, np.uint64)
-        for site in sites:
-            total += self._words(encoding, base, *self._trained(weights, site, server_round))
-        mean = decode(encoding, total, survivors=len(sites), base=base)
-        assert mean.state is not None
-        self._plan.learn("train", encoding, mean)
-        return (self._vector(mean.state) - weights) * mean.examples, mean.examples
-
-    def failures(self, weights: Vector) -> int:
-        """How many of the four contribute nothing in a first round from this model, as the sum tells."""
-        return len(EVERYBODY) - len(self.contributors(weights))
-
-    def contributors(self, weights: Vector) -> list[int]:
-        """Which of them do, as nobody is told."""
-        bound = self._settings.metric_max
-        return [site for site in EVERYBODY if abs(self._trained(weights, site, 1)[2]) <= bound]
-
-    def update(self, weights: Vector, site: int, server_round: int) -> Vector:
-        """The weighted update of one hospital, which nobody else should know [parameters]."""
-        local, examples, _ = self._trained(weights, site, server_round)
-        return (self._vector(local) - weights) * (1 if self._settings.private else examples)
-
-    def _words(
-        self, encoding: AnyEncoding, base: ModelState, local: ModelState, examples: int, loss: float
-    ) -> NDArray[np.uint64]:
-        """What a client sends, without its masks."""
-        try:
-            made = encode(
-                encoding, base=base, local=local, examples=examples, metrics={"loss": loss}, randomness=os.urandom
-            )
-        except EncodingError:
-            made = encode_nothing(encoding, randomness=os.urandom)
-        return made.words
-
-    def _trained(self, weights: Vector, site: int, server_round: int) -> tuple[ModelState, int, float]:
-        key = weights.tobytes(), site, server_round
-        if key not in self._known:
-            self._load(weights)
-            config = self._problem.config
-            done = train(
-                self._engine,
-                self._problem.training(site),
-                batch_size=int(config["batch-size"]),
-                steps=int(config["local-steps"]),
-                seed=self._problem.order_seed(site, server_round),
-            )
-            self._known[key] = self._state(), done.examples, done.loss
-        return self._known[key]
-
-    def _load(self, weights: Vector) -> ModelState:
-        place = 0
-        for tensor in self._model.values():
-            part = weights[place : place + tensor.numel()].astype(np.float32).reshape(tuple(tensor.shape))
-            tensor.copy_(torch.from_numpy(part))
-            place += tensor.numel()
-        return self._state()
-
-    def _state(self) -> ModelState:
-        return ModelState.from_arrays({name: tensor.numpy().copy() for name, tensor in self._model.items()})
-
-    def _vector(self, state: ModelState) -> Vector:
-        """In the order of the model, which is not that of the state."""
-        return np.concatenate([state[name].reshape(-1).astype(np.float64) for name in self._model])
 
 
 def main() -> int:
@@ -178,6 +65,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     say("consecutive rounds: done")
     app_rate = RATES[1]
     moved = {(kept, move): list(moving(sites[app_rate], move, kept)) for kept, move in product((True, False), MOVES)}
+    answers = {move: near_enough(sites[app_rate], move) for move in MOVES}
+    twice = (
+        attacks(exact),
+        run_twice(exact, sized(arguments, smallest=1, quick=2, whole=6)),
+        simulated(sized(arguments, smallest=1, quick=1, whole=3)),
+    )
+    say("the app twice: done")
     say("models that move less: done")
     lost = {drop: dropouts(sites[app_rate], drop, seeds=1 if arguments.quick else 3) for drop in DROPS}
     single = list(alone(sites[app_rate], sized(arguments, smallest=1, quick=3, whole=8)))
@@ -189,7 +83,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         figures=_figures(moved, noised),
         tables=(
             _of_rounds(honest),
-            _of_moves(moved),
+            _of_moves(moved, answers),
+            *twice,
             _of_dropouts(lost),
             _of_alone(single),
             _of_noise(noised),
@@ -198,7 +93,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         notes=(
             "a cell is the relative error of the difference of two sums against the update of the hospital that is in "
             "one of them alone, and their cosine in brackets; the median over the four hospitals",
-            "nothing of the first three tables is left where an owner sets min-cohort to the size of the federation: "
+            "the rule on nearly the same models measures in steps from a model to the next of its run, so two rounds "
+            "in a row are never near: what two honest rounds tell, by the first table, stays",
+            "nothing of the tables of hospitals is left where an owner sets min-cohort to the size of the federation: "
             "then no sum is over fewer, and a round that loses a client fails",
             "pad-seconds has no effect on sums; what it does to time is in benchmarks/timing_channel.py",
         ),
@@ -303,13 +200,6 @@ def _without(site: int) -> tuple[int, ...]:
     return tuple(other for other in EVERYBODY if other != site)
 
 
-def _median(found: Sequence[Closeness]) -> Closeness:
-    return Closeness(
-        statistics.median(one.error for one in found),
-        statistics.median(one.cosine for one in found),
-    )
-
-
 # --- differential privacy in small cohorts ---------------------------------------------------------------------------
 
 
@@ -352,10 +242,10 @@ def _figures(
     moved: dict[tuple[bool, float], list[Closeness]], noised: dict[float, list[Closeness]]
 ) -> tuple[Figure, ...]:
     return (
-        Figure(name="next_round_error", value=_median(moved[False, 1.0]).error, aim=1.0, at_least=True),
-        Figure(name="kept_round_error", value=_median(moved[True, MOVES[-1]]).error, aim=1.0, at_least=True),
+        Figure(name="next_round_error", value=median(moved[False, 1.0]).error, aim=1.0, at_least=True),
+        Figure(name="kept_round_error", value=median(moved[True, MOVES[-1]]).error, aim=1.0, at_least=True),
         *(
-            Figure(name=f"noised_error_epsilon_{epsilon:g}", value=_median(found).error, aim=1.0, at_least=True)
+            Figure(name=f"noised_error_epsilon_{epsilon:g}", value=median(found).error, aim=1.0, at_least=True)
             for epsilon, found in noised.items()
         ),
     )
@@ -366,15 +256,17 @@ def _of_rounds(honest: dict[tuple[float, int], list[Closeness]]) -> Table:
     return Table(
         title="An honest run: two consecutive rounds, one hospital in the first alone",
         header=("learning rate", *(f"rounds {number}, {number + 1}" for number in rounds)),
-        rows=tuple((f"{rate:g}", *(str(_median(honest[rate, number])) for number in rounds)) for rate in rates),
+        rows=tuple((f"{rate:g}", *(str(median(honest[rate, number])) for number in rounds)) for rate in rates),
     )
 
 
-def _of_moves(moved: dict[tuple[bool, float], list[Closeness]]) -> Table:
+def _of_moves(moved: dict[tuple[bool, float], list[Closeness]], answers: dict[float, str]) -> Table:
     return Table(
-        title="An adversary: the second model lies a fraction of a round's step from the first",
-        header=("fraction", "server-round named again", "the next server-round"),
-        rows=tuple((f"{move:g}", *(str(_median(moved[kept, move])) for kept in (True, False))) for move in MOVES),
+        title="The second model lies a fraction of a round's step from the first",
+        header=("fraction", "server-round named again", "the next server-round", "stock clients, in another run"),
+        rows=tuple(
+            (f"{move:g}", *(str(median(moved[kept, move])) for kept in (True, False)), answers[move]) for move in MOVES
+        ),
     )
 
 
@@ -387,7 +279,7 @@ def _of_dropouts(lost: dict[float, list[list[Closeness]]]) -> Table:
             (
                 f"{drop:g}",
                 f"{len(pairs) / len(runs):.1f}",
-                str(_median(pairs)) if pairs else "-",
+                str(median(pairs)) if pairs else "-",
                 str(best) if best else "-",
             )
         )
@@ -411,7 +303,7 @@ def _of_noise(noised: dict[float, list[Closeness]]) -> Table:
         title=f"The same model again, with differential privacy over {ROUNDS_OF_A_RUN} rounds and clip-norm 0.1",
         header=("epsilon", "median", "best of 8"),
         rows=tuple(
-            (f"{epsilon:g}", str(_median(found)), str(min(found, key=lambda one: one.error)))
+            (f"{epsilon:g}", str(median(found)), str(min(found, key=lambda one: one.error)))
             for epsilon, found in noised.items()
         ),
     )
