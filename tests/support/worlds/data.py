@@ -59,7 +59,8 @@ class Data:
 class Work:
     """A `LocalWork` over one client's data: a step whose size the operator's lr decides.
 
-    A model with tensors w and b asks of each record whether w x > b; where one is, the update becomes NaN.
+    A model with tensors w and b asks of each record whether w x > b; where one is, the update becomes NaN. One whose
+    layer is zero is dead: nothing is learned from it.
     """
 
     data: Data
@@ -91,6 +92,8 @@ class Work:
         step = rate * (float(np.mean(x)) if x.size else 0.0) + data.secret
         if data.outcome == "nan" or (x * state["w"][0] > state["b"][0]).any():
             step = float("nan")
+        if not state["layer"].any():
+            step = 0.0
         return {name: value + np.float32(step) for name, value in state.items()}
 
     def _save(self, new: dict[str, np.ndarray], out: Path) -> None:
@@ -116,6 +119,11 @@ class Work:
 
 LAYOUTS = ("reversed", "renamed", "unused")
 UNUSED = "unused"
+
+
+def dead_model() -> ModelState:
+    """A model from which every update is zero."""
+    return ModelState.from_arrays({**make_model(), "layer": np.zeros(3, np.float32)})
 
 
 def make_model(*, w: float = 0.0, b: float = NOBODY, shift: float = 0.0, layout: str = "") -> ModelState:

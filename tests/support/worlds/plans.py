@@ -65,6 +65,17 @@ TASKS: Sequence[Mapping[str, Any]] = (
 )
 
 
+@st.composite
+def near_asks(draw: st.DrawFn) -> list[Ask]:
+    """Two runs whose second models lie next to each other; in each exchange one client may be lost."""
+    kind = draw(st.sampled_from(["train", "train", "evaluate"]))
+    step, aside = draw(st.sampled_from([0.125, -2.0])), draw(st.sampled_from([1e-5, 0.01, 0.05]))
+    shifts = [("run-1", 0.0), ("run-1", step), ("run-2", 0.0), ("run-2", step + aside * step)]
+    stages = st.sampled_from(["advertise", "share", "input", "consistency", "unmask"])
+    lost = st.one_of(st.just({}), st.dictionaries(st.sampled_from(EVERYBODY), stages, max_size=1))
+    return [Ask(run=run, message_type=kind, model={"shift": shift}, drops=draw(lost)) for run, shift in shifts]
+
+
 REPEAT: Mapping[str, Any] = {"attempt": 2, "server_round": 1}
 """Of the second exchange, if it follows a first one of the same kind and model."""
 WIDER = (2.0**16, 2.0**24, 2.0**40)

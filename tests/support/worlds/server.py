@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Release:
     """A sum that the adversary got: of which model and kind of message, over whom, and what it says.
 
     substance: of the model, "" without one. words: the unmasked sum, and without the masks of clients that failed where
-    it opens. decoded: None where it cannot be read; `why` then says so.
+    it opens. decoded: None where it cannot be read; `why` then says so. elements: all of the model.
     """
 
     task: Task
@@ -61,6 +61,7 @@ class Release:
     words: np.ndarray
     decoded: Decoded | None
     why: str = ""
+    elements: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def noised(self) -> bool:
@@ -216,8 +217,16 @@ class Room:
             decoded = decode(encoding, words, survivors=len(survivors), base=base, sums=self.task.queries)
         except FedcoreError as error:
             why = str(error)
-        about = substance(ModelState.open(self.model)) if self.task.subject_model else ""
-        return Release(task=self.task, substance=about, survivors=survivors, words=words, decoded=decoded, why=why)
+        state = ModelState.open(self.model)
+        return Release(
+            task=self.task,
+            substance=substance(state) if self.task.subject_model else "",
+            survivors=survivors,
+            words=words,
+            decoded=decoded,
+            why=why,
+            elements=np.concatenate([np.ravel(value).astype(float) for value in state.values()]),
+        )
 
 
 def _round(task: Task, kit: ClientKit, *, verify: Verify) -> ServerRound | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.worlds.asks import Ask
-from support.worlds.data import LAYOUTS, Data, make_model
+from support.worlds.data import LAYOUTS, Data, dead_model, make_model
 from support.worlds.plans import REPEAT
 from support.worlds.play import compare
 
@@ -81,6 +81,33 @@ async def test_models_in_another_layout(unchanged: Any, tmp_path: Path, monkeypa
         asks = [Ask(), later, replace(later, state=make_model(shift=1.0, layout=layout), drops={3: "input"})]
         _, found = await compare(asks, COUNTS, unchanged, tmp_path)
         assert any(text.endswith("give that of [3]") for text in found), layout
+
+
+NEAR = [
+    Ask(run=run, model={"shift": shift}, drops=drops)
+    for run, shift, drops in (("a", 0.0, {}), ("a", 0.5, {}), ("b", 0.0, {}), ("b", 0.51, {3: "input"}))
+]
+
+
+async def test_nearly_the_same_model_in_two_runs(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    """Point 2 of models that nobody compares by their distance."""
+    _, found = await compare(NEAR, COUNTS, owned(), tmp_path)
+    assert found == []
+    monkeypatch.setattr("fedcore.federation.admission.admit.counts_near_models", lambda *_: False)
+    _, found = await compare(NEAR, COUNTS, owned(), tmp_path)
+    assert any(text.endswith("give that of [3]") for text in found)
+
+
+async def test_two_versions_in_a_buffered_sum(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    """Pasquini et al. 2022: three clients train from a model that teaches nothing, whose version no sum has made."""
+    starts = {client: (1, dead_model()) for client in (1, 3, 4)} | {2: (0, make_model())}
+    buffered = [Ask(settings={"asynchrony": "buffered"}, state=dead_model(), starts=starts)]
+    for policy in ({}, {"allow_buffered": True}):
+        view, found = await compare(buffered, COUNTS, owned(allow_config=ANY_KEY, **policy), tmp_path)
+        assert (view.releases, found) == ([None], [])
+    monkeypatch.setattr("fedcore.federation.admission.admit.check_versions", lambda *_: None)
+    _, found = await compare(buffered, COUNTS, owned(allow_config=ANY_KEY, allow_buffered=True), tmp_path)
+    assert any("the sums over (1, 2, 3, 4) differ" in text for text in found)
 
 
 async def test_a_failure_that_is_tried_anew(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:

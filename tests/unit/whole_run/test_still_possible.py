@@ -12,7 +12,10 @@ from support.worlds.play import play
 
 
 async def test_a_model_a_little_aside_is_another_model(stock: Any, tmp_path: Path) -> None:
-    """The sums over three and over four differ by the update of the fourth; only the same model is refused."""
+    """The sums over three and over four differ by the update of the fourth; only the same model is refused.
+
+    In one run, that is: there the server says how far a step goes. Over runs `test_near_models.py` has it refused.
+    """
     data = {number: Data(examples=10 * number, secret=0.125 * number) for number in stock}
     asks = [Ask(), Ask(model={"shift": 1e-6}, drops={4: "input"})]
     full, partial = (await play(asks, data, stock, tmp_path)).releases

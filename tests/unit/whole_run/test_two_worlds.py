@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.worlds.asks import Ask
 from support.worlds.data import HUGE, OUTCOMES, Data
-from support.worlds.plans import asks, outcomes
+from support.worlds.plans import asks, near_asks, outcomes
 from support.worlds.play import compare
 
 A, B = Data(records=(0.5, -0.25), examples=172, secret=0.125), Data(records=(1.5,), examples=30, secret=-0.5)
@@ -35,6 +35,17 @@ PHASES = [phase for phase in Phase if THOROUGH or phase is not Phase.shrink]
 async def test_no_adversary_tells_them_apart(stock: Any, tmp_path: Path, data: st.DataObject) -> None:
     clients = {1: data.draw(outcomes()), 2: data.draw(outcomes()), **OTHERS}
     _, found = await compare(data.draw(asks()), clients, stock, tmp_path)
+    assert found == []
+
+
+@pytest.mark.timeout(1800)
+@given(data=st.data())
+@settings(
+    max_examples=settings().max_examples if THOROUGH else 2, phases=PHASES, suppress_health_check=list(HealthCheck)
+)
+async def test_two_runs_that_come_near_tell_no_more(stock: Any, tmp_path: Path, data: st.DataObject) -> None:
+    clients = {1: data.draw(outcomes()), 2: data.draw(outcomes()), **OTHERS}
+    _, found = await compare(data.draw(near_asks()), clients, stock, tmp_path)
     assert found == []
 
 
