@@ -81,6 +81,7 @@ CASES = {
     "gpt": Case("model_flops_overmatrix_rate"),
     "gpu": Case("parts_that_hold", lacks=gpu),
     "heart_disease": Case("fedavg_difference_over_spread", data=True),
+    "honest": Case("later_round_over_any_model"),
     "hostile": Case("honest_completions_over_rounds"),
     "kills": Case("modes_that_say_what_was_lost"),
     "masking": Case("mask_two_threads_speedup"),

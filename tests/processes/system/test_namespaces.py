@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -49,8 +51,13 @@ match sys.argv[1]:
 pytestmark = pytest.mark.skipif(kind_of(Need(alone=True)) != "all", reason="the machine does not allow namespaces")
 
 
-def begin(folder: Path, *words: str, rules: Rules | None = None) -> subprocess.Popen[str]:
-    """The app in a sandbox as the agent starts it."""
+REFUSED = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "$@"'
+WITHOUT = ("unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh")
+"""Starts a program as a container does that takes all capabilities and forbids user namespaces."""
+
+
+def begin(folder: Path, *words: str, rules: Rules | None = None, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """The app in a sandbox as the agent starts it; `before` is what starts it."""
     rules = rules or Rules()
     work, data = folder / "work", folder / "data"
     for place in (work, data):
@@ -62,7 +69,7 @@ def begin(folder: Path, *words: str, rules: Rules | None = None) -> subprocess.P
     command = [*sandbox.command("fedcore")[:-1], "started_app", *words]
     environment = {**clean_environment(rules, work), "PYTHONPATH": str(data)}
     return subprocess.Popen(
-        [*command, str(data / "patients")],
+        [*before, *command, str(data / "patients")],
         stdout=subprocess.PIPE,
         text=True,
         cwd=work,
@@ -99,6 +106,18 @@ def test_nothing_outlives_it(tmp_path: Path, group: bool) -> None:
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
         wait_until("the end of all", lambda: not any(child.is_running() for child in below))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_a_machine_that_refuses_namespaces_is_warned_of_and_runs_the_app(tmp_path: Path) -> None:
+    asking = "from fedcore.system.sandbox.sandbox import *; print(describe(Rules(), network=False)[1])"
+    done = subprocess.run([*WITHOUT, sys.executable, "-c", asking], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    with begin(tmp_path, "see", before=WITHOUT) as process:
+        seen = json.loads(said(process))
+        assert process.wait() == 0
+    assert seen["data"] == "records"
+    assert seen["programs"] > 5, "it sees the machine's"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -13,6 +13,7 @@ from client_app.output import Output
 from fedcore.federation.admission.first_model import AppModel
 from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart
 from fedcore.run.settings import JobSettings
+from fedcore.system.concurrency import end
 from fedcore.system.sandbox.sandbox import Rules
 from fedcore.wire.tasks import ModelRef, Task
 
@@ -48,21 +49,22 @@ async def test_a_derivation_goes_on_without_the_exchange_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ServerApp that takes longer to its model than the first step of an exchange costs attempts, and no run."""
-    begun, done = [], asyncio.Event()
+    begun, began, derived = [], asyncio.Event(), asyncio.Event()
 
     async def slow(start: FirstModelStart, rules: Rules) -> Derivation:
         begun.append((start.run, start.groups, start.least_groups))
-        await done.wait()
+        began.set()
+        await derived.wait()
         return FirstModel(sha256=ref(7).sha256)
 
     monkeypatch.setattr("client_app.exchange.first_model.derive", slow)
     models = DerivedModels(tmp_path, Output(name="client-1"))
     task = asked("one", 1).model_copy(update={"settings": JobSettings(groups=4, min_groups=3).for_clients()})
     for _ in range(2):  # attempts that come too early
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await models.of(task, task.app_sha256, [1, 2, 3, 4])
-    done.set()
+        attempt = asyncio.create_task(models.of(task, task.app_sha256, [1, 2, 3, 4]))
+        await began.wait()
+        await end(attempt)
+    derived.set()
     assert await models.of(task, task.app_sha256, [1, 2, 3, 4]) == AppModel(sha256=ref(7).sha256)
     again = DerivedModels(tmp_path, Output(name="client-1"))
     assert await again.of(task, task.app_sha256, [1, 2, 3, 4]) == AppModel(sha256=ref(7).sha256)
@@ -70,9 +72,10 @@ async def test_a_derivation_goes_on_without_the_exchange_that_began_it(
 
 
 async def test_an_agent_that_ends_derives_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless(start: FirstModelStart, rules: Rules) -> Derivation:
+        begun.set()
         try:
             return await asyncio.Event().wait()  # type: ignore[return-value]
         finally:
@@ -81,9 +84,9 @@ async def test_an_agent_that_ends_derives_no_longer(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("client_app.exchange.first_model.derive", endless)
     models = DerivedModels(tmp_path, Output(name="client-1"))
     task = asked("one", 1)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await models.of(task, task.app_sha256, [1])
+    exchange = asyncio.create_task(models.of(task, task.app_sha256, [1]))
+    await begun.wait()
+    await end(exchange)
     assert not ended.is_set()
     await models.aclose()
     assert ended.is_set()

@@ -66,6 +66,17 @@ def test_pods_are_confined_probed_and_found_by_nginx() -> None:
     assert all(("Service", name) in found for name in ("pilot-server-0", "pilot-server-1"))
 
 
+@pytest.mark.parametrize("name", ["client", "server"])
+def test_a_unit_covers_no_part_of_proc(name: str) -> None:
+    """The kernel lets nobody but root have a /proc of its own if a part of the present one is covered."""
+    text = (ROOT / "deploy" / "systemd" / f"fedcore-{name}@.service").read_text()
+    options = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    covering = {"ProtectKernelTunables", "ProtectKernelLogs", "ProtectHostname", "ProtectProc", "ProcSubset"}
+    assert options.keys() & covering == set()
+    assert options["NoNewPrivileges"] == "yes"
+    assert (options["CapabilityBoundingSet"], options["User"]) == ("", "fedcore"), "which may write to nothing there"
+
+
 def directives(text: str) -> set[str]:
     lines = (line.strip() for line in text.splitlines())
     return {
