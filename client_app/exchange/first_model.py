@@ -107,6 +107,8 @@ class DerivedModels:
     _content: _Content | None = field(default=None, init=False)
     """The file; None until it is read."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Of the one process that there is at a time, however many runs a server begins."""
 
     async def of(self, task: Task, app_sha256: str, members: Sequence[int]) -> AppModel:
         """As `FirstModels.of`; takes as long as the app's ServerApp takes to its first model.
@@ -134,7 +136,8 @@ class DerivedModels:
     async def _derive(self, key: str, start: FirstModelStart) -> AppModel:
         began = time.monotonic()
         try:
-            made = await derive(start, self.rules)
+            async with self._turn:
+                made = await derive(start, self.rules)
             seconds = round(time.monotonic() - began, 3)
             if not isinstance(made, FirstModel):
                 self.output.warning("model", f"the app's first model cannot be derived: {made.reason}", seconds=seconds)
