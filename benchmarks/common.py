@@ -216,7 +216,12 @@ def _command() -> str:
     """How this process was started, with nothing in it that is special to this machine."""
     words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     # A folder's name follows its option; it says nothing to a reader elsewhere.
-    for option, stands_for in (("--data-dir", "DATA"), ("--save", "FILE"), ("--folder", "FOLDER"), ("--before", "CHECKOUT")):
+    for option, stands_for in (
+        ("--data-dir", "DATA"),
+        ("--save", "FILE"),
+        ("--folder", "FOLDER"),
+        ("--before", "CHECKOUT"),
+    ):
         words = [stands_for if before == option else word for before, word in pairwise(["", *words])]
     return shlex.join(words)
 
