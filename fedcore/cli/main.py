@@ -31,7 +31,7 @@ GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
 ORDER: Final = (
     "demo", "new", "check", "partition", "provision", "federation", "server", "client", "run", "runs", "stats",
-    "transcript", "simulate", "compare", "predict", "export", "card",
+    "transcript", "simulate", "privacy", "compare", "predict", "export", "card",
 )  # fmt: skip
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
@@ -152,7 +152,7 @@ class _Commands(TyperGroup):
         own = {"provision": "fedcore.cli.main:provision_command", "simulate": "fedcore.cli.simulate:simulate"}
         own["demo"] = "fedcore.cli.demo.command:demo"
         own |= {"compare": "fedcore.cli.compare:compare", "check": "fedcore.cli.check:check"}
-        own |= {"partition": "fedcore.cli.partition:partition"}
+        own |= {"partition": "fedcore.cli.partition:partition", "privacy": "fedcore.cli.privacy:privacy"}
         own |= {name: f"fedcore.cli.trained:{name}" for name in ("predict", "export", "card")}
         own["new"] = "fedcore.cli.new.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())

@@ -109,10 +109,10 @@ class Release:
     @property
     def mu_squared(self) -> float:
         """Square of the mu for which the sum is mu-Gaussian differentially private; infinite if that is not known."""
-        whole = self.total_variance
+        total = self.total_variance
         if self.mechanism == "discrete-gaussian" and (tau := sum_distance(self.variance, self.shares)):
-            whole = 1 / (1 / whole + 4 * tau)
-        return self.norm_squared / (whole - DISCRETE_LOSS) if whole >= LEAST_VARIANCE else math.inf
+            total = 1 / (1 / total + 4 * tau)
+        return self.norm_squared / (total - DISCRETE_LOSS) if total >= LEAST_VARIANCE else math.inf
 
 
 LEAST_VARIANCE = 8.0

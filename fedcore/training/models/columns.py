@@ -18,16 +18,22 @@ from fedcore.errors import UsageError
 
 
 class _Columns(nn.Module):
-    """Mean and standard deviation of some columns, float32 [d]; nan until `know` has set them."""
+    """Mean and standard deviation of some columns, float32 [d]; nan until `know` has set them.
+
+    bounds: lowest and highest value of each column. With them nobody is asked: mean and deviation are those of values
+        that lie evenly between the bounds, and no part of the model that travels. For runs with differential privacy:
+        they answer no query, and add noise to every number of the model.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, bounds: Mapping[str, tuple[float, float]] | None = None) -> None:
         super().__init__()
         self.names = tuple(names)
-        for buffer in ("mean", "std"):
-            self.register_buffer(buffer, torch.full((len(self.names),), math.nan))
+        known = [(math.nan, math.nan) if bounds is None else _between(bounds.get(name)) for name in self.names]
+        for buffer, values in (("mean", [mean for mean, _ in known]), ("std", [std for _, std in known])):
+            self.register_buffer(buffer, torch.tensor(values), persistent=bounds is None)
 
     def know(self, statistics: Mapping[str, Any]) -> None:
         """Take over what `Statistics.as_config` gave; a column that was not asked for stays as it comes."""
@@ -46,11 +52,17 @@ class _Columns(nn.Module):
             )
 
 
+def _between(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """Mean and deviation of values that lie evenly between the bounds; 0 and 1 without them."""
+    return (0.0, 1.0) if bounds is None else ((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / math.sqrt(12))
+
+
 class Standardise(_Columns):
     """Features [n, d], nan if missing, less the federation's means and over its deviations; float32 [n, d].
 
     A missing value becomes 0, which is the mean, and so does a column that is the same everywhere. names: of the d
-    columns; those that nobody asked statistics of pass as they are. Raises UsageError in training without statistics.
+    columns; those without statistics or bounds pass as they are. Raises UsageError in training without statistics
+    and bounds.
     """
 
     def forward(self, x: Tensor) -> Tensor:
