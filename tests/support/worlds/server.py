@@ -312,7 +312,7 @@ class Adversary:
         if path == "/v1/work":
             self._works[client].set_result(WorkIn.model_validate_json(body))
             return None
-        if "/versions/" in path:
+        if path.split("/")[-3:-2] == ["versions"]:
             return self._work_models[client]
         room = self._room
         assert room is not None
