@@ -73,15 +73,20 @@ class Attack:
 
 
 ATTACKS: Final = (
-    Attack(name="trap weights", subject=DIGITS, deed=crafted.trap_weights, sizes=(1, 2, 5), owners=WITH_NOISE),
-    Attack(name="LOKI, one model", subject=DIGITS, deed=crafted.loki, sizes=(1, 2, 5), owners=WITH_NOISE),
+    Attack(name="trap weights", subject=DIGITS, deed=crafted.trap_weights, sizes=(1, 2, 4), owners=WITH_NOISE),
+    Attack(name="LOKI, one model", subject=DIGITS, deed=crafted.loki, sizes=(1, 2, 4), owners=WITH_NOISE),
     Attack(name="LOKI, a model for each client", subject=DIGITS, deed=crafted.loki_for_each, lies=True),
-    Attack(name="threshold model", subject=HOSPITALS, deed=crafted.thresholds, sizes=(0, 6, 12), owners=WITH_NOISE),
+    Attack(name="threshold model", subject=HOSPITALS, deed=crafted.thresholds, sizes=(0, 6, 10), owners=WITH_NOISE),
     Attack(name="Pasquini, one version", subject=BUFFERED, deed=versions.one_version, lies=True),
     Attack(name="Pasquini, two versions", subject=BUFFERED, deed=versions.two_versions, sizes=(1, 1, 1), lies=True),
     Attack(name="the same model, one client away", subject=HOSPITALS, deed=differences.same_model, lies=True),
     Attack(
-        name="one ulp aside, one client away",
+        name="one ulp aside in a second run, one client away",
+        subject=HOSPITALS,
+        deed=differences.one_ulp_in_a_second_run,
+    ),
+    Attack(
+        name="one ulp aside as a later model, one client away",
         subject=HOSPITALS,
         deed=differences.one_ulp,
         sizes=(1, 1, 1),
@@ -94,7 +99,7 @@ ATTACKS: Final = (
     Attack(name="clip-norm on either side of one client", subject=HOSPITALS, deed=differences.bound_on_norm),
     Attack(name="clip-bound in the message", subject=HOSPITALS, deed=differences.bound_in_message, lies=True),
     Attack(name="stats, 2,048 cells", subject=HOSPITALS, deed=queries.many_bins, sizes=(4, 8, 20)),
-    Attack(name="stats, two commands", subject=HOSPITALS, deed=queries.two_commands, sizes=(0, 5, 20), open=True),
+    Attack(name="stats, two commands", subject=HOSPITALS, deed=queries.two_commands, sizes=(0, 5, 16), open=True),
     Attack(
         name="stats, 2,048 cells, before they are shown",
         subject=HOSPITALS,
@@ -107,7 +112,7 @@ ATTACKS: Final = (
         name="trap weights as a later model",
         subject=DIGITS,
         deed=crafted.later_trap_weights,
-        sizes=(0, 2, 5),
+        sizes=(0, 2, 4),
         lies=True,
         open=True,
         owners=(STOCK, STRICT),
@@ -116,7 +121,7 @@ ATTACKS: Final = (
         name="threshold model as a later model",
         subject=HOSPITALS,
         deed=crafted.later_thresholds,
-        sizes=(0, 6, 12),
+        sizes=(0, 6, 10),
         lies=True,
         open=True,
         owners=(STOCK, STRICT),
@@ -155,7 +160,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         elif size:
             owners = LEVELS if arguments.smallest else attack.owners
             outcomes += asyncio.run(_carry_out(attack, subjects[attack.subject], owners, size))
-    models = sized(arguments, smallest=2, quick=4, whole=12)
+    models = sized(arguments, smallest=2, quick=4, whole=8)
     rounds = sized(arguments, smallest=1, quick=3, whole=15)
     names = [name for name in (HOSPITALS, DIGITS) if name in subjects][: 1 if arguments.smallest else None]
     memberships = {

@@ -25,11 +25,30 @@ async def same_model(fed: Attacked, _: int) -> Reading:
 
 
 async def one_ulp(fed: Attacked, _: int) -> Reading:
-    """The same but for the last bit of one float."""
-    tensors = {name: np.array(value) for name, value in fed.subject.first_model.items()}
+    """The same but for the last bit of one float, as the next model of the run: it has no step to be measured by."""
+    return await _pair(fed, state=_one_ulp_from(fed.subject.first_model))
+
+
+async def one_ulp_in_a_second_run(fed: Attacked, _: int) -> Reading:
+    """Two runs of two rounds, whose second models differ in the last bit of one float."""
+    reading = Reading()
+    told = await fed.sum(fed.ask(run="one"))
+    if told is None:
+        return reading
+    second = told.decoded.state
+    whole = await fed.update(fed.ask(second, run="one"))
+    await fed.sum(fed.ask(run="two"))
+    rest = await fed.update(fed.ask(_one_ulp_from(second), run="two", drops={LOST: "input"}))
+    if whole is not None and rest is not None:
+        reading.guess_updates([flat(whole) - flat(rest)], fed.updates)
+    return reading
+
+
+def _one_ulp_from(model: ModelState) -> ModelState:
+    tensors = {name: np.array(value) for name, value in model.items()}
     first = next(iter(tensors.values())).reshape(-1)
     first[0] = np.nextafter(first[0], np.float32(np.inf))
-    return await _pair(fed, state=ModelState.from_arrays(tensors))
+    return ModelState.from_arrays(tensors)
 
 
 async def other_metadata(fed: Attacked, _: int) -> Reading:

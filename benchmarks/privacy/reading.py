@@ -46,7 +46,7 @@ class Reading:
         for guess in guesses[np.isfinite(guesses).all(axis=1)]:
             errors = np.sqrt(np.mean((truth - guess) ** 2, axis=1))
             nearest = int(errors.argmin())
-            cosine = _cosine(guess - middle, spread[nearest], lengths[nearest])
+            cosine = _cosine(guess - middle, spread[nearest], float(lengths[nearest]))
             self.best = max(self.best, cosine)
             if errors[nearest] <= tolerance:
                 self.records.add(nearest)
