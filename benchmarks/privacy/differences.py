@@ -52,7 +52,7 @@ def _one_ulp_from(model: ModelState) -> ModelState:
 
 
 async def other_metadata(fed: Attacked, _: int) -> Reading:
-    """The same tensors in a file that says something else beside them."""
+    """The same tensors in a file that holds other words as well."""
     return await _pair(fed, metadata={"format": "pt"})
 
 
