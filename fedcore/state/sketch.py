@@ -31,6 +31,8 @@ BUCKETS: Final = 512
 SEED_BYTES: Final = 32
 _UNIT: Final = 1 << 16
 """Elements that are transformed at once: 512 KiB as float64."""
+_RUN: Final = 512
+"""NumPy copies operands whose runs are shorter than its buffer, which takes longer than to add them."""
 _SIGNS: Final = b"fedcore/state/sketch/signs/v1"
 _NAME: Final = b"fedcore/state/sketch/name/v1"
 
@@ -84,10 +86,11 @@ class Sketcher:
         return f"Sketcher({self.name})"
 
     def sketch(self, state: ModelState) -> Sketch | None:
-        """The sketch of a model, read once, block by block; None for one without floating point tensors.
+        """The sketch of a model, read once, block by block.
 
         Of a model that has no more elements than there are buckets it is those elements. Elements that are not finite
-        count as zero.
+        count as zero. None for a model without floating point tensors, and if sums of its elements are too large for
+        float64.
         """
         elements = sum(spec.size for spec in state.layout.floats)
         if not elements:
@@ -95,10 +98,13 @@ class Sketcher:
         values = np.zeros(min(elements, BUCKETS))
         spare = np.empty(_UNIT)
         for number, unit in enumerate(_units(state)):
-            if not math.isfinite(float(unit.sum())):
-                np.nan_to_num(unit, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-            values += unit[:elements] if elements <= BUCKETS else self._spread(number, unit, spare)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if not math.isfinite(float(unit.sum())):
+                    np.nan_to_num(unit, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+                values += unit[:elements] if elements <= BUCKETS else self._spread(number, unit, spare)
             state.release()
+        if not np.isfinite(values).all():
+            return None
         return Sketch(seed=self.name, layout=state.layout.digest().hex(), values=values)
 
     def _spread(self, number: int, unit: NDArray[np.float64], spare: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -149,9 +155,13 @@ def _transformed(values: NDArray[np.float64], spare: NDArray[np.float64]) -> NDA
     """The Walsh-Hadamard transform of each column of a matrix ([BUCKETS * columns]), not scaled, in one of the two."""
     source, target = values, spare
     columns, half = values.size // BUCKETS, 1
-    while half < BUCKETS:
-        pairs, out = (one.reshape(BUCKETS // (2 * half), 2, half * columns) for one in (source, target))
-        np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
-        source, target, half = target, source, 2 * half
+    usual = np.setbufsize(_RUN)
+    try:
+        while half < BUCKETS:
+            pairs, out = (one.reshape(BUCKETS // (2 * half), 2, half * columns) for one in (source, target))
+            np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
+            np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
+            source, target, half = target, source, 2 * half
+    finally:
+        np.setbufsize(usual)
     return source

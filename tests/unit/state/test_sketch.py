@@ -88,6 +88,14 @@ def test_elements_that_are_not_finite_count_as_zero() -> None:
     assert one.distance(sketch(sketcher, state(zero + 1, mask=masked))) == pytest.approx(math.sqrt(SIZE), rel=SHARE)
 
 
+@pytest.mark.parametrize("size", [14, SIZE])
+def test_the_largest_floats(size: int) -> None:
+    sketcher = Sketcher(bytes(32))
+    assert sketch(sketcher, state(np.full(size, 3.4e38, np.float32))).values.max() > 1e38
+    huge = sketcher.sketch(state(np.full(size, 1.7e308)))
+    assert huge is None or np.isfinite(huge.values).all()
+
+
 def test_integers_have_no_distance() -> None:
     assert Sketcher(bytes(32)).sketch(state(np.arange(5))) is None
 
