@@ -66,7 +66,7 @@ class _AdoptionPlan:
         return imports + ([f"from {self.package}.script import {', '.join(mine)}"] if mine else [])
 
 
-def adopt(folder: Path, path: Path) -> dict[str, Any]:
+def adopt(folder: Path, path: Path, *, private: bool = False) -> dict[str, Any]:
     """Read the script and write the app; what was found, what is left, and how many of its lines are used.
 
     Raises DataError for a script without anything of PyTorch's, and what `write_app` raises.
@@ -87,6 +87,7 @@ def adopt(folder: Path, path: Path) -> dict[str, Any]:
         "script": path.name,
         "kept": text,
         "clients": 5,
+        "private": private,
         "todo": plan.todo,
         "found": plan.recognized,
     }

@@ -36,6 +36,13 @@ def new(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="train.py", help="Your PyTorch script, which is only read.")
     ] = None,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Write settings of differential privacy for each site: epsilon 8 for all rounds together.",
+        ),
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Print the templates.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -57,17 +64,17 @@ def new(
     if from_ is not None:
         if other := [option for option, value in {"--template": template, **answers}.items() if value]:
             raise ConfigurationError(f"--from reads a script, and {other[0]} does not go with it")
-        result = _from_script(name, from_)
+        result = _from_script(name, from_, private)
     else:
-        result = _from_template(name, template or ("tabular" if csv or target else "image"), answers)
+        result = _from_template(name, template or ("tabular" if csv or target else "image"), answers, private)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         _print(result)
 
 
-def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from fedcore.cli.new.choices import EXAMPLE, TEMPLATES, Answers
+def _from_template(folder: Path, template: str, options: Mapping[str, Any], private: bool) -> dict[str, Any]:
+    from fedcore.cli.new.choices import EXAMPLE, PRIVATE, TEMPLATES, Answers
     from fedcore.cli.new.writing import check_free, project_name, write_app
     from fedcore.errors import ConfigurationError, UnknownKey
 
@@ -76,6 +83,11 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> d
     names = [option for option, value in options.items() if value]
     if names and not TEMPLATES[template].table:
         raise ConfigurationError(f"{names[0]} goes with --template tabular or survival, not with {template}")
+    if private and template not in PRIVATE:
+        raise ConfigurationError(
+            f"--private goes with {', '.join(PRIVATE)} and --from, not with {template}: each weight "
+            "gets noise, and its example has too many of them for its sites"
+        )
     if options["--event"] and template != "survival":
         raise ConfigurationError("--event goes with --template survival")
     if options["--task"] not in ("", "classification", "regression"):
@@ -89,9 +101,13 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> d
         event=options["--event"],
         task=options["--task"],
         categories=_categories(options["--categories"] or ()),
+        private=private,
     )
     filling = TEMPLATES[template].fill(answers)
-    files = write_app(folder, template, filling.values, filling.data)
+    values = {**filling.values, **(PRIVATE[template] if private else {}), "private": private}
+    if csv is not None:  # what is known of the example says nothing about other rows
+        values["accuracy"] = ""
+    files = write_app(folder, template, values, filling.data)
     result: dict[str, Any] = {"folder": str(folder), "template": template, "files": [str(path) for path in files]}
     if schema := filling.values.get("schema"):
         features = {column.name: list(column.categories) or column.kind for column in schema.columns}
@@ -99,14 +115,14 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any]) -> d
     data: Path | None = None
     if TEMPLATES[template].table:  # what is compared are processes that know the app, and not what lies beside it
         data = Path(EXAMPLE) if csv is None else csv.absolute().parent
-    return {**result, "notes": list(filling.notes), "next": _next(folder, filling.values["clients"], data)}
+    return {**result, "notes": list(filling.notes), "next": _next(folder, values["clients"], data, private)}
 
 
-def _from_script(folder: Path, script: Path) -> dict[str, Any]:
+def _from_script(folder: Path, script: Path, private: bool) -> dict[str, Any]:
     from fedcore.cli.new.adoption import adopt
 
-    result = adopt(folder, script)
-    return {"folder": str(folder), "template": "script", **result, "next": _next(folder, 5)}
+    result = adopt(folder, script, private=private)
+    return {"folder": str(folder), "template": "script", **result, "next": _next(folder, 5, private=private)}
 
 
 def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -122,7 +138,7 @@ def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return categories
 
 
-def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
+def _next(folder: Path, clients: int, data: Path | None = None, private: bool = False) -> list[str]:
     """What to type then, in the folder.
 
     Args:
@@ -132,6 +148,7 @@ def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
     return [
         f"cd {folder}",
         "fedcore simulate .",
+        *(["fedcore privacy ."] if private else []),
         "python -m pytest",
         f"fedcore compare . --modes federated,centralized,local --clients {clients} --out ../{folder.name}-comparison"
         f"{where}",

@@ -17,6 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedcore.cli.new.imports import import_block
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 
+NOT_PRIVATE: Final[Mapping[str, Any]] = {"private": False, "clip": 1.0, "accuracy": ""}
+"""What templates name about differential privacy, of an app without it."""
 _FILES: Final = "files"
 _COMMON: Final = "common"
 _NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9]|[-_](?=[A-Za-z0-9]))*")
@@ -57,7 +59,8 @@ def write_app(
     name = project_name(folder)
     check_free(folder)
     package = package_name(name)
-    known = {"name": name, "package": package, "imports": partial(import_block, package=package), **values}
+    imports = partial(import_block, package=package)
+    known = {"name": name, "package": package, "imports": imports, **NOT_PRIVATE, **values}
     rendered = {
         _target(path, package): _environment().get_template(f"{part}/{path}.j2").render(known)
         for part in (_COMMON, template)

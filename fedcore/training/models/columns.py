@@ -31,8 +31,8 @@ class _Columns(nn.Module):
     def __init__(self, names: Sequence[str], *, bounds: Mapping[str, tuple[float, float]] | None = None) -> None:
         super().__init__()
         self.names = tuple(names)
-        known = [(math.nan, math.nan) if bounds is None else _between(bounds.get(name)) for name in self.names]
-        for buffer, values in (("mean", [mean for mean, _ in known]), ("std", [std for _, std in known])):
+        scales = [(math.nan, math.nan) if bounds is None else _between(bounds.get(name)) for name in self.names]
+        for buffer, values in (("mean", [mean for mean, _ in scales]), ("std", [std for _, std in scales])):
             self.register_buffer(buffer, torch.tensor(values), persistent=bounds is None)
 
     def know(self, statistics: Mapping[str, Any]) -> None:

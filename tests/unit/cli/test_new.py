@@ -142,3 +142,35 @@ def test_a_folder_that_is_there_is_left_alone(new):
 def test_the_list_names_every_template(new):
     assert set(json.loads(new("--list", "--json").stdout)) == set(TEMPLATES)
     assert all(name in new("--list").stdout for name in TEMPLATES)
+
+
+def test_a_private_app_reaches_the_epsilon_of_its_settings(new) -> None:
+    """As it is written, but for fewer clients and less training: it is checked, and its rounds keep the budget."""
+    assert new("my-app", "--template", "tabular", "--private").exit_code == 0
+    settings = FlowerApp.load(Path("my-app")).settings
+    assert (settings.dp_epsilon, settings.dp_rounds) == (8.0, 10)
+    checked = CliRunner().invoke(command, ["check", "my-app", "--no-first-model", "--json"])
+    assert checked.exit_code == 0, checked.output
+    assert json.loads(checked.stdout)["errors"] == []
+    run = ("--clients", "4", "--engine", "inline", "--run-config", "local-epochs=1", "--json")
+    done = CliRunner().invoke(command, ["simulate", "my-app", *run])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert (summary["status"], summary["rounds"]) == ("finished", 10)
+    assert 0.98 * settings.dp_epsilon < summary["epsilon_spent"] <= settings.dp_epsilon
+
+
+@pytest.mark.parametrize("template", ["image", "survival"])
+def test_a_private_app_has_a_budget_for_its_rounds(new, template) -> None:
+    made = json.loads(new("my-app", "--template", template, "--private", "--json").stdout)
+    app = FlowerApp.load(Path("my-app"))
+    assert app.settings.private
+    assert app.settings.dp_rounds == app.run_config["num-server-rounds"]
+    assert app.simulation_clients >= 28, "noise is for many"
+    for path in made["files"]:
+        if path.endswith(".py"):
+            compile(Path("my-app", path).read_text(), path, "exec")
+
+
+def test_a_template_with_many_weights_is_not_made_private(new) -> None:
+    assert "lora" in refusal(new("my-app", "--template", "lora", "--private"))

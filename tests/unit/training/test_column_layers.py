@@ -53,3 +53,11 @@ def test_the_first_model_has_them() -> None:
     state = state_from_arrays(app.initial_arrays({}, KNOWN))
     assert state["0.mean"].tolist() == [10.0]
     assert state["0.std"].tolist() == [5.0]
+
+
+def test_with_bounds_nobody_is_asked_and_nothing_of_it_travels() -> None:
+    layer = Standardise(["a", "b"], bounds={"a": (0.0, 12.0)})
+    x = torch.tensor([[6.0, 7.0], [6.0 + math.sqrt(12), math.nan]])
+    assert torch.allclose(layer(x), torch.tensor([[0.0, 7.0], [1.0, 0.0]]))
+    assert layer.state_dict() == {}, "a private run would add noise to it"
+    assert Rescale(["a"], bounds={"a": (0.0, 12.0)})(torch.zeros(1, 1)).tolist() == [[6.0]]
