@@ -83,17 +83,20 @@ class ModelHistory:
                 known[message_type] = max(step, known.get(message_type, _NO_STEP))
 
     def near(self, message_type: str, model: str, within: float) -> frozenset[str]:
-        """The other models that lie within this fraction of a step; of the steps of the two models the larger one."""
+        """The other models that lie within this fraction of a step; of the two models' steps the smaller one.
+
+        With the larger one a run whose first step was long would come near its beginning later, where steps are short.
+        """
         step = self._step(message_type, model)
         return frozenset(
             other
             for other in self._models
             if other != model
-            and self.book.distance(model, other) <= within * max(step, self._step(message_type, other))
+            and self.book.distance(model, other) <= within * _smaller(step, self._step(message_type, other))
         )
 
     def _step(self, message_type: str, model: str) -> float:
-        """The step from a model; if none is known, only models with the same elements are near it.
+        """The step from a model, or _NO_STEP.
 
         The last model of a run may only have been evaluated there: then the steps of other message types count.
         """
@@ -102,3 +105,8 @@ class ModelHistory:
             if message_type in steps:
                 return steps[message_type]
         return max(known[0].values()) if known else _NO_STEP
+
+
+def _smaller(*steps: float) -> float:
+    """Of those that are known; if none is, only models with the same elements are near."""
+    return min((step for step in steps if step > _NO_STEP), default=_NO_STEP)

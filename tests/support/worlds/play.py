@@ -241,7 +241,7 @@ def _nearly_same(one: Release, other: Release, given: Sequence[Release]) -> bool
     if one.task.message_type != other.task.message_type or one.elements.shape != other.elements.shape:
         return False
     steps = [_distance(release, near) for release in (one, other) for near in _next_to(release, given)]
-    return _distance(one, other) <= _NEAR * max(steps, default=0.0)
+    return _distance(one, other) <= _NEAR * min(steps, default=0.0)
 
 
 def _next_to(release: Release, given: Sequence[Release]) -> Iterator[Release]:

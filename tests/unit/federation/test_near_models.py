@@ -56,10 +56,11 @@ def test_the_step_onward_counts_as_soon_as_there_is_one() -> None:
     assert runs.near(1010, 0.25) == set()
 
 
-def test_of_two_steps_the_larger_one_counts() -> None:
+def test_of_two_steps_the_smaller_one_counts() -> None:
+    """A run whose first step is long may come back to where it began, a few short steps away."""
+    assert Runs().train("one", [0, 100, 10, 9, 8]).near(8, 0.25) == set()
     runs = Runs().train("one", [0, 10, 20]).train("two", [10.1, 10.3])
-    assert runs.near(10.3, 0.25) == {"w10"}
-    assert Runs().train("one", [10.1, 10.3]).train("two", [0, 10, 20]).near(10, 0.25) == {"w10.1", "w10.3"}
+    assert runs.near(10.3, 0.25) == set()
 
 
 def test_a_model_that_was_only_evaluated_has_a_step() -> None:
