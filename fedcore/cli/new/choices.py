@@ -183,7 +183,7 @@ TEMPLATES: Final[Mapping[str, Template]] = {
 }
 
 PRIVATE: Final[Mapping[str, Mapping[str, Any]]] = {
-    "image": {"clients": 60, "clip": 1.0},
+    "image": {"clients": 60, "clip": 1.0, "accuracy": "an accuracy of 0.69, and 0.96 without noise"},
     "tabular": {"clip": 0.5, "accuracy": "an accuracy of 0.76, and 0.83 without noise"},
     "survival": {"clip": 0.1, "accuracy": "a concordance of 0.60, and 0.58 without noise"},
 }
