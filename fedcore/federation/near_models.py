@@ -71,8 +71,8 @@ class ModelHistory:
 
     def add(self, run: str, message_type: str, model: str) -> None:
         """Note that a run has a model now; its sketch is in the book, if there is one."""
-        place = run, message_type, self.book.layout(model)
-        before, self._last[place] = self._last.get(place), model
+        line = run, message_type, self.book.layout(model)
+        before, self._last[line] = self._last.get(line), model
         self._models.add(model)
         if before is None or before == model:
             return
