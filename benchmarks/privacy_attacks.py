@@ -160,7 +160,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         elif size:
             owners = LEVELS if arguments.smallest else attack.owners
             outcomes += asyncio.run(_carry_out(attack, subjects[attack.subject], owners, size))
-    models = sized(arguments, smallest=2, quick=4, whole=8)
+    models = sized(arguments, smallest=4, quick=4, whole=8)
     rounds = sized(arguments, smallest=1, quick=3, whole=15)
     names = [name for name in (HOSPITALS, DIGITS) if name in subjects][: 1 if arguments.smallest else None]
     memberships = {

@@ -77,11 +77,12 @@ def scores(sure: Vector, seen: Members) -> Vector:
 
     Args:
         sure: log odds of the true label [models, records].
-        seen: whether the model trained on the record [models, records].
+        seen: whether the model trained on the record [models, records]; of two models, the second saw what the first
+            did not.
     """
     made = np.zeros_like(sure)
     for model in range(len(sure)):
-        others = np.arange(len(sure)) != model
+        others = np.arange(len(sure)) // 2 != model // 2  # as many saw a record as did not, so that chance is 0.5
         answers, members = sure[others], seen[others]
         within, without = (_mean(answers, chosen) for chosen in (members, ~members))
         spread = np.std(np.where(members, answers - within, answers - without)) + 1e-12
