@@ -101,7 +101,8 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     app.state.stream_slots = slots = StreamSlots()
     app.state.sessions = sessions
     for router in _ROUTERS:
-        app.include_router(router)
+        # Not included: each application would then build every route once more, at its first request.
+        app.router.routes.extend(router.routes)
     install(app, services.metrics)
     _measure(services.metrics, leadership, slots)
     guarded = _guarded(app, services, sessions)
