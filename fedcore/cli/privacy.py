@@ -14,7 +14,6 @@ import typer
 from fedcore.cli.main import AppFolder, AsJson, DataFolder, RunConfig, Settings, print_json
 from fedcore.cli.simulate import Clients, Engine, NumberOfWorkers, PerRound
 from fedcore.cli.simulation_options import SEED, SimulationOptions, SweepPoint
-from fedcore.comparison.report.summary import Spread
 from fedcore.errors import ConfigurationError
 from fedcore.system.standard_output import user_output_to_stderr
 
@@ -226,6 +225,8 @@ def _row(
     epsilon: float | None, clip: float | None, metric: str, runs: Sequence[_Outcome], without: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Mean and spread over the seeds, as plain JSON. without: the row without privacy."""
+    from fedcore.comparison.report.summary import Spread
+
     spread = Spread.of(run.metrics.get(metric) for run in runs)
     if spread is None:
         names = ", ".join(sorted(runs[0].metrics)) or "nothing"

@@ -46,6 +46,7 @@ COMMANDS = (
     "transcript",
     "transcript verify",
     "simulate",
+    "privacy",
     "runs",
     "stats",
     "compare",
