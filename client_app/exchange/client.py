@@ -108,10 +108,9 @@ class Client:
         known = self.ledger.models
         if model is None or not counts_near_models(task, self.kit.policy):
             return
-        sketch = known.book.sketches.get(task.subject_model)
-        is_new = sketch is None or sketch.seed != self.sketcher.name
+        is_new = not known.book.knows(task.subject_model, self.sketcher.name)
         if is_new or not known.is_last(task.run, task.message_type, task.subject_model):
-            self.ledger.add_model(task, self.sketcher.sketch(model) if is_new else sketch)
+            self.ledger.add_model(task, self.sketcher.sketch(model) if is_new else None)
 
     def participant(self, run: str) -> Participant:
         """This client as admission checks it for a task of a run."""

@@ -179,12 +179,11 @@ class Ledger:
 
         Args:
             task: of the sum.
-            sketch: of its model, None if it has no elements to tell a distance by.
+            sketch: of its model, None if an earlier entry has it or there are no elements to tell a distance by.
         """
         model = task.subject_model
         entry = ModelEntry(run=task.run, exchange=task.exchange, message_type=task.message_type, model=model)
-        known = self.models.book.sketches.get(model)
-        if sketch is not None and (known is None or known.seed != sketch.seed):
+        if sketch is not None and not self.models.book.knows(model, sketch.seed):
             entry = entry.with_sketch(sketch)
         self._append(entry, sync=False)
 

@@ -30,10 +30,13 @@ class SketchBook:
     _distances: dict[str, float] = field(default_factory=dict)
     """To other models from `_from`, since all clients of a cohort ask about the same one."""
 
+    def knows(self, model: str, seed: str) -> bool:
+        """Whether there is a sketch of a model by this seed."""
+        return model in self.sketches and self.sketches[model].seed == seed
+
     def add(self, model: str, sketch: Sketch) -> None:
         """Take in a sketch; one of another seed takes the place of the one before."""
-        known = self.sketches.get(model)
-        if known is None or known.seed != sketch.seed:
+        if not self.knows(model, sketch.seed):
             self.sketches[model] = sketch
             self._from = ""
 
