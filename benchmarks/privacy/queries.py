@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from benchmarks.privacy.federation import Attacked
 from benchmarks.privacy.reading import Reading
-from fedcore.data.statistics import MOST_BINS, PREFIX, Column, StatisticsQuery
+from fedcore.data.statistics import MOST_BINS, Column, StatisticsQuery
+from fedcore.flower.apps.statistics import statistics_config
 
 COLUMNS: Final = ("x3", "x0", "x2", "x5", "x7")
 """Cholesterol, age, blood pressure, heart rate and depression, in standard deviations."""
@@ -57,18 +58,7 @@ async def two_commands(fed: Attacked, size: int) -> Reading:
 
 async def _asked(fed: Attacked, question: StatisticsQuery) -> Sequence[Column]:
     """The answer of all clients; none if they refuse."""
-    values: Mapping[str, Any] = {
-        "names": list(question.names),
-        "low": list(question.low),
-        "high": list(question.high),
-        "bins": question.bins,
-        "epsilon": question.epsilon,
-        "delta": question.delta,
-        "releases": question.releases,
-        "first": question.first,
-        "most": question.most,
-    }
-    config = {PREFIX + key: value for key, value in values.items()}
+    config = dict(statistics_config(question))
     release = await fed.sum(fed.ask(run="query", message_type="query.statistics", configs={"statistics": config}))
     if release is None:
         return ()

@@ -114,7 +114,7 @@ class TrainingColumns:
         if self.bounds is None or data is None:
             return {}
         question = StatisticsQuery.of(self.bounds(config))
-        request = dict(_config(question))
+        request = dict(statistics_config(question))
         parts = [_columns_of(data(replace(job, message={**job.message, **request}))[0], self.names) for job in jobs]
         return pooled(question, parts).as_config()
 
@@ -250,7 +250,7 @@ def _ask(
     grid: Grid, question: StatisticsQuery, nodes: Sequence[int], timeout: float | None
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Sums over the clients that answer: of the numbers of each column, and of the counts."""
-    config = _config(question)
+    config = statistics_config(question)
     messages = [Message(RecordDict({_COLUMNS: config}), node, _TYPE) for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     failed = [reply for reply in replies if reply.has_error()]
@@ -274,7 +274,8 @@ def _ask(
 # --- what travels ---------------------------------------------------------------------------------------------------
 
 
-def _config(question: StatisticsQuery) -> ConfigRecord:
+def statistics_config(question: StatisticsQuery) -> ConfigRecord:
+    """What a message says to ask this question."""
     values: dict[str, Any] = {
         "low": list(question.low),
         "high": list(question.high),
