@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from fedcore.state import TensorSpec
+from fedcore.state.walsh_hadamard import walsh_hadamard
 
 UNIT: Final = 1 << 16
 """Most elements of a unit: 256 KiB as float32."""
@@ -33,10 +34,6 @@ UNIT: Final = 1 << 16
 _MOST_ROWS: Final = 1 << 10
 _LEAST_COLUMNS: Final = 16
 """So rows that are only partly used make a matrix larger by a sixteenth at most."""
-
-_RUN: Final = 512
-"""NumPy copies operands whose runs are shorter than its buffer, of 8,192 elements, through it, which takes longer than
-to add them; with this one it does so in the first steps only."""
 
 _SIGNS: Final = b"fedcore/codec/rotation/signs/v1"
 _SUBSET: Final = b"fedcore/codec/rotation/subset/v1"
@@ -172,17 +169,7 @@ def transform(flat: NDArray[np.float32], rows: int, spare: NDArray[np.float32]) 
 
     `spare` has at least as many elements. It is its own inverse, but for rounding.
     """
-    source, target = flat, spare[: flat.size]
-    columns, half = flat.size // rows, 1
-    usual = np.setbufsize(_RUN)
-    try:
-        while half < rows:
-            pairs, out = (one.reshape(rows // (2 * half), 2, half * columns) for one in (source, target))
-            np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
-            np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
-            source, target, half = target, source, 2 * half
-    finally:
-        np.setbufsize(usual)
+    source = walsh_hadamard(flat, rows, spare[: flat.size])
     np.multiply(source, np.float32(1 / math.sqrt(rows)), out=flat)
 
 

@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 from fedcore.errors import EncodingError
 from fedcore.state.layout import TensorSpec
 from fedcore.state.model import ModelState
+from fedcore.state.walsh_hadamard import walsh_hadamard
 
 BUCKETS: Final = 512
 SEED_BYTES: Final = 32
 _UNIT: Final = 1 << 16
 """Elements that are transformed at once: 512 KiB as float64."""
-_RUN: Final = 512
-"""NumPy copies operands whose runs are shorter than its buffer, which takes longer than to add them."""
 _SIGNS: Final = b"fedcore/state/sketch/signs/v1"
 _NAME: Final = b"fedcore/state/sketch/name/v1"
 
@@ -114,7 +113,7 @@ class Sketcher:
         stream = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor().update(bytes(unit.size // 4))
         before, after = np.unpackbits(np.frombuffer(stream, np.uint8)).reshape(2, unit.size)
         _flip(unit, before)
-        spread = _transformed(unit, spare[: unit.size])
+        spread = walsh_hadamard(unit, BUCKETS, spare[: unit.size])
         _flip(spread, after)
         total: NDArray[np.float64] = spread.reshape(BUCKETS, -1).sum(axis=1)
         return total / math.sqrt(BUCKETS)
@@ -149,19 +148,3 @@ def _flip(values: NDArray[np.float64], bits: NDArray[np.uint8]) -> None:
     """Turn the sign of each value whose bit is a one, in place."""
     words = values.view(np.uint64)
     np.bitwise_xor(words, bits.astype(np.uint64) << np.uint64(63), out=words)
-
-
-def _transformed(values: NDArray[np.float64], spare: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The Walsh-Hadamard transform of each column of a matrix ([BUCKETS * columns]), not scaled, in one of the two."""
-    source, target = values, spare
-    columns, half = values.size // BUCKETS, 1
-    usual = np.setbufsize(_RUN)
-    try:
-        while half < BUCKETS:
-            pairs, out = (one.reshape(BUCKETS // (2 * half), 2, half * columns) for one in (source, target))
-            np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
-            np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
-            source, target, half = target, source, 2 * half
-    finally:
-        np.setbufsize(usual)
-    return source
