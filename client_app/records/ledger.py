@@ -181,11 +181,8 @@ class Ledger:
             task: of the sum.
             sketch: of its model, None if an earlier entry has it or there are no elements to tell a distance by.
         """
-        model = task.subject_model
-        entry = ModelEntry(run=task.run, exchange=task.exchange, message_type=task.message_type, model=model)
-        if sketch is not None and not self.models.book.knows(model, sketch.seed):
-            entry = entry.with_sketch(sketch)
-        self._append(entry, sync=False)
+        is_known = sketch is not None and self.models.book.knows(task.subject_model, sketch.seed)
+        self._append(ModelEntry.of(task, None if is_known else sketch), sync=False)
 
     def unmask(self, run: str, exchange: int) -> None:
         """Note that the shares of an exchange are about to leave this machine, once and for all.

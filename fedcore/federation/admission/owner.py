@@ -16,6 +16,7 @@ from fedcore.federation.near_models import ModelHistory
 from fedcore.federation.transcript import NoisedSum
 from fedcore.run.groups import GroupAssignmentRecord
 from fedcore.state import Sketch
+from fedcore.wire.tasks import Task
 
 
 class Owner(Protocol):
@@ -85,9 +86,17 @@ class ModelEntry(LedgerEntry):
         except EncodingError as error:
             raise ValueError(str(error)) from None
 
-    def with_sketch(self, sketch: Sketch) -> Self:
-        """The same entry with the model's sketch."""
-        return self.model_copy(update={"seed": sketch.seed, "layout": sketch.layout, "sketch": sketch.to_text()})
+    @classmethod
+    def of(cls, task: Task, sketch: Sketch | None) -> Self:
+        """The entry of a task's model.
+
+        Args:
+            sketch: of the model, None if an earlier entry has it or there are no elements to tell a distance by.
+        """
+        entry = cls(run=task.run, exchange=task.exchange, message_type=task.message_type, model=task.subject_model)
+        if sketch is None:
+            return entry
+        return entry.model_copy(update={"seed": sketch.seed, "layout": sketch.layout, "sketch": sketch.to_text()})
 
     def apply(self, models: ModelHistory) -> None:
         """Add the model to those that are known."""

@@ -113,10 +113,9 @@ def agree(
         if task.trains:
             _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
-        known = chain.sums(agreed.purpose, agreed.model, present=present if task.queries else None)
-        known |= {ids_from_text(released.survivors) for released in earlier}
-        for model in near:
-            known |= chain.sums(agreed.purpose, model)
+        known: set[frozenset[int]] = set()
+        for model in (agreed.model, *near):
+            known |= chain.sums(agreed.purpose, model, present=present if task.queries else None)
             known |= {ids_from_text(released.survivors) for released in ledger.released(agreed.purpose, model)}
         corrupt = task.protection.corrupt if task.protection else 0
         check_smallest_group(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)

@@ -230,10 +230,8 @@ class SimulatedOwners:
         """Every client of the cohort has the model of its task."""
         if model is None or not counts_near_models(task, self.policy):
             return
-        name = task.subject_model
-        entry = ModelEntry(run=task.run, exchange=task.exchange, message_type=task.message_type, model=name)
-        if name not in self._book.sketches and (sketch := _SKETCHER.sketch(model)) is not None:
-            entry = entry.with_sketch(sketch)
+        is_known = self._book.knows(task.subject_model, _SKETCHER.name)
+        entry = ModelEntry.of(task, None if is_known else _SKETCHER.sketch(model))
         self._add_model(entry, task.cohort)
         self._model_entries.append((entry, ids_to_text(task.cohort)))
 
