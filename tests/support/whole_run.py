@@ -226,11 +226,11 @@ class WholeRun:
             living = asyncio.create_task(self._live(life))
             try:
                 await asyncio.wait({living})
+                if not life.dead.is_set():
+                    living.result()
             finally:
-                living.cancel()
+                life.dead.set()  # not cancelled: it may be closing its database just now
                 await asyncio.gather(living, return_exceptions=True)
-            if not life.dead.is_set():
-                living.result()
 
     async def _live(self, life: Life) -> None:
         applications: list[Application] = []

@@ -222,11 +222,11 @@ def taken_out(releases: Sequence[Release | None], *, chance: bool) -> Iterator[s
     Of those with the same names of metrics, and, where a client fails by chance, among the attempts at one exchange:
     for these its answer is kept. What other sums tell, docs/threat-model.md says.
     """
-    failures: dict[tuple[str, bool, tuple[int, ...], object, int], set[int]] = {}
+    failures: dict[tuple[str, bool, tuple[int, ...], object, tuple[str, int]], set[int]] = {}
     for release in releases:
         if release is not None and release.task.subject_model and not release.noised:  # one query is not another
             task = release.task
-            first = task.exchange - task.attempt + 1 if chance else 0
+            first = (task.run, task.exchange - task.attempt + 1) if chance else ("", 0)
             same = task.model.sha256, task.trains, release.survivors, encoding_of(task).metrics, first
             failures.setdefault(same, set()).add(release.failures)
     for (model, _, survivors, *_), counts in failures.items():
