@@ -19,7 +19,7 @@ from client_app.operator.download import fetch_results
 from fedcore.cli.card import write_card_next_to
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
-from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
+from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, ended_line, epsilon_line
 from fedcore.monitoring.promise import promise_of
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
@@ -151,8 +151,8 @@ def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool)
         _write(summary)
         return
     console = Console()
-    metrics = metrics_text(summary["metrics"])
-    lines = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    ended = ended_line(f"run {summary['run']}", summary["rounds"], summary["metrics"])
+    lines = [ended, server_line(summary["results"])]
     _print_lines(console, [*filter(None, lines), *saved_lines(summary)])
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)

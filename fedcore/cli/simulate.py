@@ -368,11 +368,10 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     from fedcore.monitoring.output_paths import saved_lines, server_line
-    from fedcore.monitoring.progress import epsilon_line, metrics_text
+    from fedcore.monitoring.progress import ended_line, epsilon_line
     from fedcore.system.terminal import escape
 
-    metrics = metrics_text(summary["metrics"])
-    lines = [f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    lines = [ended_line(summary["app"], summary["rounds"], summary["metrics"]), server_line(summary["results"])]
     lines += saved_lines(summary)
     if "target" in summary:
         from fedcore.comparison.target import line_of

@@ -342,6 +342,12 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {_number(value)}" for name, value in visible.items())
 
 
+def ended_line(name: str, rounds: int, metrics: Mapping[str, Any]) -> str:
+    """What a run came to: its rounds, and its last metrics if it has any."""
+    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return ", ".join(filter(None, (f"{name}: {counted}", metrics_text(metrics))))
+
+
 def _number(value: Any) -> str:
     if isinstance(value, list):
         first = ", ".join(_number(item) for item in value[:_MOST_ITEMS])

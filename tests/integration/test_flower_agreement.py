@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SCRIPT = ROOT / "tests" / "support" / "flower_simulation.py"
 CLIENTS = 4
-RAY_SECONDS = 1500
+RAY_SECONDS = 400
 """Ray starts its own processes and one that imports torch: a quarter of a minute, or minutes on a busy machine."""
 
 pytestmark = [

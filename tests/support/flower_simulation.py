@@ -56,10 +56,11 @@ def run_app(app: FlowerApp, nodes: int, config: dict[str, Any]) -> None:
     run.override_config = config
     run.primary_task_id = RUN_ID
     run.federation_id = NOOP_FEDERATION_ID
+    start_ray()
     _run_simulation(
         num_supernodes=nodes,
         exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": ONE_ACTOR},
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}},
         client_app_attr=app.clientapp,
         server_app_attr=app.serverapp,
         server_app_context=Context(RUN_ID, SUPERLINK_NODE_ID, {}, RecordDict(), {**app.run_config, **config}),
@@ -67,6 +68,24 @@ def run_app(app: FlowerApp, nodes: int, config: dict[str, Any]) -> None:
         run=run,
         is_app=True,
     )
+
+
+def start_ray() -> None:
+    """Flower joins a Ray that is there. On a busy machine Ray's own processes are too slow for it, the first time."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    for start in range(3):
+        try:
+            ray.init(runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}, **ONE_ACTOR)
+        except Exception:
+            ray.shutdown()
+            if start == 2:
+                raise
+        else:
+            return
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ _ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_STARTS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,7 +200,11 @@ class RayExecutor:
 
 
 def _start(ray: Any, workers: int) -> None:
-    """Join the Ray that RAY_ADDRESS names, or start one on this machine; its tasks find the modules of this process."""
+    """Join the Ray that RAY_ADDRESS names, or start one on this machine; its tasks find the modules of this process.
+
+    Ray gives its own processes 15 s to start, whatever the machine (https://github.com/ray-project/ray/issues/65983).
+    What they read is cached when they start again.
+    """
     environment = {
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -208,4 +213,17 @@ def _start(ray: Any, workers: int) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(runtime_env=runtime)
         return
-    ray.init(num_cpus=workers or None, include_dashboard=False, runtime_env=runtime, _node_ip_address="127.0.0.1")
+    for start in range(1, _STARTS + 1):
+        try:
+            ray.init(
+                num_cpus=workers or None, include_dashboard=False, runtime_env=runtime, _node_ip_address="127.0.0.1"
+            )
+        except Exception as error:  # Ray has no class for it
+            ray.shutdown()
+            if start == _STARTS:
+                raise WorkerDied(
+                    f"Ray did not start, {_STARTS} times: {str(error).strip()} Why is in its raylet.out "
+                    "(/tmp/ray/session_latest/logs). Is the machine busy? --engine process needs no Ray"
+                ) from error
+        else:
+            return

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from support.tiny import TINY
 
-from fedcore.errors import AppError, ConfigurationError
+from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.simulation.workers.ray_executor import RayExecutor
 from fedcore.wire.events import RunEvent
@@ -24,9 +26,28 @@ pytestmark = [
 
 
 @pytest.fixture
-def ray() -> Iterator[ClientExecutor]:
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientExecutor]:
+    """A Ray whose first start comes to nothing, as on a busy machine."""
+    module = importlib.import_module("ray")
+    starts = iter([too_slow, module.init])
+
+    def init(**options: Any) -> None:
+        next(starts)(**options)
+
+    monkeypatch.setattr(module, "init", init)
     with of(RayExecutor, COUNTING, workers=2) as executor:
+        monkeypatch.undo()
         yield executor
+
+
+def too_slow(**_: object) -> None:
+    raise Exception("The current node timed out during startup.")
+
+
+def test_a_ray_that_never_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("ray"), "init", too_slow)
+    with pytest.raises(WorkerDied, match="did not start"):
+        of(RayExecutor, COUNTING)
 
 
 def test_runs_on_ray(ray: ClientExecutor, monkeypatch: pytest.MonkeyPatch):
