@@ -40,7 +40,7 @@ RunConfig = Annotated[
     typer.Option(
         "--run-config",
         metavar="'K=V ...'",
-        help="Override \\[tool.flwr.app.config]; repeatable.",
+        help="Override \\[tool.flwr.app.config], or a .toml file of values; repeatable.",
         autocompletion=completion.run_config,
     ),
 ]
@@ -49,7 +49,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="'K=V ...'",
-        help="Override \\[tool.fedcore]; repeatable.",
+        help="Override \\[tool.fedcore], or a .toml file of values; repeatable.",
         autocompletion=completion.settings,
     ),
 ]

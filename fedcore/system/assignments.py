@@ -10,7 +10,8 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -30,15 +31,39 @@ _ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^'
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Read texts of one or several `key=value` with TOML values, as in `lr=0.1 name="a b"`; a bare word is a string.
 
-    Raises ConfigurationError for a text that holds anything else, or nothing.
+    A text without "=" that ends in .toml is the path of a file of them, whose tables give keys with dots, as Flower
+    reads one. Of a key that comes twice the last value counts.
+
+    Raises ConfigurationError for a text that holds anything else, or nothing, and for a file that cannot be read.
     """
     values: dict[str, Any] = {}
-    for key, raw in (pair for text in assignments for pair in split_assignments(text)):
-        try:
-            values[key] = tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key] = raw
+    for text in assignments:
+        if text.endswith(".toml") and "=" not in text:
+            values.update(_flat(_read_table(Path(text).expanduser())))
+            continue
+        for key, raw in split_assignments(text):
+            try:
+                values[key] = tomllib.loads(f"value = {raw}")["value"]
+            except tomllib.TOMLDecodeError:
+                values[key] = raw
     return values
+
+
+def _read_table(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", check="file") from None
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise ConfigurationError(f"{path} is no TOML file: {error}", check="file") from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def split_assignments(text: str) -> list[tuple[str, str]]:

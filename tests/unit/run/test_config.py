@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,21 @@ def test_one_text_may_hold_several_assignments_as_flower_writes_them() -> None:
         "list": [1, 2],
         "flag": False,
     }
+
+
+def test_a_file_of_them_has_tables_for_dots(tmp_path: Path) -> None:
+    file = tmp_path / "changes.toml"
+    file.write_text('lr = 0.5\nname = "a b"\n[train]\nsteps = 3\n', encoding="utf-8")
+    assert parse_assignments(["lr=0.1", str(file), "name=c"]) == {"lr": 0.5, "train.steps": 3, "name": "c"}
+
+
+@pytest.mark.parametrize("content", [None, b"lr = ", b"lr = '\xff'"], ids=["missing", "no TOML", "no text"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "changes.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with raises(ConfigurationError, check="file", match=re.escape(str(file))):
+        parse_assignments([str(file)])
 
 
 @pytest.mark.parametrize(
