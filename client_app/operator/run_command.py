@@ -38,6 +38,9 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", help="Submit the run, print its id, and do not follow it.")
     ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Follow the run, as flwr run does with it; fedcore run always does.")
+    ] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,
@@ -54,6 +57,8 @@ def run(
         check_out(out, force=force)
     from fedcore.monitoring.trackers import parse_tracks
 
+    if detach and stream:
+        raise ConfigurationError("--stream follows the run, and --detach does not; leave one of them out")
     if detach and track:
         raise ConfigurationError("--track follows the run, and --detach does not; fedcore runs attach takes --track")
 

@@ -344,8 +344,8 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
 
 def ended_line(name: str, rounds: int, metrics: Mapping[str, Any]) -> str:
     """What a run came to: its rounds, and its last metrics if it has any."""
-    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
-    return ", ".join(filter(None, (f"{name}: {counted}", metrics_text(metrics))))
+    length = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return ", ".join(filter(None, (f"{name}: {length}", metrics_text(metrics))))
 
 
 def _number(value: Any) -> str:

@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import fedavg as fedavg_module
 from fedcore.errors import AppError
 from fedcore.flower.grid.declarations import Wants, code_of, declared_class, declared_code, owner_of
 from fedcore.flower.grid.robust import ROBUST, Groups, check_robust, is_robust
+from fedcore.flower.grid.weighted_means import Metrics, is_weighted_mean
 from fedcore.wire.tasks import is_training
 
 DEFAULT_WEIGHT_KEY = "num-examples"
@@ -45,7 +46,7 @@ _OURS = frozenset(
     f"fedcore.flower.{name}"
     for name in (
         "grid.aggregation_guard", "grid.grid", "grid.secure_grid", "grid.plain_grid", "grid.sampling",
-        "grid.initial_model", "grid.robust", "legacy",
+        "grid.initial_model", "grid.robust", "grid.weighted_means", "legacy",
     )
 )  # fmt: skip
 
@@ -167,7 +168,7 @@ def check_strategy(strategy: object, groups: Groups | None = None) -> None:
         _check_grouped(strategy, name, groups)
     if isinstance(strategy, legacy_strategies.Strategy):
         _check(strategy, _LEGACY_AGGREGATE[groups is not None :], name, _STRATEGY_REMEDY)
-        _check(strategy, _LEGACY_METRICS[groups is not None :], name, _METRICS_REMEDY)
+        _check_metrics(strategy, _LEGACY_METRICS[groups is not None :])
         if getattr(strategy, "accept_failures", True) is False:
             raise AppError(
                 f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a "
@@ -176,9 +177,35 @@ def check_strategy(strategy: object, groups: Groups | None = None) -> None:
             )
         return
     _check(strategy, _AGGREGATE[groups is not None :], name, _STRATEGY_REMEDY)
-    _check(strategy, _AGGREGATE_METRICS[groups is not None :], name, _METRICS_REMEDY)
+    _check_metrics(strategy, _AGGREGATE_METRICS[groups is not None :])
     for utility in _UTILITIES:
         _check(fedavg_module, (utility,), name, _METRICS_REMEDY)
+
+
+def check_metrics(message_type: str, metrics: Metrics, groups: Groups | None = None) -> None:
+    """Refuse a function of metrics that looked like a weighted mean before it was known what the clients report.
+
+    Call it when a sum is there, before it is handed over; raises AppError. metrics: the weighted means.
+    """
+    kind = message_type.partition(".")[0]
+    if kind == QUERY or (groups is not None and is_training(kind)):
+        return
+    for frame in callers():
+        if isinstance(strategy := _first_argument(frame), Strategy | legacy_strategies.Strategy):
+            names = _LEGACY_METRICS if isinstance(strategy, legacy_strategies.Strategy) else _AGGREGATE_METRICS
+            _check_metrics(strategy, names[:1] if is_training(kind) else names[1:], metrics)
+
+
+def _check_metrics(strategy: object, names: tuple[str, ...], metrics: Metrics | None = None) -> None:
+    """`_check`, but for functions that are weighted means by what they do."""
+    legacy = isinstance(strategy, legacy_strategies.Strategy)
+    weight_key = str(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY))
+    own = tuple(
+        name
+        for name in names
+        if not is_weighted_mean(getattr(strategy, name, None), "legacy" if legacy else "message", weight_key, metrics)
+    )
+    _check(strategy, own, type(strategy).__name__, _METRICS_REMEDY)
 
 
 def _check_grouped(strategy: object, name: str, groups: Groups) -> None:

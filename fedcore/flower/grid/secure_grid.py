@@ -18,7 +18,7 @@ from flwr.app.metadata import Metadata
 from flwr.common import MessageTypeLegacy
 
 from fedcore.errors import AppError, BudgetSpent
-from fedcore.flower.grid.aggregation_guard import check_callers, check_mean_only
+from fedcore.flower.grid.aggregation_guard import check_callers, check_mean_only, check_metrics
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.grid.queries import records_of
 from fedcore.flower.grid.robust import Groups
@@ -97,6 +97,9 @@ class SecureGrid(ExchangeGrid):
             # The exchange that is refused carries the newest model of the strategy, whatever it made of the last sum.
             self._last_state = request.model or self._last_state
             raise
+        if replies:
+            with self._refusing():
+                check_metrics(request.message_type, replies[0].metrics, self.groups)
         # Which message a reply answers means nothing, but each answers another one.
         return [self._reply(reply, message, request) for reply, message in zip(replies, messages, strict=False)]
 

@@ -46,7 +46,7 @@ def too_slow(**_: object) -> None:
 
 def test_a_ray_that_never_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("ray"), "init", too_slow)
-    with pytest.raises(WorkerDied, match="did not start"):
+    with pytest.raises(WorkerDied):
         of(RayExecutor, COUNTING)
 
 

@@ -175,15 +175,15 @@ def test_a_legacy_server_with_a_loop_of_its_own_is_refused() -> None:
 
 
 def test_legacy_metrics_of_the_apps_own_are_refused_unless_declared() -> None:
-    def weighted_average(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-        return {"a": sum(n * m["a"] for n, m in metrics) / sum(n for n, _ in metrics)}
+    def plain_average(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        return {"a": sum(m["a"] for _, m in metrics) / len(metrics)}
 
-    chosen = legacy.FedAvg(evaluate_metrics_aggregation_fn=weighted_average)
+    chosen = legacy.FedAvg(evaluate_metrics_aggregation_fn=plain_average)
     with raises(
         AppError, check="undeclared", match=r"evaluate_metrics_aggregation_fn \(unit/flower/test_handover\.py:"
     ):
         check_strategy(chosen)
-    mean_only(weighted_average)
+    mean_only(plain_average)
     check_strategy(chosen)
 
 
@@ -302,6 +302,33 @@ def test_metrics_of_the_apps_own_are_refused_by_their_line(grid: SecureGrid, coh
     message = refused(cohort, UNDECLARED, lambda: start(grid, FedAvg(**{f"{when}_metrics_aggr_fn": largest})))  # type: ignore[arg-type]
     assert f" {when}_metrics_aggr_fn (unit/flower/test_handover.py:{line(largest, 'def largest')})" in message
     assert "fedcore.flower.strategies.metrics" in message
+
+
+def test_a_weighted_mean_of_the_apps_own_gets_the_mean(grid: SecureGrid) -> None:
+    def weighted(contents: list[RecordDict], weight_key: str) -> MetricRecord:
+        metrics: list[Any] = [content["metrics"] for content in contents]
+        examples = [one[weight_key] for one in metrics]
+        spent = [n * one["epsilon"] for n, one in zip(examples, metrics, strict=True)]
+        return MetricRecord({"epsilon": sum(spent) / sum(examples)})
+
+    result = start(grid, FedAvg(train_metrics_aggr_fn=weighted, evaluate_metrics_aggr_fn=weighted))
+    assert result.train_metrics_clientapp[2] == MetricRecord({"epsilon": 1.25})
+    assert result.evaluate_metrics_clientapp[2] == MetricRecord({"epsilon": 1.25})
+
+
+@pytest.mark.parametrize(("when", "asked"), [("train", ["train"]), ("evaluate", ["train", "evaluate"])])
+def test_what_looked_like_one_is_refused_with_the_metrics_of_the_first_sum(
+    grid: SecureGrid, cohort: Cohort, when: str, asked: list[str]
+) -> None:
+    def largest_if_any(contents: list[RecordDict], weight_key: str) -> MetricRecord:
+        metrics: list[Any] = [content["metrics"] for content in contents]
+        return MetricRecord({"epsilon": max(one.get("epsilon", 0.0) for one in metrics)})
+
+    chosen = FedAvg(**{f"{when}_metrics_aggr_fn": largest_if_any})  # type: ignore[arg-type]
+    check_strategy(chosen)
+    with raises(AppError, check=UNDECLARED, match=f"{when}_metrics_aggr_fn"):
+        start(grid, chosen)
+    assert cohort.asked == asked
 
 
 def test_declared_metrics_get_the_mean(grid: SecureGrid) -> None:
