@@ -63,12 +63,14 @@ class Answer:
     """The reply to a message of a plain exchange: an error, or records, of which these numbers are reported.
 
     memory: the records, if they are in no file.
+    seconds: that the local work took, as far as it is known.
     """
 
     examples: int | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: ReplyError | None = None
     memory: MemoryRecords | None = None
+    seconds: float = 0.0
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any], weight_key: str) -> Answer:

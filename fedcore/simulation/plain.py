@@ -104,13 +104,18 @@ class PlainSimulation:
             timeout=request.timeout,
         )
 
-    def replies(self, task: Task, messages: Mapping[int, OutgoingMessage], folder: Path) -> list[PlainReply]:
+    def replies(
+        self, task: Task, messages: Mapping[int, OutgoingMessage], folder: Path, timeout: float | None = None
+    ) -> list[PlainReply]:
         """What clients reply in one attempt, or errors; raises ProtocolViolation for what the owners do not allow.
 
         messages
             By client.
         folder
             Where replies are written.
+        timeout
+            Seconds of local work after which a client has no reply, as Flower leaves out who is late. On the virtual
+            clock the task's seconds say that.
         """
         first = next(iter(messages.values()))
         self.admit(first.to(task), list({message.content for message in messages.values()}))
@@ -120,11 +125,15 @@ class PlainSimulation:
             for client, message in sorted(messages.items())
             if client in self.clients and client not in lost
         }
-        replies = {
-            client: self._reply(client, answer, tasks[client].out) for client, answer in self.executor.answer(tasks)
-        }
+        replies, late = {}, set()
+        for client, answer in self.executor.answer(tasks):
+            if timeout is not None and self.virtual is None and _seconds(answer) > timeout:
+                late.add(client)
+                self._note_loss(client, f"took longer than the {timeout:g} s that the strategy waits (timeout)")
+            else:
+                replies[client] = self._reply(client, answer, tasks[client].out)
         self._let_time_pass(task, replies, messages, lost)
-        return [replies.get(client) or self._absent(client) for client in sorted(messages)]
+        return [replies.get(client) or self._absent(client) for client in sorted(messages) if client not in late]
 
     def _absent(self, client: int) -> PlainReply:
         if client not in self.clients:
@@ -164,9 +173,11 @@ class PlainSimulation:
         return PlainReply(node=client, content=content, examples=answer.examples or 0, metrics=answer.metrics)
 
     def _dropped(self, client: int, error: ReplyError) -> PlainReply:
-        reason = error.reason or f"error {error.code}"
-        self.emit(ClientDropped(exchange=self.count, client=self.name(client), stage=INPUT, reason=reason))
+        self._note_loss(client, error.reason or f"error {error.code}")
         return PlainReply.failed(client, error)
+
+    def _note_loss(self, client: int, reason: str) -> None:
+        self.emit(ClientDropped(exchange=self.count, client=self.name(client), stage=INPUT, reason=reason))
 
     def done(self, task: Task, end: ExchangeOutcome, replies: Sequence[PlainReply], started: float) -> None:
         """Report an exchange that was completed, and count the updates of those who replied."""
@@ -201,7 +212,7 @@ class _SimulatedPlain:
         started = simulation.clock()
         cohort = [node for node in messages if node in simulation.clients]
         task = simulation.task(self.request, cohort, attempt.number)
-        self.replies = simulation.replies(task, messages, self.folder)
+        self.replies = simulation.replies(task, messages, self.folder, self.request.timeout)
         answered = [reply for reply in self.replies if reply.error is None]
         try:
             check_quorum(len(answered), simulation.settings.quorum)
@@ -222,6 +233,10 @@ class _SimulatedPlain:
         number, reason = task.server_round, str(error)
         self.simulation.emit(ExchangeFailed(exchange=task.exchange, server_round=number, reason=reason, retry=again))
         return reason
+
+
+def _seconds(answer: Answer | Exception) -> float:
+    return 0.0 if isinstance(answer, Exception) else answer.seconds
 
 
 def _messages(request: PlainRequest, folder: Path) -> dict[int, OutgoingMessage]:

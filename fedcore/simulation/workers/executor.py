@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,11 +192,14 @@ class InlineExecutor:
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order of `tasks`; the replies are read in this process, and stay in its memory."""
         here = {client: _InlineTask(task=one.task, content=one.content) for client, one in tasks.items()}
+        started = time.monotonic()
         for client, answer in self._at_once.answer(here):
-            if isinstance(answer, Exception) or answer.error is not None:
+            if isinstance(answer, Exception):
                 yield client, answer
             else:
-                yield client, replace(answer, memory=here[client].out)
+                memory = here[client].out if answer.error is None else None
+                yield client, replace(answer, memory=memory, seconds=time.monotonic() - started)
+            started = time.monotonic()
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Their runners know it from then on."""

@@ -131,7 +131,12 @@ class ProcessExecutor:
                     yield client, Answer(error=app_raised(result.line))
                     continue
                 assert isinstance(result, Answered)  # noqa: S101 - the answer to Ask
-                yield client, Answer(examples=result.examples, metrics=result.metrics, error=result.error)
+                yield (
+                    client,
+                    Answer(
+                        examples=result.examples, metrics=result.metrics, error=result.error, seconds=result.seconds
+                    ),
+                )
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Workers get it with each client's next task."""

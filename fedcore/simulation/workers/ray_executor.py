@@ -138,7 +138,10 @@ class RayExecutor:
             assert isinstance(result, Answered)  # noqa: S101 - to a message
             if reply is not None:
                 Path(tasks[client].out).write_bytes(reply.tobytes())
-            yield client, Answer(examples=result.examples, metrics=result.metrics, error=result.error)
+            yield (
+                client,
+                Answer(examples=result.examples, metrics=result.metrics, error=result.error, seconds=result.seconds),
+            )
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Sent with each client's next task."""

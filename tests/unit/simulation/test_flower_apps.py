@@ -31,6 +31,8 @@ def row(title: str) -> Row:
         ("counts, `@sum_only`", "secure"),
         ("`secaggplus_mod`", "plain"),
         ("own maximum", "plain"),
+        ("template `weighted_average`", "secure"),
+        ("`evaluate_metrics_aggr_fn`, a weighted mean", "secure"),
         ("FedAvg that halves", "plain"),
         ("FedAvg that halves", "secure"),
         ("FedAdagrad that does so", "secure"),
@@ -51,7 +53,6 @@ def test_the_same_as_in_flower(title: str, mode: str) -> None:
         ("own maximum", r"its train_metrics_aggr_fn \(flower_apps/epsilon.py:\d+\) would get one reply"),
         ("`pull_messages`", r"^flower_apps/loops.py:\d+: push_and_pull takes the replies itself"),
         ("`secaggplus_mod`", "Flower's SecAgg workflow cannot run inside secure aggregation"),
-        ("template `weighted_average`", r"its evaluate_metrics_aggregation_fn \(flower_apps/legacy.py:\d+\)"),
     ],
 )
 def test_refused_by_name_in_secure_mode(title: str, reason: str) -> None:
