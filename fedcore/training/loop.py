@@ -17,6 +17,7 @@ from fedcore.training.engines.batches import TrainingData, steps_of
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.memory import within_memory
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
+from fedcore.training.structures import Structure, rows_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,20 +263,20 @@ class _Count:
             return
         if self._whole_set:
             rows = slice(0, 0) if batch.weights is not None else slice(None)
-            self._outputs.append((output[rows], batch.y[rows]))
+            self._outputs.append((_one_tensor(output)[rows], _one_tensor(batch.y)[rows]))
         if batch.weights is None:
             self._add(output, batch.y, whole_set=False)
 
-    def _add(self, output: Tensor, targets: Tensor, *, whole_set: bool) -> None:
+    def _add(self, output: Structure, targets: Structure, *, whole_set: bool) -> None:
         if (self._loss.over == "batch") == whole_set:
             self._losses += self._loss_sum(output, targets)
         for metric in self._metrics:
             if (metric.over == "set") == whole_set:
                 self._sums[metric.name] += metric.sums(output, targets).to(self._engine.device)
 
-    def _loss_sum(self, output: Tensor, targets: Tensor) -> Tensor:
+    def _loss_sum(self, output: Structure, targets: Structure) -> Tensor:
         """Number of targets, and their losses together, float64 [2]."""
-        counts = self._loss.counts(targets) if self._loss.counts else torch.ones(len(targets), dtype=torch.float64)
+        counts = self._loss.counts(targets) if self._loss.counts else torch.ones(rows_in(targets), dtype=torch.float64)
         losses = self._loss(output, targets).double()
         return torch.stack([counts.sum().to(losses.device), (losses * counts.to(losses.device)).sum()])
 
@@ -293,6 +294,17 @@ class _Count:
 
     def _zeros(self, length: int) -> Tensor:
         return torch.zeros(length, dtype=torch.float64, device=self._engine.device)
+
+
+def _one_tensor(value: Structure) -> Tensor:
+    """Raises UsageError for several: what is over the whole test set needs rows of all ranks."""
+    if isinstance(value, Tensor):
+        return value
+    raise UsageError(
+        'a loss with over="batch" or a metric with over="set" needs one tensor of outputs and one of targets, not '
+        "several",
+        check="several-tensors",
+    )
 
 
 def refuse_missing(result: float, data: TrainingData) -> None:

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.run.engine_config import EngineConfig
+from fedcore.training.structures import rows_in
 
 IGNORED = -100
 """The target that counts for nothing, as in torch's cross entropy."""
@@ -33,7 +34,9 @@ IGNORED = -100
 _HALF = (torch.float16, torch.bfloat16)
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(output of the model [n, ...], targets [n, ...]) -> the loss of each example [n], or of the batch []."""
+"""(output of the model [n, ...], targets [n, ...]) -> the loss of each example [n], or of the batch [].
+
+Both are structures where the model and the dataset give some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Loss:
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
         """The losses [n], or the batch's loss []; raises ConfigurationError if `compute` gives another shape."""
         value = self.compute(output, targets)
-        expected = [] if self.over == "batch" else [len(output)]
+        expected = [] if self.over == "batch" else [rows_in(output)]
         if list(value.shape) != expected:
             raise ConfigurationError(_wrong_shape(self, list(value.shape), expected), check="loss-shape")
         return value
@@ -71,7 +74,7 @@ class Loss:
         if self.total is not None and (together := self.total(output, targets)) is not None:
             return together
         value = self(output, targets)
-        return value * len(output) if self.over == "batch" else value.sum()
+        return value * rows_in(output) if self.over == "batch" else value.sum()
 
     def check_engine(self, config: EngineConfig, ranks: int) -> None:
         """Raise ConfigurationError for an engine that would cut a batch in parts, if the loss is over the batch."""

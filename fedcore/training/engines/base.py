@@ -41,6 +41,7 @@ from fedcore.training.engines.world import World
 from fedcore.training.losses import Loss, cross_entropy
 from fedcore.training.rules import LocalRule
 from fedcore.training.seeds import be_deterministic, derive_seed, seeded
+from fedcore.training.structures import Structure, call, map_tensors
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 """Makes an optimizer for a model's parameters, without any history."""
@@ -196,7 +197,7 @@ class Engine(ABC):
             return self._weighed_loss(batch)
 
     def _weighed_loss(self, batch: Batch) -> Tensor:
-        output = self.model(batch.x)
+        output = call(self.model, batch.x)
         if batch.weights is None:
             return self.recipe.loss.sum(output, batch.y)
         return (self.recipe.loss(output, batch.y) * batch.weights).sum()
@@ -257,7 +258,7 @@ class Engine(ABC):
         Raises ConfigurationError for settings that mean nothing, on all ranks alike.
 
         Args:
-            data: arrays, or a map-style dataset of (x, y) that `workers` processes read.
+            data: arrays, or a map-style dataset of (x, y), or of dicts with labels, that `workers` processes read.
             batch_size: over all ranks; 0 is one full batch.
             epochs, steps: exactly one is positive.
             sharded: each rank reads data of its own, instead of all reading the same.
@@ -314,11 +315,11 @@ class Engine(ABC):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def outputs(self, batch: Batch) -> Tensor | None:
+    def outputs(self, batch: Batch) -> Structure | None:
         """The model's output [n, ...] for a batch; None on a rank of a pipeline that does not have it."""
         with self._precision():
-            output: Tensor = self.module(batch.x)
-        return output.float()
+            output = call(self.module, batch.x)
+        return output.float() if isinstance(output, Tensor) else map_tensors(_widened, output)
 
     def together(self, rows: Tensor) -> Tensor:
         """The rows of all ranks that have different examples, in their order: [n, ...] -> [sum of n, ...].
@@ -412,3 +413,7 @@ def state_entries(module: nn.Module) -> list[Entry]:
         Entry.of(name, tensor, nonnegative=name.rpartition(".")[2] == "running_var")
         for name, tensor in module.state_dict(keep_vars=True).items()
     ]
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -29,43 +29,45 @@ from fedcore.errors import ConfigurationError
 from fedcore.training.engines.transfer import array_view
 from fedcore.training.losses import as_features
 from fedcore.training.seeds import derive_seed, preserve_generators, seed_generators
+from fedcore.training.structures import Structure, divided, leaves, map_tensors, rows_in, split_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One rank's share of a batch.
 
-    x, y: inputs and targets [n, ...].
+    x, y: inputs and targets [n, ...]; from a dataset maybe structures of such tensors.
     total: examples of the batch over all ranks.
     weights: float32 [n], or None for all ones; a rank with no share gets one example of weight 0, since it has to take
         part in the collectives.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Structure
+    y: Structure
     total: int
     weights: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(leaves(self.y)[0])
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> list[Tensor]:
         """All that it consists of."""
-        return (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights)
+        return [*leaves(self.x), *leaves(self.y), *([] if self.weights is None else [self.weights])]
 
     def split(self, count: int) -> list[Batch]:
         """Micro-batches, always `count` of them: the ranks have to do the same number of passes."""
         if count == 1:
             return [self]
-        weights = torch.ones(len(self), device=self.x.device) if self.weights is None else self.weights
-        parts = zip(*(torch.tensor_split(t, count) for t in (self.x, self.y, weights)), strict=True)
-        return [
-            Batch(x, y, self.total, w)
-            if len(y)
-            else Batch(self.x[:1], self.y[:1], self.total, torch.zeros_like(weights[:1]))
-            for x, y, w in parts
-        ]
+        weights = torch.ones(len(self), device=leaves(self.y)[0].device) if self.weights is None else self.weights
+        first_x, first_y = (map_tensors(_first_row, value) for value in (self.x, self.y))
+        one = Batch(first_x, first_y, self.total, torch.zeros_like(weights[:1]))
+        parts = split_rows((self.x, self.y, weights), count)
+        return [Batch(x, y, self.total, w) if len(w) else one for x, y, w in parts]
+
+
+def _first_row(tensor: Tensor) -> Tensor:
+    return tensor[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,9 @@ def _order(examples: int, generator: torch.Generator, *, shuffled: bool) -> Tens
     return torch.randperm(examples, generator=generator) if shuffled else torch.arange(examples)
 
 
-TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
-"""Arrays in memory, or a map-style dataset of pairs (x, y)."""
+TrainingData: TypeAlias = Split | Dataset[Any]
+"""Arrays in memory, or a map-style dataset of pairs (x, y), or of dicts with labels; its `collate_fn`, if it has one,
+makes batches of lists of them."""
 
 _MOST_ARRAYS = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
@@ -327,9 +330,11 @@ class Loaders:
     def _from_dataset(self, data: Dataset[Any], rows: list[Rows], workers: int, seed: int) -> Iterator[Batch]:
         order, loader = self._loader(data, workers)
         order.rows, order.seed = rows, seed
-        for part, pair in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
-            x, y = (tensor.to(self._device, non_blocking=True) for tensor in pair)
-            yield self._batch(as_features(x), y, part)
+        for part, batch in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
+            x, y = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), divided(batch))
+            count = rows_in((x, y))
+            weights = torch.zeros(count, device=self._device) if part.empty else None
+            yield Batch(as_features(x) if isinstance(x, Tensor) else x, y, part.total, weights)
 
     def _loader(self, data: Dataset[Any], workers: int) -> tuple[_Order, DataLoader[Any]]:
         key = (id(data), workers)
@@ -339,6 +344,7 @@ class Loaders:
             loader = DataLoader(
                 _Seeded(data),
                 batch_sampler=order,
+                collate_fn=getattr(data, "collate_fn", None),
                 # The loader draws a seed of its own for each pass: not from the generator of the training.
                 generator=torch.Generator(),
                 num_workers=workers,

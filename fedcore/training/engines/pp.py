@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from fedcore.errors import UsageError
 from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import prepare, tied_names, unplaced
@@ -142,6 +143,12 @@ class PipelineEngine(Engine):
 
     def _filled(self, batch: Batch) -> Batch:
         """The batch with copies of its first example, of weight 0, that make all micro-batches equally large."""
+        if not isinstance(batch.x, Tensor) or not isinstance(batch.y, Tensor):
+            raise UsageError(
+                "engine pp sends one tensor of inputs through its stages, and this dataset gives several (tuples or "
+                "dicts); use another engine",
+                check="several-tensors",
+            )
         count = len(batch)
         missing = math.ceil(count / self.micro_batches) * self.micro_batches - count
         weights = torch.ones(count, device=self.device) if batch.weights is None else batch.weights
