@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.serverapp.strategy import strategy_utils
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg, strategy_utils
 from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
@@ -105,6 +105,29 @@ def test_a_strategy_that_waits_is_told_of_every_ten_seconds(monkeypatch: pytest.
     assert backend.told == [(10.0, 3, "", 2), (20.0, 3, "", 2)]
     with raises(ConfigurationError, check="too-few-nodes", match=r"\b6\b.*\b5\b"):
         strategy_utils.sample_nodes(backend.grid(), 6, 2)
+
+
+@dataclass
+class Leaving(Mean):
+    """One node leaves after it was counted."""
+
+    asked: int = 0
+
+    def nodes(self) -> list[int]:
+        self.asked += 1
+        return [1, 2, 3] if self.asked == 1 else [1, 2]
+
+
+def test_a_node_that_leaves_between_count_and_sample_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(strategy_utils, "sleep", waits)
+    grid = SecureGrid(Leaving(), run_id=1)
+    model = ArrayRecord({"w": Array(np.ones(2, np.float32))})
+    for nodes in ({1, 2, 3}, {1, 2}):
+        asked = FedAvg(min_available_nodes=1).configure_train(1, model, ConfigRecord(), grid)
+        assert {message.metadata.dst_node_id for message in asked} == nodes
 
 
 def test_so_is_a_loop_of_the_apps_own() -> None:
