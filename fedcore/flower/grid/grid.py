@@ -87,7 +87,7 @@ class ExchangeGrid(Grid):
     awaits_start: bool = field(default=False, init=False)
     extra_tensors: frozenset[str] = field(default=frozenset(), init=False)
     _present: int = field(default=0, init=False)
-    _counted: list[int] = field(default_factory=list, init=False)
+    _last_count: list[int] = field(default_factory=list, init=False)
     """Who was there when Flower's own code counted them, until it samples."""
     _looked_ahead: bool = field(default=False, init=False)
     _layout: Layout | None = field(default=None, init=False)
@@ -128,11 +128,11 @@ class ExchangeGrid(Grid):
         if waits is not None:
             self.check_wait(waits)  # nobody need be there for that
         nodes = self.backend.nodes()
-        counted, self._counted = self._counted, nodes if waits is None else []
-        if waits is not None and len(nodes) < waits.nodes <= len(counted):
+        earlier, self._last_count = self._last_count, nodes if waits is None else []
+        if waits is not None and len(nodes) < waits.nodes <= len(earlier):
             # Flower's strategies count the nodes, and then wait for as many: for one that left in between, for ever.
             # So it is asked, as if it had left a moment later.
-            nodes = counted
+            nodes = earlier
         self._present = len(nodes)
         if waits is not None:
             self.check_wait(waits)
