@@ -8,14 +8,14 @@ down here a second time, since the modules that define them take seconds to impo
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedcore.system.assignments import kebab
+from fedcore.system.assignments import flat, kebab
 from fedcore.system.plugins import installed
 
 Offer = tuple[str, str]
@@ -100,7 +100,7 @@ def engine_settings(incomplete: str) -> list[Offer]:
 def run_config(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """The run config of the app that the command line names already."""
     config = _project(ctx).get("flwr", {}).get("app", {}).get("config", {})
-    return _assignments(incomplete, dict(_flat(config)), {"strategy": (*STRATEGIES, *_installed("strategies"))})
+    return _assignments(incomplete, dict(flat(config)), {"strategy": (*STRATEGIES, *_installed("strategies"))})
 
 
 def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
@@ -162,12 +162,3 @@ def _project(ctx: typer.Context) -> dict[str, Any]:
         return {}
     tool = content.get("tool", {})
     return tool if isinstance(tool, dict) else {}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Nested keys joined by dots, as Flower names them."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.federation.files import broken, read_toml
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
+from fedcore.system.assignments import flat
 
 MIN_CORRUPT: Final = 0.05
 """What a policy demands where its file says nothing; the default of a job's max-corrupt."""
@@ -248,7 +249,7 @@ class Policy:
         if "first_models" in fields:
             fields["first_models"] = tuple(fields["first_models"])
         if "allow_config" in fields:
-            fields["allow_config"] = dict(_flat(fields["allow_config"]))
+            fields["allow_config"] = dict(flat(fields["allow_config"]))
         try:
             return cls(**{**fields, "app_sha256": fields.get("app_sha256") or None, "eligibility": _eligibility(rules)})
         except KitError as error:
@@ -265,15 +266,6 @@ def _check_first_models(names: tuple[object, ...]) -> None:
             )
     if not names:
         raise KitError("first-models is empty: no run could begin", check="first-models")
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The rules of a table, tables within it with their keys joined by dots, as Flower names nested run config."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _config_rule(key: str, rule: object) -> ConfigRule:

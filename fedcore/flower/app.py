@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from fedcore.errors import AppError
 from fedcore.run.settings import JobSettings
+from fedcore.system.assignments import flat
 from fedcore.system.files import remove_tree
 from fedcore.wire.base import Scalar
 
@@ -80,7 +81,7 @@ class FlowerApp:
             name=str(document.get("project", {}).get("name", folder.resolve().name)),
             serverapp=_reference(components, "serverapp", folder),
             clientapp=_reference(components, "clientapp", folder),
-            run_config=_flatten(flower.get("config", {})),
+            run_config=_scalars(flower.get("config", {})),
             settings=(settings_of or _settings)(settings, f"[tool.fedcore] of {folder}/pyproject.toml"),
             statistics=statistics,
             simulation_clients=simulation_clients,
@@ -128,16 +129,12 @@ def _own_reference(settings: dict[str, Any], key: str, folder: Path) -> str:
     return reference
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    flat: dict[str, Scalar] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        elif isinstance(value, bool | int | float | str):
-            flat[prefix + key] = value
-        else:
-            raise AppError(f"run config {prefix + key!r} must be a bool, int, float or string")
-    return flat
+def _scalars(table: Mapping[str, Any]) -> dict[str, Scalar]:
+    values = dict(flat(table))
+    for key, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise AppError(f"run config {key!r} must be a bool, int, float or string")
+    return values
 
 
 MAX_BYTES = 32 * 2**20

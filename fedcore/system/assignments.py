@@ -39,7 +39,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in assignments:
         if text.endswith(".toml") and "=" not in text:
-            values.update(_flat(_read_table(Path(text).expanduser())))
+            values.update(flat(_read_table(Path(text).expanduser())))
             continue
         for key, raw in split_assignments(text):
             try:
@@ -58,10 +58,11 @@ def _read_table(path: Path) -> Mapping[str, Any]:
         raise ConfigurationError(f"{path} is no TOML file: {error}", check="file") from None
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a TOML table; keys of tables within it are joined by dots, as Flower names nested run config."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
