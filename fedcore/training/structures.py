@@ -74,8 +74,13 @@ def rows_in(value: Structure) -> int:
 
 def split_rows(value: Structure, count: int) -> Iterator[Structure]:
     """`count` structures with consecutive rows, as `torch.tensor_split` cuts them."""
-    for number in range(count):
-        yield map_tensors(lambda tensor: torch.tensor_split(tensor, count)[number], value)  # noqa: B023 - used at once
+    cuts = [torch.tensor_split(tensor, count) for tensor in leaves(value)]
+    for parts in zip(*cuts, strict=True):
+        yield _with_tensors(value, iter(parts))
+
+
+def _with_tensors(value: Structure, tensors: Iterator[Tensor]) -> Structure:
+    return map_tensors(lambda _: next(tensors), value)
 
 
 def call(module: nn.Module, inputs: Structure) -> Any:

@@ -200,12 +200,14 @@ def _check_metrics(strategy: object, names: tuple[str, ...], metrics: Metrics | 
     """`_check`, but for functions that are weighted means by what they do."""
     legacy = isinstance(strategy, legacy_strategies.Strategy)
     weight_key = str(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY))
-    own = tuple(
-        name
-        for name in names
-        if not is_weighted_mean(getattr(strategy, name, None), "legacy" if legacy else "message", weight_key, metrics)
-    )
-    _check(strategy, own, type(strategy).__name__, _METRICS_REMEDY)
+
+    def unrecognised(name: str) -> bool:
+        value = getattr(strategy, name, None)
+        if value is None or _accepted(strategy, name, value, "mean"):
+            return False
+        return not is_weighted_mean(value, "legacy" if legacy else "message", weight_key, metrics)
+
+    _check(strategy, tuple(filter(unrecognised, names)), type(strategy).__name__, _METRICS_REMEDY)
 
 
 def _check_grouped(strategy: object, name: str, groups: Groups) -> None:

@@ -48,7 +48,7 @@ class Batch:
     weights: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(leaves(self.y)[0])
+        return rows_in(self.y)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -332,9 +332,8 @@ class Loaders:
         order.rows, order.seed = rows, seed
         for part, batch in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
             x, y = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), divided(batch))
-            count = rows_in((x, y))
-            weights = torch.zeros(count, device=self._device) if part.empty else None
-            yield Batch(as_features(x) if isinstance(x, Tensor) else x, y, part.total, weights)
+            rows_in((x, y))  # raises where they differ
+            yield self._batch(as_features(x) if isinstance(x, Tensor) else x, y, part)
 
     def _loader(self, data: Dataset[Any], workers: int) -> tuple[_Order, DataLoader[Any]]:
         key = (id(data), workers)
@@ -355,8 +354,8 @@ class Loaders:
         _, order, loader = self._loaders[key]
         return order, loader
 
-    def _batch(self, x: Tensor, y: Tensor, part: Rows) -> Batch:
-        return Batch(x, y, part.total, torch.zeros(len(y), device=self._device) if part.empty else None)
+    def _batch(self, x: Structure, y: Structure, part: Rows) -> Batch:
+        return Batch(x, y, part.total, torch.zeros(rows_in(y), device=self._device) if part.empty else None)
 
 
 def _picked(array: NDArray[Any], rows: Tensor | slice) -> Tensor:
