@@ -25,6 +25,7 @@ from fedcore.simulation.devices.network import round_trip_seconds
 from fedcore.simulation.devices.virtual_scheduler import VirtualScheduler
 from fedcore.simulation.sessions.sessions import TrainingStart
 from fedcore.simulation.workers.executor import ClientExecutor
+from fedcore.simulation.workers.local_failures import LocalFailures
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task, Version
 
@@ -70,6 +71,8 @@ class AsyncClientPool:
         Called with everybody who takes work.
     drop
         Called with work that comes to nothing, and why.
+    failures
+        Whose local work failed.
     """
 
     executor: ClientExecutor
@@ -78,6 +81,7 @@ class AsyncClientPool:
     seed: int
     take: Callable[[Task, Version, Collection[int]], None]
     drop: Callable[[int, str], None]
+    failures: LocalFailures
     up: float = field(default=0.0, init=False)
     """Bytes of an update; an estimate before the first one."""
     _results: AppResults = field(default_factory=AppResults, init=False)
@@ -153,7 +157,8 @@ class AsyncClientPool:
 
     def _train(self, handed: _Handed, clients: Sequence[int]) -> None:
         """Run the apps of these clients, but for those that have run."""
-        for client, result in self._results.get_or_run(clients, partial(self.executor.run, handed.task, handed.model)):
+        run = partial(self.failures.results, self.executor, handed.task, handed.model)
+        for client, result in self._results.get_or_run(clients, run):
             self._examples[client] = result.examples
 
     def spend(self, task: Task, clients: Sequence[int], *, opened: bool = False) -> None:
@@ -164,10 +169,12 @@ class AsyncClientPool:
         """
         if opened:
             for client in clients:
-                self.executor.count(self._of(client).task.server_round, [client])
+                if client not in self.failures.errors:
+                    self.executor.count(self._of(client).task.server_round, [client])
         self.book.spend(task, clients)
         for client in clients:
             self._results.drop(client)
+            self.failures.forget(client)
 
     def summed(self) -> None:
         """A sum is there, after as many trips over the network as it takes."""
@@ -230,4 +237,5 @@ class AsyncClientPool:
     def _forget(self, client: int, why: str) -> None:
         self._current.pop(client, None)
         self._results.drop(client)
+        self.failures.forget(client)
         self.drop(client, why)

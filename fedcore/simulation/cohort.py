@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fedcore.codec import Decoded
-from fedcore.errors import RoundFailed, RunFailed
+from fedcore.errors import CohortTooSmall, NothingContributed, RoundFailed, RunFailed, TooFewContributed
 from fedcore.flower.apps.result_cache import AppResults
 from fedcore.run.buffer import STAYED_CLOSED, NamedUpdates, ReadyUpdates, WorkBook, model_of
 from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
@@ -16,8 +16,9 @@ from fedcore.run.requirements import min_clients_for
 from fedcore.run.retries import Attempts, attempt_ended
 from fedcore.simulation.buffered import AsyncClientPool
 from fedcore.simulation.models import model_ref
-from fedcore.simulation.owners import RUN
+from fedcore.simulation.owners import RUN, client_name
 from fedcore.simulation.secure import ExchangeWork, SecureAggregator
+from fedcore.simulation.workers.local_failures import LocalFailures
 from fedcore.wire.tasks import ModelRef, Task, is_training
 
 
@@ -47,6 +48,7 @@ class CohortAggregator:
                 seed=self.seed,
                 take=aggregator.owners.take_work,
                 drop=self._lose_work,
+                failures=LocalFailures(client_name),
             )
 
     def exchange(self, request: ExchangeRequest, results: AppResults) -> tuple[Decoded, bool]:
@@ -56,7 +58,7 @@ class CohortAggregator:
             aggregator=self.aggregator,
             request=request,
             model=model_ref(request.model),
-            work=ExchangeWork(results=results, pool=pool),
+            work=self._work(request, results, pool),
             retries=self.aggregator.attempts(),
             pool=pool,
         )
@@ -65,10 +67,23 @@ class CohortAggregator:
                 self._publish(pool, request)
             task, end = run_now(run_attempts(runner, runner.retries))
         except RoundFailed as error:
-            raise RunFailed(str(error), check=error.check) from runner.work.error
+            raise self._failure(error, runner.work) from runner.work.error
         self.aggregator.done(task, [(task, end)], self.aggregator.clock() - runner.started)
         assert runner.decoded is not None  # noqa: S101 - of an exchange that succeeded
         return runner.decoded, runner.best
+
+    def _work(self, request: ExchangeRequest, results: AppResults, pool: AsyncClientPool | None) -> ExchangeWork:
+        if pool is None:
+            return self.aggregator.work(results, request)
+        return ExchangeWork(results=results, failures=pool.failures, pool=pool)
+
+    @staticmethod
+    def _failure(error: RoundFailed, work: ExchangeWork) -> BaseException:
+        """What ends the run: that the clients' own work failed, as the first of them says it, or else the round."""
+        first = work.failures.first
+        if first is not None and isinstance(work.error, NothingContributed | TooFewContributed | CohortTooSmall):
+            return first
+        return RunFailed(str(error), check=error.check)
 
     def _publish(self, pool: AsyncClientPool, request: ExchangeRequest) -> None:
         """The strategy's model is the newest version from here on."""

@@ -85,12 +85,16 @@ class _SimulatedGroup:
     group: GroupMembership
     results: AppResults
     decoded: Decoded | None = field(default=None, init=False)
+    work: ExchangeWork = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = self.aggregator.work(self.results, self.request)
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         request = replace(self.request, nodes=attempt.same or tuple(self.group.members))
         cohort = replace(self.aggregator.cohort(request.nodes, attempt), group=self.group)
         task = self.aggregator.tasks.for_sum(request, self.model, cohort, attempt=attempt.number)
-        end, self.decoded = self.aggregator.sum(task, request, ExchangeWork(results=self.results))
+        end, self.decoded = self.aggregator.sum(task, request, self.work)
         return task, end
 
     async def close(self, task: Task, end: ExchangeOutcome) -> None:

@@ -30,6 +30,10 @@ class MemoryRound:
         What the owners agreed to, and go on checking.
     dropouts
         Client id -> the step before which it disappears.
+    failed
+        Hears whose update could not be encoded, and why; it adds nothing to the sum.
+    leaves
+        Why a client whose local work gave no result leaves; empty for one that stays, and adds nothing.
     stragglers
         Who of those that trained on so many examples each is too late with its update, and why; None for nobody.
     """
@@ -39,6 +43,8 @@ class MemoryRound:
     sessions: SecureSessions
     dropouts: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
+    failed: Callable[[int, Exception], None]
+    leaves: Callable[[int], str] = lambda client: ""
     stragglers: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
 
     def collect(
@@ -65,7 +71,9 @@ class MemoryRound:
         present = self._present("input")
         self.sessions.receive_shares(present, self.server.delivery)
         updates = self._updates(model, work(self._in_time(present, work)), starts)
-        for client, digest in self.sessions.masked(encoding, updates, total):
+        for client, digest, error in self.sessions.masked(encoding, updates, total):
+            if error is not None:
+                self.failed(client, error)
             self.server.receive_input(client, digest)
         self.server.close_stage()
         return total
@@ -78,6 +86,10 @@ class MemoryRound:
     ) -> Iterator[Update]:
         """What the clients are about to send, each with its owner's consent."""
         for client, result in results:
+            if reason := self.leaves(client):
+                self.server.drop(client)
+                self.on_dropout(client, "input", reason)
+                continue
             start = TrainingStart(model=model) if starts is None else starts[client]
             self.admitted.before_upload(client, self.sessions.verified_peers(client))
             yield Update(client=client, start=start, result=result)

@@ -114,8 +114,9 @@ class PlainSimulation:
         folder
             Where replies are written.
         timeout
-            Seconds of local work after which a client has no reply, as Flower leaves out who is late. On the virtual
-            clock the task's seconds say that.
+            That of the strategy: a client whose local work takes longer has no reply, as Flower leaves out who is late.
+            One that only exceeds the task's seconds has an error in its place, as in a federation. The virtual clock
+            knows other seconds.
         """
         first = next(iter(messages.values()))
         self.admit(first.to(task), list({message.content for message in messages.values()}))
@@ -127,11 +128,14 @@ class PlainSimulation:
         }
         replies, late = {}, set()
         for client, answer in self.executor.answer(tasks):
-            if timeout is not None and self.virtual is None and _seconds(answer) > timeout:
+            if self.virtual is not None or _seconds(answer) <= task.seconds:
+                replies[client] = self._reply(client, answer, tasks[client].out)
+            elif timeout is not None and timeout <= task.seconds:
                 late.add(client)
                 self._note_loss(client, f"took longer than the {timeout:g} s that the strategy waits (timeout)")
             else:
-                replies[client] = self._reply(client, answer, tasks[client].out)
+                reason = f"took longer than the {task.seconds:g} s of train-seconds"
+                replies[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
         self._let_time_pass(task, replies, messages, lost)
         return [replies.get(client) or self._absent(client) for client in sorted(messages) if client not in late]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedcore.codec import Decoded, decode, release_of
+from fedcore.flower.apps.batched_clients import OnFailure, raise_failure
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.engine.attempts import Attempt
@@ -70,8 +71,10 @@ class UpdateMeter(ExecutorWrapper):
 
     norms: list[float] = field(default_factory=list)
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        for client, result in self.executor.run(task, model, clients):
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        for client, result in self.executor.run(task, model, clients, on_failure):
             if model is not None and task.trains and (local := result.state()) is not None:
                 self.norms.append(update_norm(model, local))
             yield client, result

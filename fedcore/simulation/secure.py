@@ -34,9 +34,10 @@ from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
 from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions
 from fedcore.simulation.workers.executor import ClientExecutor
+from fedcore.simulation.workers.local_failures import LocalFailures
 from fedcore.state import ModelState
 from fedcore.wire.base import Scalar
-from fedcore.wire.events import ClientDropped, EventSink, ExchangeFailed
+from fedcore.wire.events import ClientDropped, EventSink, ExchangeFailed, Warned
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawalReason
 
@@ -55,9 +56,15 @@ class ExchangeWork:
         With how many updates an attempt waits for no more; 0 to wait for all.
     error
         What ended the last attempt that gave nothing.
+    failures
+        Whose local work failed.
+    limit
+        Seconds of local work after which it has failed; None on the virtual clock, which knows no such seconds.
     """
 
     results: AppResults
+    failures: LocalFailures
+    limit: float | None = None
     trained: set[int] = field(default_factory=set)
     pool: AsyncClientPool | None = None
     enough: int = 0
@@ -69,7 +76,9 @@ class ExchangeWork:
         """What clients' apps give, in any order."""
         if self.pool is not None:
             return self.pool.results(clients)
-        return self.results.get_or_run(clients, lambda others: executor.run(task, model, others))
+        return self.results.get_or_run(
+            clients, lambda others: self.failures.results(executor, task, model, others, limit=self.limit)
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +133,12 @@ class SecureAggregator:
         """The attempts at one sum."""
         return attempts_at_sum(self.settings, lambda: (self.clients, self.least))
 
+    def work(self, results: AppResults, request: ExchangeRequest) -> ExchangeWork:
+        """What the clients of an exchange make in which the app runs for each."""
+        seconds = min(self.settings.train_seconds, request.timeout or self.settings.train_seconds)
+        limit = seconds if self.virtual is None else None
+        return ExchangeWork(results=results, failures=LocalFailures(client_name), limit=limit)
+
     def cohort(self, clients: Sequence[int], attempt: Attempt) -> Cohort:
         """These clients, for an attempt."""
         return Cohort(
@@ -148,6 +163,8 @@ class SecureAggregator:
             dropouts=self.dropouts.drops_at_step(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
+            failed=work.failures.note,
+            leaves=lambda client: self._leaves(client, work),
             stragglers=None if stage is None else partial(stage.stragglers, up=encoding.words * 8),
         )
         unmasked = False
@@ -167,9 +184,11 @@ class SecureAggregator:
             raise self.refused(task, refusal) from refusal
         except RoundFailed as error:
             work.error = error
+            self._warn_of(work)
             common = WithdrawalReason.POLICY if self.owners.all_refused else None
             failure = ExchangeFailure.of(error)
             return ExchangeOutcome(survivors=survivors, unmasked=unmasked, failure=failure, common=common), None
+        self._warn_of(work)
         decoded = self._count(task, decoded, survivors, work)
         usage = ExchangeUsage(
             up=dict.fromkeys(survivors, encoding.words * 8),
@@ -201,6 +220,15 @@ class SecureAggregator:
         spent = self.state.budget.epsilon_spent
         self.emit(sums_done(task, sums, client_name, seconds=seconds, epsilon_spent=spent, virtual_seconds=virtual))
 
+    def _leaves(self, client: int, work: ExchangeWork) -> str:
+        """Why a client leaves whose owner lets the server learn of failures."""
+        error = work.failures.errors.get(client) if self.owners.policy.report_failures else None
+        return "" if error is None else f"its local work failed: {error}"
+
+    def _warn_of(self, work: ExchangeWork) -> None:
+        if line := work.failures.report():
+            self.emit(Warned(line=line))
+
     def _admit(self, task: Task, request: ExchangeRequest) -> AdmittedExchange:
         try:
             return self.owners.admit(task, request.model)
@@ -211,7 +239,7 @@ class SecureAggregator:
         """These updates are in a sum that was opened."""
         if work.pool is None:
             if task.trains:
-                self.executor.count(task.server_round, survivors)
+                self.executor.count(task.server_round, [one for one in survivors if one not in work.failures.errors])
             return decoded
         assert task.encoding is not None  # noqa: S101 - the task of a sum
         work.pool.spend(task, survivors, opened=True)

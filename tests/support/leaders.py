@@ -20,6 +20,7 @@ import pytest
 from fedcore.errors import FedcoreError
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.batched_clients import OnFailure, raise_failure
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.groups import is_draw, make_ticket
@@ -189,7 +190,10 @@ class ScriptedClients:
     leaving: dict[int, str] = field(default_factory=dict)
     processes: int = 0
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        del on_failure
         if ALL[0] in clients:
             self.tasks.append(task)
         for client in clients:

@@ -8,10 +8,11 @@ another, with examples of one shape.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.apps.tensor_app import LocalResult
@@ -22,6 +23,15 @@ from fedcore.wire.tasks import Task
 
 if TYPE_CHECKING:
     from fedcore.flower.apps.supervised_batches import SupervisedBatches
+
+
+OnFailure: TypeAlias = Callable[[int, BaseException], None]
+"""Takes what a client's app raised; if it returns, the client has no result, and the others go on."""
+
+
+def raise_failure(client: int, error: BaseException) -> None:
+    """Let it end all."""
+    raise error
 
 
 class ClientMessage(Protocol):
@@ -65,17 +75,36 @@ class BatchedClients:
         together = self._together_for(task, clients)
         return 1 if together is None else together.size(task.run_config, trains=task.trains)
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """What each client's app makes of the task, in their order; raises what `ClientRunner.run` raises."""
+    def run(
+        self,
+        task: Task,
+        model: ModelState | None,
+        clients: Sequence[int],
+        on_failure: OnFailure = raise_failure,
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """What each client's app makes of the task, in their order; clients that train at once share their seconds.
+
+        on_failure
+            Takes what `ClientRunner.run` raises.
+        """
         together = self._together_for(task, clients) if model is not None else None
         for chunk in _chunks(clients, together, task):
-            done: dict[int, LocalResult] = {}
+            started, done = time.monotonic(), dict[int, LocalResult]()
             if together is not None and model is not None:
                 jobs = {client: self.runner(client).job(task) for client in chunk}
                 done = together.work(jobs, model, trains=task.trains)
+            share = (time.monotonic() - started) / max(len(done), 1)
             for client in chunk:
-                made = done.pop(client) if client in done else self.runner(client).run(task, model)
-                yield client, made
+                if client in done:
+                    yield client, replace(done.pop(client), seconds=share)
+                    continue
+                started = time.monotonic()
+                try:
+                    made = self.runner(client).run(task, model)
+                except (Exception, SystemExit) as error:  # an app may end its process
+                    on_failure(client, error)
+                else:
+                    yield client, replace(made, seconds=time.monotonic() - started)
 
     def answer(self, messages: Mapping[int, ClientMessage]) -> Iterator[tuple[int, Answer | Exception]]:
         """What each client answers to its message, in their order; an exception of its app is an answer too."""
@@ -85,10 +114,16 @@ class BatchedClients:
             together = self._together_for(first.task, list(alike))
             content = self._read(client, first)
             for chunk in _chunks(list(alike), together, first.task):
+                started = time.monotonic()
                 local_tasks, done = self._answered(together, content, {client: alike[client] for client in chunk})
+                share = (time.monotonic() - started) / max(len(done), 1)
                 for client in chunk:
+                    started = time.monotonic() - (share if client in done else 0.0)
                     prepared = local_tasks.get(client), done.pop(client, None)
-                    yield client, self._reply(client, alike[client], content, *prepared)
+                    answer = self._reply(client, alike[client], content, *prepared)
+                    if isinstance(answer, Answer):
+                        answer = replace(answer, seconds=time.monotonic() - started)
+                    yield client, answer
 
     def _together_for(self, task: Task, clients: Sequence[int]) -> SupervisedBatches | None:
         """Batches the clients' work; None if it cannot be batched."""

@@ -35,6 +35,7 @@ class LocalResult:
     The model is what the next task will overwrite, so it has to be written before that.
 
     file: a safetensors file that holds it already, and now belongs to the owner of the result.
+    seconds: that the local work took, as far as it is known.
     """
 
     examples: int
@@ -42,6 +43,7 @@ class LocalResult:
     layout: Layout | None = None
     write: Write | None = None
     file: Path | None = None
+    seconds: float = 0.0
 
     @classmethod
     def in_file(cls, examples: int, metrics: Mapping[str, MetricValue], file: Path) -> LocalResult:

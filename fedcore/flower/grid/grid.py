@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
-from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
+from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed, UsageError
 from fedcore.flower.figures import NewFigures
 from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, reply_consumer
 from fedcore.flower.grid.plain_request import PlainRequest
@@ -186,7 +186,7 @@ class ExchangeGrid(Grid):
         try:
             self._check_started(messages)
             replies = self.deliver(messages, timeout)
-        except FedcoreError as error:
+        except Exception as error:  # what a simulated client raised, too
             for message in messages:
                 self._failures.setdefault(_purpose(message), str(error))
             raise

@@ -32,7 +32,7 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.simulation.sessions.sessions import Members, Update
+from fedcore.simulation.sessions.sessions import MaskedInput, Members, Update
 from fedcore.simulation.sessions.shard import CALLS, SessionShard
 from fedcore.state import FileSink, ModelState
 from fedcore.system.json_lines import PolledConnection
@@ -192,19 +192,20 @@ class ProcessSessions:
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> Iterator[MaskedInput]:
         """R2. The new models lie in files, as `AppResults` has them."""
         self._to_each(CALLS.order(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
         with TemporaryDirectory(prefix="fedcore-simulate-") as name:
             folder = Path(name)
             models = _ModelFiles(folder)
-            yield from self._processes.all(
+            for client, digest, raised in self._processes.all(
                 (
                     self._index[update.client],
                     _adding(update, models.path(update.start.model) if encoding.layout else None),
                 )
                 for update in updates
-            )
+            ):
+                yield MaskedInput(client, digest, None if raised is None else raised.exception())
             files = (folder / f"{index}.sum" for index in range(len(self._clients)))
             sums = [CALLS.order(SessionShard.end_sum, file=file) for file in files]
             for file in self._processes.all(enumerate(sums)):

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.codec import AnyEncoding, Encoding, encode, encode_nothing
+from fedcore.codec import AnyEncoding, encode, encode_nothing
+from fedcore.errors import AppError, EncodingError
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -88,6 +89,20 @@ class Update:
     result: LocalResult
 
 
+class MaskedInput(NamedTuple):
+    """What a client has sent in R2.
+
+    digest
+        SHA-256 of its masked vector.
+    error
+        Why that is one that adds nothing to the sum, if its update could not be encoded.
+    """
+
+    client: int
+    digest: bytes
+    error: Exception | None = None
+
+
 class SecureSessions(Protocol):
     """Each method is a step of `ClientSession`, for several of them; what they answer comes in any order."""
 
@@ -109,8 +124,8 @@ class SecureSessions(Protocol):
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[tuple[int, bytes]]:
-        """R2: each client with the SHA-256 of its masked vector; when it ends, all vectors were added to `total`."""
+    ) -> Iterator[MaskedInput]:
+        """R2: each client's; when it ends, all vectors were added to `total`."""
         ...
 
     def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
@@ -153,24 +168,25 @@ class InlineSessions:
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> Iterator[MaskedInput]:
         """R2; in the order of the updates."""
         threads = os.cpu_count() or 1
-        waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
+        waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes], Exception | None]] = deque()
 
-        def first() -> tuple[int, bytes]:
-            client, words, digest = waiting.popleft()
-            entry = client, digest.result()
+        def first() -> MaskedInput:
+            client, words, digest, error = waiting.popleft()
+            entry = MaskedInput(client, digest.result(), error)
             np.add(total, words, out=total)
             return entry
 
         with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
             for update in updates:
                 result, start = update.result, update.start
-                words = encoded(
+                words, error = encoded_or_nothing(
                     encoding, start.model, result.state(), result.examples, result.metrics, factor=start.factor
                 )
-                waiting.append((update.client, words, pool.submit(masked, self._sessions[update.client], words)))
+                digest = pool.submit(masked, self._sessions[update.client], words)
+                waiting.append((update.client, words, digest, error))
                 if len(waiting) > threads:
                     yield first()
             while waiting:
@@ -202,9 +218,10 @@ def encoded(
 ) -> NDArray[np.uint64]:
     """What a client sends before it is masked, uint64 [words]. local: its new model; `factor` as in `encode`.
 
-    Without examples that is nothing: a sum in which all weights but one were zero would be one client's update.
+    Without examples that is nothing: a sum in which all weights but one were zero would be one client's update. The
+    answer to a query counts as one example.
     """
-    if not examples and isinstance(encoding, Encoding):
+    if not examples:
         return encode_nothing(encoding, randomness=os.urandom).words
     return encode(
         encoding,
@@ -215,6 +232,22 @@ def encoded(
         randomness=os.urandom,
         factor=factor,
     ).words
+
+
+def encoded_or_nothing(
+    encoding: AnyEncoding,
+    model: ModelState | None,
+    local: ModelState | None,
+    examples: int,
+    metrics: Mapping[str, MetricValue],
+    *,
+    factor: float = 1.0,
+) -> tuple[NDArray[np.uint64], Exception | None]:
+    """`encoded`, but nothing for what cannot be encoded, and why; it is the client's own failure in a federation."""
+    try:
+        return encoded(encoding, model, local, examples, metrics, factor=factor), None
+    except (EncodingError, AppError) as error:
+        return encode_nothing(encoding, randomness=os.urandom).words, error
 
 
 def masked(session: ClientSession, words: NDArray[np.uint64]) -> bytes:

@@ -29,9 +29,10 @@ from fedcore.secagg import (
     UnmaskShares,
     verifies,
 )
-from fedcore.simulation.sessions.sessions import Members, encoded, masked
+from fedcore.simulation.sessions.sessions import Members, encoded_or_nothing, masked
 from fedcore.state import ModelState
 from fedcore.system.workers.calls import Calls
+from fedcore.system.workers.failures import RaisedError
 from fedcore.wire.base import MetricValue
 
 
@@ -106,17 +107,19 @@ class SessionShard:
         examples: int,
         metrics: Mapping[str, MetricValue],
         factor: float,
-    ) -> tuple[int, bytes]:
-        """R2: mask what a client's app gave and add it to the sum; the client, and the SHA-256 of what it sends.
+    ) -> tuple[int, bytes, RaisedError | None]:
+        """R2: mask what a client's app gave and add it to the sum; the parts of a `MaskedInput`.
 
         model: what the update began from, and file: the client's new model, safetensors; None if there is none.
         """
         assert self._encoding is not None  # noqa: S101 - the sum has begun
         local = None if file is None else ModelState.open(file)
-        words = encoded(self._encoding, self._model(model), local, examples, metrics, factor=factor)
+        words, error = encoded_or_nothing(
+            self._encoding, self._model(model), local, examples, metrics, factor=factor
+        )
         digest = masked(self._sessions[client], words)
         np.add(self._sum, words, out=self._sum)
-        return client, digest
+        return client, digest, None if error is None else RaisedError.of(error)
 
     def end_sum(self, file: Path) -> Path:
         """R2 is over: write the sum of these clients' masked vectors, 64-bit words as they are in memory."""

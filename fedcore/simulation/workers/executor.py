@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.batched_clients import BatchedClients
+from fedcore.flower.apps.batched_clients import BatchedClients, OnFailure, raise_failure
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.simulation.workers.states import Runners
@@ -55,8 +54,14 @@ class ClientExecutor(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """What the apps of `clients` make of one task; raises AppError, and what the user's code raises."""
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """What the apps of `clients` make of one task.
+
+        on_failure
+            Takes what a client's app raises, AppError or what the user's code raises; by default it ends all.
+        """
         ...
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
@@ -103,8 +108,10 @@ class ExecutorWrapper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        return self.executor.run(task, model, clients)
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        return self.executor.run(task, model, clients, on_failure)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         return self.executor.answer(tasks)
@@ -138,9 +145,11 @@ class RecordingExecutor(ExecutorWrapper):
     worked: set[int] = field(default_factory=set, init=False)
     aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
         self.worked.update(clients)
-        return self.executor.run(task, model, clients)
+        return self.executor.run(task, model, clients, on_failure)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         self.worked.update(tasks)
@@ -185,21 +194,20 @@ class InlineExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
         """In the order of `clients`."""
-        return self._at_once.run(task, model, clients)
+        return self._at_once.run(task, model, clients, on_failure)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order of `tasks`; the replies are read in this process, and stay in its memory."""
         here = {client: _InlineTask(task=one.task, content=one.content) for client, one in tasks.items()}
-        started = time.monotonic()
         for client, answer in self._at_once.answer(here):
             if isinstance(answer, Exception):
                 yield client, answer
             else:
-                memory = here[client].out if answer.error is None else None
-                yield client, replace(answer, memory=memory, seconds=time.monotonic() - started)
-            started = time.monotonic()
+                yield client, replace(answer, memory=here[client].out if answer.error is None else None)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Their runners know it from then on."""

@@ -11,12 +11,13 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.batched_clients import OnFailure, raise_failure
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
@@ -101,20 +102,25 @@ class ProcessExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
         """In the order in which they end; a file that a result lies in is removed unless it is taken before the next.
 
-        Raises AppError for what the app's code raises, WorkerDied.
+        What the app's code raises is an AppError; raises WorkerDied.
         """
         with self._exchange(task, model) as (folder, size):
             for client, result in self._work(task, clients, size, self._training):
                 if isinstance(result, ClientRaised):
-                    raise result.exception()
+                    on_failure(client, result.exception())
+                    continue
                 assert isinstance(result, Made)  # noqa: S101 - the answer to Train
                 if result.file is None:
-                    yield client, LocalResult(examples=result.examples, metrics=result.metrics)
+                    made = LocalResult(examples=result.examples, metrics=result.metrics)
                 else:
-                    yield client, LocalResult.in_file(result.examples, result.metrics, folder / result.file.name)
+                    made = LocalResult.in_file(result.examples, result.metrics, folder / result.file.name)
+                yield client, replace(made, seconds=result.seconds)
+                if result.file is not None:
                     result.file.unlink(missing_ok=True)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +49,8 @@ class Worker:
     _task: Task | None = None
     _model: ModelState | None = None
     _out: Path | None = None
+    _printed: set[str] = field(default_factory=set)
+    """Tracebacks of this exchange: one that many clients have is printed once."""
 
     @classmethod
     def of(cls, begin: Begin, warn: Callable[[str], None] = ignore_line) -> Worker:
@@ -68,55 +70,60 @@ class Worker:
     def begin(self, start: ExchangeStart) -> Sized:
         """What the next messages are about; the model is mapped, so that all workers share its pages."""
         self._task, self._out = start.task, start.out
+        self._printed.clear()
         self._model = None if start.model is None else ModelState.open(start.model)
         return Sized(at_once=self.at_once.size(start.task, start.task.cohort))
 
     def train(self, order: Train) -> Iterator[Made | ClientRaised]:
-        """What the clients make of the task, in their order; an exception is that of all that are not done.
+        """What the clients make of the task, in their order; what a client's app raises is its own result.
 
         A client's Context is in its file before the message that it is done: another worker may go on with it.
         """
         self.runners.aggregated_rounds.update(zip(order.clients, order.aggregated_rounds, strict=True))
-        waiting = deque(order.clients)
-        started = time.monotonic()
+        waiting, failed = list(order.clients), deque[ClientRaised]()
+
+        def note(client: int, error: BaseException) -> None:
+            self.runners.done(client)
+            waiting.remove(client)
+            failed.append(raised(error, client, self._printed))
+
         try:
-            for client, result in self.at_once.run(self._now, self._model, order.clients):
-                made = self._made(client, result, started)
+            for client, result in self.at_once.run(self._now, self._model, order.clients, note):
+                while failed:
+                    yield failed.popleft()
+                made = self._made(client, result)
                 self.runners.done(client)
-                waiting.popleft()
+                waiting.remove(client)
                 yield made
-                started = time.monotonic()
-        except BaseException as error:  # an app may raise SystemExit too
-            self.runners.done(waiting[0])
+        except BaseException as error:  # of this process, and so of all that are not done
             failure = raised(error, waiting[0])
             yield from (failure.model_copy(update={"client": client}) for client in waiting)
+        yield from failed
 
     def ask(self, questions: Sequence[ClientQuestion]) -> Iterator[Answered | ClientRaised]:
         """What the clients answer; an exception is the answer of one."""
         self.runners.aggregated_rounds.update({one.client: one.aggregated_round for one in questions})
         tasks = {one.client: PlainTask(task=self._task_of(one), content=one.content, out=one.out) for one in questions}
-        started = time.monotonic()
         for client, answer in self.at_once.answer(tasks):
             self.runners.done(client)
             if isinstance(answer, Exception):
-                yield raised(answer, client)
+                yield raised(answer, client, self._printed)
             else:
                 yield Answered(
                     client=client,
                     examples=answer.examples,
                     metrics=dict(answer.metrics),
                     error=answer.error,
-                    seconds=time.monotonic() - started,
+                    seconds=answer.seconds,
                 )
-            started = time.monotonic()
 
-    def _made(self, client: int, result: LocalResult, started: float) -> Made:
-        file = None
+    def _made(self, client: int, result: LocalResult) -> Made:
+        started, file = time.monotonic(), None
         if result.trained:
             assert self._out is not None  # noqa: S101 - an exchange has begun
             file = self._out / f"{client}.safetensors"
             result.save(file, durable=False)
-        seconds = time.monotonic() - started
+        seconds = result.seconds + time.monotonic() - started
         return Made(client=client, examples=result.examples, metrics=dict(result.metrics), file=file, seconds=seconds)
 
     def _task_of(self, question: ClientQuestion) -> Task:
@@ -129,11 +136,17 @@ class Worker:
         return self._task
 
 
-def raised(error: BaseException, client: int | None) -> ClientRaised:
-    """The message for an exception; the traceback of one that is not fedcore's goes to standard error."""
+def raised(error: BaseException, client: int | None, printed: set[str] | None = None) -> ClientRaised:
+    """The message for an exception; the traceback of one that is not fedcore's goes to standard error.
+
+    printed
+        Tracebacks that need not be printed again, to which this one is added.
+    """
     message = ClientRaised.of(error, client=client)
-    if not message.error:
+    if not message.error and (printed is None or message.trace not in printed):
         sys.stderr.write(message.trace)
+    if printed is not None:
+        printed.add(message.trace)
     return message
 
 

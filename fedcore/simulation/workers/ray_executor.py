@@ -17,6 +17,7 @@ import numpy as np
 
 from fedcore.errors import ConfigurationError, WorkerDied
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.apps.batched_clients import OnFailure, raise_failure
 from fedcore.flower.apps.tensor_app import LocalResult, write_state
 from fedcore.flower.clientside import Answer
 from fedcore.run.plain import app_raised
@@ -94,8 +95,10 @@ class RayExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """In the order in which they end. Raises AppError for what the app's code raises, WorkerDied."""
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """In the order in which they end. What the app's code raises is an AppError; raises WorkerDied."""
         sent = self._ray.put(None if model is None else ray_task.Model.of(model))
         text = task.model_dump_json()
         function = self._remote(ray_task.train)
@@ -103,7 +106,8 @@ class RayExecutor:
             task, clients, lambda one: function.remote(self._files, self.app.clientapp, text, sent, *self._client(one))
         ):
             if isinstance(result, ClientRaised):
-                raise result.exception()
+                on_failure(client, result.exception())
+                continue
             assert isinstance(result, Made)  # noqa: S101 - of a training
             trained: ModelState | None = None if made is None else made.state()
             yield (
@@ -113,6 +117,7 @@ class RayExecutor:
                     metrics=result.metrics,
                     layout=None if trained is None else trained.layout,
                     write=None if trained is None else write_state(trained),
+                    seconds=result.seconds,
                 ),
             )
 

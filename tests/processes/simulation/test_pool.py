@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from support.tiny import TINY
 
 from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.batched_clients import OnFailure, raise_failure
+from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
+from fedcore.simulation.workers.executor import ClientExecutor, ExecutorWrapper, InlineExecutor
 from fedcore.simulation.workers.pool import ProcessExecutor
 from fedcore.state import ModelState
 from fedcore.system.assignments import override
-from fedcore.wire.events import RunEvent
+from fedcore.wire.events import ExchangeDone, RunEvent, Warned
+from fedcore.wire.tasks import Task
 
 # Processes may need long to import Flower.
 pytestmark = pytest.mark.timeout(600)
@@ -95,12 +98,25 @@ def test_every_worker_has_clients_whose_contexts_follow_them(capfd: pytest.Captu
     assert means == pytest.approx([1, 2, 3, 4, 5, 6], abs=1e-3)  # each client counts its own rounds
 
 
+class Strict(ExecutorWrapper):
+    """An executor whose caller does not ask for failures, so that they are raised."""
+
+    def run(
+        self, task: Task, model: ModelState | None, clients: Sequence[int], on_failure: OnFailure = raise_failure
+    ) -> Iterator[tuple[int, LocalResult]]:
+        del on_failure
+        return self.executor.run(task, model, clients)
+
+
 def test_what_an_app_raises_names_its_client_and_shows_its_lines(capfd: pytest.CaptureFixture[str]):
-    with (
-        of(ProcessExecutor, TINY, workers=2) as executor,
-        pytest.raises(AppError, match=r"client 4 .*ValueError"),
-    ):
-        simulated(executor, TINY, "secure", faulty_partition=3, fault="raise")
+    events: list[RunEvent] = []
+    with of(ProcessExecutor, TINY, workers=2) as executor:
+        simulated(executor, TINY, "secure", events, faulty_partition=3, fault="raise", num_server_rounds=1)
+        assert [event.failures for event in events if isinstance(event, ExchangeDone)] == [1, 0]
+        lines = [event.line for event in events if isinstance(event, Warned)]
+        assert any(re.search(r"client 4 .*ValueError", line) for line in lines)
+        with pytest.raises(AppError, match=r"client 4 .*ValueError"):
+            simulated(Strict(executor), TINY, "secure", faulty_partition=3, fault="raise")
     assert "in misbehave" in capfd.readouterr().err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 from support.tiny import TINY
 
-from fedcore.errors import AppError, ConfigurationError, WorkerDied
+from fedcore.errors import ConfigurationError, WorkerDied
 from fedcore.simulation.workers.executor import ClientExecutor, InlineExecutor
 from fedcore.simulation.workers.ray_executor import RayExecutor
-from fedcore.wire.events import RunEvent
+from fedcore.wire.events import ExchangeDone, RunEvent, Warned
 from tests.processes.simulation.test_pool import CLIENTS, COUNTING, of, same_bits, simulated
 
 pytestmark = [
@@ -62,8 +63,11 @@ def test_runs_on_ray(ray: ClientExecutor, monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
     done = [event for event in events if event.kind == "exchange-done"]
     assert [len(event.survivors) for event in done] == [CLIENTS] * 4
-    with of(RayExecutor, TINY) as failing, pytest.raises(AppError, match=r"client 4 .*ValueError"):
-        simulated(failing, TINY, "secure", faulty_partition=3, fault="raise")
+    with of(RayExecutor, TINY) as failing:
+        events = []
+        simulated(failing, TINY, "secure", events, faulty_partition=3, fault="raise", num_server_rounds=1)
+    assert [event.failures for event in events if isinstance(event, ExchangeDone)] == [1, 0]
+    assert any(re.search(r"client 4 .*ValueError", event.line) for event in events if isinstance(event, Warned))
 
 
 def test_workers_are_refused_for_a_ray_that_is_joined(monkeypatch: pytest.MonkeyPatch):

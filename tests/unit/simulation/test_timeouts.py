@@ -55,6 +55,13 @@ def test_a_client_that_takes_longer_has_no_reply() -> None:
     assert {event.client for event in events if isinstance(event, ClientDropped)} == {"client-3"}
 
 
+def test_a_client_that_takes_longer_than_the_run_allows_has_an_error() -> None:
+    events = events_of({3: 61.0, 4: 59.0}, **{"train-seconds": 60.0})
+    sums = [event.survivors for event in events if isinstance(event, ExchangeDone)]
+    assert sums == [["client-1", "client-2", "client-4"]] * 2
+    assert {event.client for event in events if isinstance(event, ClientDropped)} == {"client-3"}
+
+
 def test_a_quorum_counts_who_replied_in_time() -> None:
     with pytest.raises(RoundFailed):
         events_of({3: FLOWERS_DEFAULT + 1}, **{"quorum": 4, "max-attempts": 1})

@@ -56,6 +56,8 @@ def misbehave(fault: str, content: RecordDict) -> None:
     arrays, metrics = content["arrays"], content["metrics"]
     if fault == "raise":
         raise ValueError("patient 17 is in this message")
+    if fault == "exit":
+        raise SystemExit(3)
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang":
