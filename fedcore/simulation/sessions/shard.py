@@ -114,9 +114,7 @@ class SessionShard:
         """
         assert self._encoding is not None  # noqa: S101 - the sum has begun
         local = None if file is None else ModelState.open(file)
-        words, error = encoded_or_nothing(
-            self._encoding, self._model(model), local, examples, metrics, factor=factor
-        )
+        words, error = encoded_or_nothing(self._encoding, self._model(model), local, examples, metrics, factor=factor)
         digest = masked(self._sessions[client], words)
         np.add(self._sum, words, out=self._sum)
         return client, digest, None if error is None else RaisedError.of(error)

@@ -36,9 +36,7 @@ class ProgressExecutor(ExecutorWrapper):
             failed += 1
 
         results = self.executor.run(task, model, clients, note)
-        return self._reporting(
-            f"round {task.server_round} {task.message_type}", len(clients), results, lambda: failed
-        )
+        return self._reporting(f"round {task.server_round} {task.message_type}", len(clients), results, lambda: failed)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
         one = next((one.task for one in tasks.values()), None)
