@@ -32,7 +32,7 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.simulation.sessions.sessions import MaskedInput, Members, Update
+from fedcore.simulation.sessions.sessions import MaskedUpdate, Members, Update
 from fedcore.simulation.sessions.shard import CALLS, SessionShard
 from fedcore.state import FileSink, ModelState
 from fedcore.system.json_lines import PolledConnection
@@ -192,7 +192,7 @@ class ProcessSessions:
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[MaskedInput]:
+    ) -> Iterator[MaskedUpdate]:
         """R2. The new models lie in files, as `AppResults` has them."""
         self._to_each(CALLS.order(SessionShard.begin_sum, encoding=encoding) for _ in self._clients)
         with TemporaryDirectory(prefix="fedcore-simulate-") as name:
@@ -205,7 +205,7 @@ class ProcessSessions:
                 )
                 for update in updates
             ):
-                yield MaskedInput(client, digest, None if raised is None else raised.exception())
+                yield MaskedUpdate(client, digest, None if raised is None else raised.exception())
             files = (folder / f"{index}.sum" for index in range(len(self._clients)))
             sums = [CALLS.order(SessionShard.end_sum, file=file) for file in files]
             for file in self._processes.all(enumerate(sums)):

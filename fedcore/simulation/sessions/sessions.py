@@ -89,7 +89,7 @@ class Update:
     result: LocalResult
 
 
-class MaskedInput(NamedTuple):
+class MaskedUpdate(NamedTuple):
     """What a client has sent in R2.
 
     digest
@@ -124,7 +124,7 @@ class SecureSessions(Protocol):
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[MaskedInput]:
+    ) -> Iterator[MaskedUpdate]:
         """R2: each client's; when it ends, all vectors were added to `total`."""
         ...
 
@@ -168,14 +168,14 @@ class InlineSessions:
 
     def masked(
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
-    ) -> Iterator[MaskedInput]:
+    ) -> Iterator[MaskedUpdate]:
         """R2; in the order of the updates."""
         threads = os.cpu_count() or 1
         waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes], Exception | None]] = deque()
 
-        def first() -> MaskedInput:
+        def first() -> MaskedUpdate:
             client, words, digest, error = waiting.popleft()
-            entry = MaskedInput(client, digest.result(), error)
+            entry = MaskedUpdate(client, digest.result(), error)
             np.add(total, words, out=total)
             return entry
 

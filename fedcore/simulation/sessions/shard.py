@@ -108,7 +108,7 @@ class SessionShard:
         metrics: Mapping[str, MetricValue],
         factor: float,
     ) -> tuple[int, bytes, RaisedError | None]:
-        """R2: mask what a client's app gave and add it to the sum; the parts of a `MaskedInput`.
+        """R2: mask what a client's app gave and add it to the sum; the parts of a `MaskedUpdate`.
 
         model: what the update began from, and file: the client's new model, safetensors; None if there is none.
         """
