@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,8 +43,8 @@ def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedMo
     return trained
 
 
-KINDS: Final = {"onnx": ".onnx", "torch": ".pt2"}
-"""What can be made, and how such a file usually ends."""
+KINDS: Final = {"onnx": ".onnx", "torch": ".pt2", "peft": ""}
+"""What can be made, and how such a file usually ends; for PEFT it is a folder."""
 FACTS_FILE: Final = "fedcore.json"
 _TOLERANCE: Final = 1e-3
 """Of the outputs, relative and absolute: another runtime adds up in another order."""
@@ -63,6 +64,9 @@ class Export:
     def run(self, as_json: bool) -> None:
         """Write the program; raises FedcoreError."""
         self._check()
+        if self.kind == "peft":
+            self._write_adapter(as_json)
+            return
         with user_output_to_stderr():
             trained = open_trained(self.app, self.model, self.run_config)
             inputs = trained.example_input()
@@ -91,6 +95,32 @@ class Export:
         if self.kind == "onnx" and lacking:
             raise ConfigurationError(f"--to onnx needs {' and '.join(lacking)}: pip install 'fedcore[export]'")
         check_target(self.out, force=self.force)
+
+    def _write_adapter(self, as_json: bool) -> None:
+        """Make a folder with the adapter in PEFT's format."""
+        from fedcore.training.language import save_peft
+
+        with user_output_to_stderr():
+            trained = open_trained(self.app, self.model, self.run_config)
+        draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
+        try:
+            draft.mkdir(parents=True)
+            save_peft(trained.module, draft)
+            if trained.facts is not None:
+                (draft / FACTS_FILE).write_text(json.dumps(asdict(trained.facts), indent=2), encoding="utf-8")
+            if self.force and self.out.is_dir():
+                shutil.rmtree(self.out)
+            os.replace(draft, self.out)
+        except OSError as error:
+            raise EnvironmentFailure(f"--out: {self.out} cannot be written: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        if as_json:
+            facts = asdict(trained.facts) if trained.facts is not None else None
+            summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "facts": facts}
+            typer.echo(json.dumps(summary, indent=2))
+        else:
+            typer.echo(f'saved {self.out}: PeftModel.from_pretrained(base, "{self.out}") loads it')
 
     def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
         """Write next to `out`, check, and only then take its place; what it was checked with."""

@@ -44,8 +44,12 @@ def predict(
 def export(
     model: Model,
     app: App,
-    to: Annotated[str, typer.Option(metavar="onnx|torch", help="ONNX, or a torch.export program.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to save; usually .onnx, or .pt2 for torch.")],
+    to: Annotated[
+        str, typer.Option(metavar="onnx|torch|peft", help="ONNX, a torch.export program, or an adapter as PEFT has it.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to save; usually .onnx, or .pt2 for torch. For peft, a folder.")
+    ],
     force: Force = False,
     run_config: RunConfig = None,
     as_json: AsJson = False,
@@ -56,7 +60,9 @@ def export(
 
     The app gives an example input: its pyproject.toml has a line example-input = "my_app.predict:example_input" under
     \\[tool.fedcore]. The program is saved only if its output for that input equals the model's. It carries the
-    metadata of the model's file. To export a site's own model, save it first with fedcore client export.
+    metadata of the model's file. With peft the adapter of a language model becomes adapter_config.json and
+    adapter_model.safetensors, and no example input is needed. To export a site's own model, save it first with
+    fedcore client export.
     """
     from fedcore.api.trained import Export
 

@@ -6,10 +6,11 @@ a folder on this machine, as safetensors, and no code that lies next to them is 
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,12 @@ except ImportError as missing:
 huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
+CAUSE: Final = "fedcore_cannot_compute"
+"""Attribute of a base that is there for its shapes alone: why it cannot compute, "" if it can."""
+
+_PIECE: Final = 4
+
+
 class CausalLM(nn.Module):
     """Next-token logits of a causal transformer: tokens int64 [n, length] -> float [n, length, vocabulary].
 
@@ -41,21 +48,67 @@ class CausalLM(nn.Module):
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
         self.transformer = transformer
+        base: Any = transformer.get_base_model() if isinstance(transformer, peft.PeftModel) else transformer
+        self._cause = str(getattr(base, CAUSE, ""))
+        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self._keeps_apart: bool | None = None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits at every position, of the token that follows it."""
-        logits: Tensor = self.transformer(input_ids=tokens, use_cache=False).logits
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits at every position, of the token that follows it.
+
+        Raises ConfigurationError, check "packing", if rows hold several texts and the model does not keep them apart.
+
+        Args:
+            positions: int64 [n, length], for rows of several texts, each of which begins at 0.
+        """
+        if self._cause:
+            raise ConfigurationError(self._cause, check="base-bits")
+        if positions is not None and bool((positions[:, 1:] == 0).any()):
+            self._check_packing(tokens)
+        return self._logits(tokens, positions)
+
+    def _logits(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        more = {"position_ids": positions} if self._takes_positions and positions is not None else {}
+        logits: Tensor = self.transformer(input_ids=tokens, use_cache=False, **more).logits
         return logits
 
+    @torch.no_grad()
+    def _check_packing(self, tokens: Tensor) -> None:
+        """Change the first of two texts in a row, once: what is said of the second must not change."""
+        if self._keeps_apart is None:
+            training = self.training
+            self.eval()
+            first = tokens.flatten()[:_PIECE]
+            pieces = torch.stack([torch.cat([first, first]), torch.cat([first.flip(0) + 1, first])]) % self._vocabulary
+            positions = torch.arange(len(first), device=tokens.device).repeat(2).expand(2, -1)
+            one, other = self._logits(pieces, positions)[:, len(first) :].float()
+            self._keeps_apart = self._takes_positions and torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+            self.train(training)
+        if not self._keeps_apart:
+            raise ConfigurationError(
+                "this model lets texts that share a row see each other, or has no positions to begin again: set "
+                "packing to false",
+                check="packing",
+            )
 
-def load_pretrained(folder: str) -> Any:
+    @property
+    def _vocabulary(self) -> int:
+        transformer: Any = self.transformer
+        return int(transformer.get_input_embeddings().weight.shape[0])
+
+
+def load_pretrained(folder: str, *, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     """The causal language model in a folder made by `save_pretrained`, in float32.
 
     Raises ConfigurationError if there is none.
+
+    Args:
+        dtype: of its weights.
+        more: what else `from_pretrained` of transformers takes.
     """
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **more
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(

@@ -216,7 +216,7 @@ def evaluate(
 ) -> Evaluation:
     """Loss and metrics of the engine's model on `data`, all of it; its mode and weights stay as they are.
 
-    The loss is the engine's own.
+    The loss is the engine's own. 1024 examples are tested at a time, or as many as the data's `test_rows` says.
 
     Args:
         metrics: by default the accuracy if that is cross entropy, and none elsewhere.
@@ -224,15 +224,16 @@ def evaluate(
     if metrics is None:
         metrics = default_metrics(engine.recipe.loss)
     count = _Count(engine, checked_metrics(metrics))
+    rows = int(getattr(data, "test_rows", _EVALUATION_BATCH))
     was_training = engine.model.training
     engine.model.eval()
 
     def see_all() -> None:
-        for batch in engine.passes(data, batch_size=_EVALUATION_BATCH, sharded=sharded, workers=workers):
+        for batch in engine.passes(data, batch_size=rows, sharded=sharded, workers=workers):
             count.see(batch)
 
     try:
-        within_memory(engine, see_all, f"testing {_EVALUATION_BATCH} examples at a time")
+        within_memory(engine, see_all, f"testing {rows} examples at a time")
     finally:
         engine.model.train(was_training)
     return count.evaluation(engine.examples(data, sharded=sharded), data)

@@ -8,6 +8,7 @@ Shapes of the ready-made ones, n examples:
 
     cross_entropy           logits [n, classes], or one [n, 1]      targets [n], whole numbers
                             logits [n, length, classes]             targets [n, length], IGNORED if there is none
+    token_cross_entropy     likewise; a batch's loss is the mean over its targets, not over its examples
     binary_cross_entropy    one logit [n] or [n, 1]                 targets [n] or [n, 1], 0 to 1
     multi_label             logits [n, labels]                      targets [n, labels], 0 to 1
     squared_error, absolute_error, huber   values [n] or [n, k]     targets of the same shape; [n, 1] and [n] are one
@@ -43,8 +44,9 @@ Both are structures where the model and the dataset give some."""
 class Loss:
     """What a model is trained and tested by.
 
-    over: "example" if `compute` gives the loss of each example [n], which depends on no other; "batch" if it
-        gives one number [] for the batch, as its mean.
+    over: "example" if `compute` gives the loss of each example [n], which depends on no other; "target" if in addition
+        a batch's loss is the mean over all its targets, so that an example weighs what it has of them (`counts`);
+        "batch" if `compute` gives one number [] for the batch, as its mean.
     counts: of targets [n, ...], how many each example's loss is the mean over, float64 [n], which is its weight in a
         test; None for one each.
     total: the sum [] of what `compute` gives, in fewer operations and with the same gradient bit for bit; None, also as
@@ -53,13 +55,15 @@ class Loss:
 
     name: str
     compute: LossFunction
-    over: Literal["example", "batch"] = "example"
+    over: Literal["example", "target", "batch"] = "example"
     counts: Callable[[Tensor], Tensor] | None = None
     total: Callable[[Tensor, Tensor], Tensor | None] | None = None
 
     def __post_init__(self) -> None:
-        if self.over not in ("example", "batch"):
-            raise ConfigurationError(f'loss {self.name}: over is "example" or "batch", not {self.over!r}')
+        if self.over not in ("example", "target", "batch"):
+            raise ConfigurationError(f'loss {self.name}: over is "example", "target" or "batch", not {self.over!r}')
+        if self.over == "target" and self.counts is None:
+            raise ConfigurationError(f'loss {self.name}: over="target" needs counts, the targets of each example')
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
         """The losses [n], or the batch's loss []; raises ConfigurationError if `compute` gives another shape."""
@@ -78,7 +82,12 @@ class Loss:
 
     def check_engine(self, config: EngineConfig, ranks: int) -> None:
         """Raise ConfigurationError for an engine that would cut a batch in parts, if the loss is over the batch."""
-        if self.over == "example":
+        if self.over == "target" and config.engine == "pp":
+            raise ConfigurationError(
+                f"loss {self.name} is over the targets of a batch, and engine pp weighs each example alike; use fsdp",
+                check="target-loss",
+            )
+        if self.over != "batch":
             return
         reason, parts = "", config.data_ranks(ranks)
         if config.engine == "pp":
@@ -154,7 +163,7 @@ def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     """Of each example [n]; of a sequence the mean over its counted positions, and 0 if it has none."""
-    losses = _at_positions(output, targets)
+    losses = at_positions(output, targets)
     if losses.dim() == 1:
         return losses
     return losses.sum(dim=1) / counted_targets(targets).clamp(min=1).to(losses.dtype)
@@ -162,10 +171,10 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
 def _total_cross_entropy(output: Tensor, targets: Tensor) -> Tensor | None:
     """Of all examples []; None for sequences, whose examples are means."""
-    return _at_positions(output, targets, "sum") if targets.dim() == 1 else None
+    return at_positions(output, targets, "sum") if targets.dim() == 1 else None
 
 
-def _at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
+def at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
     """Cross entropy at each position, in the shape of `targets`, 0 if the target is IGNORED; or their sum []."""
     if targets.is_floating_point():
         shape = ", ".join(["n", *map(str, targets.shape[1:])])
@@ -261,6 +270,7 @@ def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets, total=_total_cross_entropy)
+token_cross_entropy = Loss("token_cross_entropy", _cross_entropy, over="target", counts=counted_targets)
 binary_cross_entropy = Loss("binary_cross_entropy", _one_label)
 multi_label = Loss("multi_label", _over_labels)
 squared_error = Loss("squared_error", _squared)

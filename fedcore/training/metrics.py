@@ -22,10 +22,13 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import ConfigurationError, UsageError
-from fedcore.training.losses import IGNORED, paired, survival
+from fedcore.training.losses import IGNORED, at_positions, paired, survival
 
 SUMS = "/sums"
 """Behind the name of a metric whose sums a client reports, each divided by the weight of the reply."""
+
+_MOST_EXPONENT = 700
+"""e to more than this is no float64."""
 
 _ROWS = 1024
 """Examples that are compared with all others at a time."""
@@ -88,6 +91,10 @@ def checked_metrics(metrics: Sequence[object]) -> tuple[Metric, ...]:
     return checked
 
 
+def _exp(value: float) -> float:
+    return math.exp(value) if value < _MOST_EXPONENT else math.inf
+
+
 def _ratio(sums: Tensor) -> float:
     """The first sum over the second."""
     return float(sums[0] / sums[1]) if sums[1] else math.nan
@@ -138,6 +145,12 @@ def f1(classes: int = 2) -> Metric:
         return float(scores[occurs].mean())
 
     return Metric("f1", "max", 3 * classes, count, value)
+
+
+def _token_losses(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of all counted positions together, and their number."""
+    losses = at_positions(output, targets).double()
+    return torch.stack([losses.sum(), (targets != IGNORED).sum().to(losses)])
 
 
 # --- scores of two classes ------------------------------------------------------------------------------------------
@@ -255,6 +268,9 @@ def _c_index(sums: Tensor) -> float:
 
 accuracy = Metric("accuracy", "max", 2, _right, _ratio)
 """Share of right predictions: of classes, or of each label if output and targets have one shape."""
+
+perplexity = Metric("perplexity", "min", 2, _token_losses, lambda sums: _exp(_ratio(sums)))
+"""e to the mean cross entropy of all counted tokens: that of all sites' tokens, and no mean of sites' perplexities."""
 
 rmse = Metric("rmse", "min", 2, _squares, lambda sums: math.sqrt(_ratio(sums)))
 """Root of the mean squared error."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedcore.cli.new.columns import InferredTable, infer_table
-from fedcore.cli.new.examples import breast_cancer_csv, messages, patients_csv
+from fedcore.cli.new.examples import breast_cancer_csv, chats, messages, patients_csv
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError
 
@@ -73,6 +73,10 @@ def _text(answers: Answers) -> Filling:
 
 def _lora(answers: Answers) -> Filling:
     return Filling(values={"clients": 4}, data={"sample.txt": messages(labels=False)})
+
+
+def _chat(answers: Answers) -> Filling:
+    return Filling(values={"clients": 4}, data={"chats.jsonl": chats()})
 
 
 def _tabular(answers: Answers) -> Filling:
@@ -175,6 +179,9 @@ TEMPLATES: Final[Mapping[str, Template]] = {
     "tabular": Template(about="a table, your own with --csv FILE --target COLUMN", fill=_tabular, table=True),
     "text": Template(about="short texts into classes: words counted by their hash, no shared vocabulary", fill=_text),
     "lora": Template(about="a language model of Hugging Face, of which only a LoRA adapter is trained", fill=_lora),
+    "chat": Template(
+        about="a language model of Hugging Face that learns from conversations, by an adapter", fill=_chat
+    ),
     "survival": Template(
         about="time until an event: Cox regression, your own with --csv FILE --target TIME --event COLUMN",
         fill=_survival,

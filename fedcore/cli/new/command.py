@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-TEMPLATES_HELP: Final = "image, tabular, text, lora or survival.  \\[default: tabular with --csv, else image]"
+TEMPLATES_HELP: Final = "image, tabular, text, lora, chat or survival.  \\[default: tabular with --csv, else image]"
 
 
 def new(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from typing import Final
 
 import numpy as np
@@ -61,6 +62,21 @@ _SUBJECTS: Final = {
         ("at the front desk", "during my stay", "in the waiting room", "on the phone", "again"),
     ),
 }
+
+
+_REPLIES: Final = {
+    "appointment": "Thank you. The desk will confirm your appointment today.",
+    "invoice": "Thank you. The accounts office will look at your invoice and write to you.",
+    "complaint": "I am sorry to hear this. The ward manager will call you.",
+}
+
+
+def chats() -> str:
+    """The 300 messages, each with a reply to its subject: JSON lines with `messages`."""
+    lines = (line.rpartition(",") for line in messages().splitlines()[1:])
+    turns = ([("user", text), ("assistant", _REPLIES[label])] for text, _, label in lines)
+    records = ({"messages": [{"role": role, "content": content} for role, content in chat]} for chat in turns)
+    return "".join(f"{json.dumps(record)}\n" for record in records)
 
 
 def messages(*, labels: bool = True) -> str:

@@ -65,6 +65,8 @@ def _chance(part: nn.Module) -> bool:
 
 def _of_loss(engine: Engine) -> str | None:
     loss = engine.recipe.loss
+    if loss.over == "target":
+        return f"its loss {loss.name} weighs examples by their targets"
     return f"its loss {loss.name} is over a whole batch" if loss.over == "batch" else None
 
 

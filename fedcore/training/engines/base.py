@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -155,13 +155,26 @@ class Engine(ABC):
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
         self.examples_trained += batch.total
         count, losses = self.config.micro_batches or 1, []
-        for number, micro_batch in enumerate(batch.split(count), start=1):
+        for number, micro_batch in enumerate(self._by_targets(batch).split(count), start=1):
             with self._synchronised(number == count):
                 loss = self._loss_sum(micro_batch)
                 # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
                 loss.backward(self._share(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return functools.reduce(torch.add, losses)
+
+    def _by_targets(self, batch: Batch) -> Batch:
+        """The batch with each example weighed by its targets, if the loss is a mean over these.
+
+        The weights of all ranks' examples add up to their number, as with any other loss.
+        """
+        loss = self.recipe.loss
+        if loss.over != "target" or loss.counts is None:
+            return batch
+        examples = torch.ones(len(batch), device=self.device) if batch.weights is None else batch.weights
+        targets = loss.counts(batch.y).to(examples) * examples
+        number, total = self.total(torch.stack([examples.sum(), targets.sum()]))
+        return replace(batch, weights=targets * (number / total.clamp(min=1)))
 
     def _share(self, loss: Tensor, share: float) -> Tensor:
         """`share` as a gradient of `loss`; steps of one size have the same, unless somebody wrote into it."""

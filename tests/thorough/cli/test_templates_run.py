@@ -15,7 +15,9 @@ from fedcore.cli.new.choices import TEMPLATES
 from fedcore.cli.new.examples import breast_cancer_csv, patients_csv
 from fedcore.state import ModelState
 
-ANSWERS = {"image": "class", "tabular": "diagnosis", "text": "label", "lora": "goes on", "survival": "risk"}
+ANSWERS = {
+    "image": "class", "tabular": "diagnosis", "text": "label", "lora": "goes on", "chat": "answer", "survival": "risk"
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_a_template_is_trained_and_asked(folder, template, monkeypatch):
     fedcore("new", app, "--template", template)
     report = json.loads(fedcore("check", app, "--json"))
     assert report["errors"] == []
-    rounds = 1 if template == "lora" else 4
+    rounds = 1 if template in ("lora", "chat") else 4
     run = (
         "--clients",
         3,
@@ -70,6 +72,12 @@ def test_a_template_is_trained_and_asked(folder, template, monkeypatch):
     )
     assert rows
     assert ANSWERS[template] in rows[0]
+    if template == "chat":
+        fedcore("export", model, "--app", app, "--to", "peft", "--out", folder / "adapter")
+        assert {path.name for path in (folder / "adapter").iterdir()} >= {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
     if template == "survival":
         assert float(rows[0]["risk"]) > float(rows[1]["risk"])
 
