@@ -31,6 +31,7 @@ from fedcore.simulation.devices.network import Cost, Network
 from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
+from fedcore.training.engines.streams import rows_to_pick
 
 # A large data set may have to be read from a slow disk.
 _SILENCE_SECONDS = 900.0
@@ -238,7 +239,7 @@ def fit_cost(measured: list[tuple[int, float]]) -> Cost:
 def _seconds(engine: Engine, data: TrainingData, size: int, timer: Callable[[], float]) -> float:
     """Of one step on `size` examples, reading and collating them included."""
     generator = torch.Generator().manual_seed(0)
-    examples = len(data)  # type: ignore[arg-type]
+    examples = rows_to_pick(data)
     orders = (torch.randperm(examples, generator=generator)[:size] for _ in range(_WARM_STEPS + _REPETITIONS))
     batches = engine.read(data, (Rows(order, size) for order in orders))
     for _ in range(_WARM_STEPS):

@@ -11,10 +11,10 @@ one that does is declared (`losses`); figures are made of sums that add up over 
 """
 
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Proximal, Recipe, World, make_engine
-from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train
+from fedcore.training.loop import Evaluation, TrainSummary, evaluate, local_engine, outputs, train
 from fedcore.training.losses import Loss
 from fedcore.training.metrics import Metric
-from fedcore.training.outputs import outputs
+from fedcore.training.optimizers import OptimizerConfig
 from fedcore.training.seeds import derive_seed, seeded
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The local loop on whatever engine: train on one client's data, evaluate on its test part; and optimizers by name."""
+"""The local loop on whatever engine: train on one client's data, evaluate on its test part, ask for outputs."""
 
 from __future__ import annotations
 
@@ -11,44 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.data.types import Split
-from fedcore.errors import ConfigurationError, DataError, UsageError
+from fedcore.errors import DataError, UsageError
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData, steps_of
-from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
+from fedcore.training.engines.streams import rows_to_pick
+from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy, one_tensor
 from fedcore.training.memory import within_memory
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
+from fedcore.training.optimizers import OptimizerConfig, Rates
 from fedcore.training.structures import Structure, rows_in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """Makes a local optimizer. `momentum` is for sgd; adam and adamw keep their usual betas (0.9, 0.999)."""
-
-    name: str = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.name not in ("sgd", "adam", "adamw"):
-            raise ConfigurationError(f"unknown optimizer {self.name!r}: use sgd, adam or adamw")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigurationError(f"lr must be a positive number, not {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"momentum must be in [0, 1), not {self.momentum}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ConfigurationError(f"weight decay cannot be {self.weight_decay}")
-
-    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer for the parameters of `model` that are trained, with fresh state."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        match self.name:
-            case "adam":
-                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
-            case "adamw":
-                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-
 
 _EVALUATION_BATCH = 1024
 
@@ -57,7 +28,8 @@ _EVALUATION_BATCH = 1024
 class TrainSummary:
     """What a client reports of its training.
 
-    examples: size of its training part, the weight of its update in FedAvg.
+    examples: size of its training part, the weight of its update in FedAvg; of a stream without a length how many it
+        has trained on.
     steps: optimizer steps taken.
     loss: mean over the examples seen, each before its step.
     """
@@ -132,6 +104,7 @@ def train(
     rule: LocalRule | None = None,
     sharded: bool = False,
     workers: int = 0,
+    rates: Rates | None = None,
 ) -> TrainSummary:
     """Train the engine's model for a number of epochs, or of optimizer steps.
 
@@ -145,7 +118,12 @@ def train(
         seed: decides order and dropout.
         sharded: each rank has data of its own.
         rule: what a federated algorithm changes in each step, `job.rule`.
+        workers: processes that read a dataset.
+        rates: factors of the optimizer's learning rate; the optimizer has its own again afterwards.
     """
+    if rates is not None:
+        total = engine.steps_of(data, batch_size=batch_size, epochs=epochs, steps=steps, sharded=sharded)
+        rates = rates.over(engine.optimizer, total)
     batches = engine.batches(
         data, batch_size=batch_size, seed=seed, epochs=epochs, steps=steps, sharded=sharded, workers=workers
     )
@@ -156,6 +134,8 @@ def train(
         engine.model.train()
         with engine.seeded(seed):
             for batch in batches:
+                if rates is not None:
+                    rates.set(step_count)
                 part = engine.step(batch, clip_norm=clip_norm, rule=rule)
                 if on_host:  # the same sum to the last bit, in a tenth of the time
                     added += part.item()
@@ -166,10 +146,15 @@ def train(
         return step_count, example_count, loss + added
 
     doing = f"training with batch size {batch_size or 'all'}"
-    step_count, example_count, loss = within_memory(engine, all_steps, doing)
+    try:
+        step_count, example_count, loss = within_memory(engine, all_steps, doing)
+    finally:
+        if rates is not None:
+            rates.reset()
     mean = float(engine.total(loss)) / example_count
     refuse_missing(mean, data)
-    return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=step_count, loss=mean)
+    examples = engine.examples(data, sharded=sharded)
+    return TrainSummary(examples=example_count if examples is None else examples, steps=step_count, loss=mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +167,13 @@ class TrainingPlan:
     epochs: int = 0
     steps: int = 0
     clip_norm: float = 0.0
+    workers: int = 0
+    rates: Rates | None = None
 
     @property
     def examples(self) -> int:
-        return len(self.data)  # type: ignore[arg-type]
+        """Raises ConfigurationError for a stream."""
+        return rows_to_pick(self.data)
 
     @property
     def batches(self) -> tuple[int, int]:
@@ -203,6 +191,8 @@ class TrainingPlan:
             steps=self.steps,
             clip_norm=self.clip_norm,
             rule=rule,
+            workers=self.workers,
+            rates=self.rates,
         )
 
 
@@ -236,7 +226,10 @@ def evaluate(
         within_memory(engine, see_all, f"testing {rows} examples at a time")
     finally:
         engine.model.train(was_training)
-    return count.evaluation(engine.examples(data, sharded=sharded), data)
+    examples = engine.examples(data, sharded=sharded)
+    if examples is None:
+        examples = int(engine.total(torch.tensor(float(count.examples), dtype=torch.float64, device=engine.device)))
+    return count.evaluation(examples, data)
 
 
 def default_metrics(loss: Loss) -> tuple[Metric, ...]:
@@ -254,22 +247,40 @@ class _Count:
         self._engine, self._metrics, self._loss = engine, metrics, engine.recipe.loss
         self._sums = {metric.name: self._zeros(metric.length) for metric in metrics}
         self._losses = self._zeros(2)
-        self._whole_set = self._loss.over == "batch" or any(metric.over == "set" for metric in metrics)
+        self.examples = 0
+        self._whole_set = (self._loss.over == "batch" and self._loss.of == "output") or any(
+            metric.over == "set" for metric in metrics
+        )
         self._outputs: list[tuple[Tensor, Tensor]] = []
 
     def see(self, batch: Batch) -> None:
         """A batch of the test set; one of weight 0 is not part of it."""
+        self.examples += len(batch) if batch.weights is None else 0
+        if self._loss.of == "model":
+            self._see_with_model(batch)
+            return
         output = self._engine.outputs(batch)
         if output is None:
             return
+        self._note(output, batch)
+
+    def _see_with_model(self, batch: Batch) -> None:
+        """The loss is computed of the model and the batch; outputs are for the metrics alone."""
+        number, loss = self._engine.model_losses(batch)
+        if batch.weights is None:
+            self._losses += torch.stack([number, loss.to(number.device)])
+        if self._metrics:
+            self._note(self._engine.outputs(batch), batch)
+
+    def _note(self, output: Structure, batch: Batch) -> None:
         if self._whole_set:
             rows = slice(0, 0) if batch.weights is not None else slice(None)
-            self._outputs.append((_one_tensor(output)[rows], _one_tensor(batch.y)[rows]))
+            self._outputs.append((one_tensor(output)[rows], _one_tensor(batch.y)[rows]))
         if batch.weights is None:
             self._add(output, batch.y, whole_set=False)
 
     def _add(self, output: Structure, targets: Structure, *, whole_set: bool) -> None:
-        if (self._loss.over == "batch") == whole_set:
+        if self._loss.of == "output" and (self._loss.over == "batch") == whole_set:
             self._losses += self._loss_sum(output, targets)
         for metric in self._metrics:
             if (metric.over == "set") == whole_set:
@@ -279,6 +290,8 @@ class _Count:
         """Number of targets, and their losses together, float64 [2]."""
         counts = self._loss.counts(targets) if self._loss.counts else torch.ones(rows_in(targets), dtype=torch.float64)
         losses = self._loss(output, targets).double()
+        if self._loss.over == "mean":
+            losses = losses.expand(rows_in(targets))
         return torch.stack([counts.sum().to(losses.device), (losses * counts.to(losses.device)).sum()])
 
     def evaluation(self, examples: int, data: TrainingData) -> Evaluation:
@@ -323,3 +336,12 @@ def refuse_missing(result: float, data: TrainingData) -> None:
                 f"columns {names}: fill them in, as with the federation's means, or leave these examples out",
                 check="missing-values",
             )
+
+
+def outputs(module: nn.Module, x: Tensor, *, batch_size: int = 256) -> Tensor:
+    """The outputs [n, ...] of a trained model for the inputs x [n, ...], in their order, without gradients.
+
+    The module is called as it is: `fedcore predict` gives it in eval mode. n is at least 1.
+    """
+    with torch.no_grad():
+        return torch.cat([module(part) for part in torch.split(x, batch_size)])

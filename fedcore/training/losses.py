@@ -2,7 +2,14 @@
 
 A loss is a sum over examples, or one number for a whole batch. The first kind is the same however the examples are
 divided into batches, micro-batches and ranks; the second is not, and is declared (`over="batch"`), so that nothing
-divides its batches unseen (docs/adr/0027-losses-metrics-algorithms.md).
+divides its batches unseen (docs/adr/0027-losses-metrics-algorithms.md). One number that is a mean over the examples
+(`over="mean"`) can be put together from its parts.
+
+A loss is a function of what the model gave and the targets, or one of the model and the batch, which is then whatever
+the DataLoader gives:
+
+    def loss(model, batch):
+        return model(**batch).loss
 
 Shapes of the ready-made ones, n examples:
 
@@ -17,9 +24,10 @@ Shapes of the ready-made ones, n examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,10 +42,11 @@ IGNORED = -100
 
 _HALF = (torch.float16, torch.bfloat16)
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 """(output of the model [n, ...], targets [n, ...]) -> the loss of each example [n], or of the batch [].
 
-Both are structures where the model and the dataset give some."""
+Both are structures where the model and the dataset give some. If its parameters are called `model` and `batch` it gets
+the model and the whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +55,71 @@ class Loss:
 
     over: "example" if `compute` gives the loss of each example [n], which depends on no other; "target" if in addition
         a batch's loss is the mean over all its targets, so that an example weighs what it has of them (`counts`);
-        "batch" if `compute` gives one number [] for the batch, as its mean.
+        "mean" if it gives one number [], the mean of the examples' losses; "batch" if it gives one number [] for a
+        batch in which examples depend on each other.
     counts: of targets [n, ...], how many each example's loss is the mean over, float64 [n], which is its weight in a
-        test; None for one each.
+        test; None for one each. If `of` is "model": of the model and the batch, how many the batch's loss is the mean
+        over, which is its weight among the parts of a batch as well.
     total: the sum [] of what `compute` gives, in fewer operations and with the same gradient bit for bit; None, also as
         its result, if there is no such way.
+    of: "output" if `compute` is a function of the model's output and the targets, "model" if of the model and the batch
+        as the DataLoader gives it. The latter may give one number with over="example" as well, as long as nothing
+        divides its batches.
     """
 
     name: str
     compute: LossFunction
-    over: Literal["example", "target", "batch"] = "example"
-    counts: Callable[[Tensor], Tensor] | None = None
+    over: Literal["example", "target", "mean", "batch"] = "example"
+    counts: Callable[..., Tensor] | None = None
     total: Callable[[Tensor, Tensor], Tensor | None] | None = None
+    of: Literal["output", "model"] = "output"
 
     def __post_init__(self) -> None:
-        if self.over not in ("example", "target", "batch"):
-            raise ConfigurationError(f'loss {self.name}: over is "example", "target" or "batch", not {self.over!r}')
-        if self.over == "target" and self.counts is None:
-            raise ConfigurationError(f'loss {self.name}: over="target" needs counts, the targets of each example')
+        if self.over not in ("example", "target", "mean", "batch"):
+            raise ConfigurationError(
+                f'loss {self.name}: over is "example", "target", "mean" or "batch", not {self.over!r}'
+            )
+        if self.over == "target" and (self.counts is None or self.of == "model"):
+            raise ConfigurationError(
+                f'loss {self.name}: over="target" needs counts, the targets of each example, and a loss of the output; '
+                'of the model and the batch give over="mean" with counts'
+            )
+        if self.of not in ("output", "model"):
+            raise ConfigurationError(f'loss {self.name}: of is "output" or "model", not {self.of!r}')
 
-    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, output: Any, targets: Any) -> Tensor:
         """The losses [n], or the batch's loss []; raises ConfigurationError if `compute` gives another shape."""
-        value = self.compute(output, targets)
-        expected = [] if self.over == "batch" else [rows_in(output)]
-        if list(value.shape) != expected:
-            raise ConfigurationError(_wrong_shape(self, list(value.shape), expected), check="loss-shape")
-        return value
+        return self.checked(self.compute(output, targets), rows_in(targets))
 
-    def sum(self, output: Tensor, targets: Tensor) -> Tensor:
+    def checked(self, value: Any, examples: int, *, divided: bool = False) -> Tensor:
+        """What `compute` gave, if it has the right shape.
+
+        Args:
+            divided: whether this may be a part of a batch only.
+        """
+        shape = list(value.shape) if isinstance(value, Tensor) else None
+        expected = [examples] if self.each else []
+        if isinstance(value, Tensor) and shape == expected:
+            return value
+        if self.of == "model" and isinstance(value, Tensor) and not shape:
+            if divided:
+                raise ConfigurationError(_one_number(self), check="batch-loss")
+            return value
+        raise ConfigurationError(
+            _wrong_shape(self, type(value).__name__ if shape is None else shape, expected), check="loss-shape"
+        )
+
+    def sum(self, output: Any, targets: Any) -> Tensor:
         """The losses of all examples together []; that of a batch counts once for each of its examples."""
         if self.total is not None and (together := self.total(output, targets)) is not None:
             return together
         value = self(output, targets)
-        return value * rows_in(output) if self.over == "batch" else value.sum()
+        return value.sum() if self.each else value * rows_in(targets)
+
+    @property
+    def each(self) -> bool:
+        """Whether it gives the loss of each example."""
+        return self.over in ("example", "target")
 
     def check_engine(self, config: EngineConfig, ranks: int) -> None:
         """Raise ConfigurationError for an engine that would cut a batch in parts, if the loss is over the batch."""
@@ -86,6 +127,12 @@ class Loss:
             raise ConfigurationError(
                 f"loss {self.name} is over the targets of a batch, and engine pp weighs each example alike; use fsdp",
                 check="target-loss",
+            )
+        if self.of == "model" and config.engine == "pp":
+            raise ConfigurationError(
+                f"loss {self.name} is a function of the model and the batch, and engine pp has the model in parts: "
+                "give a loss of (output, targets), or use another engine",
+                check="loss-of-model",
             )
         if self.over != "batch":
             return
@@ -104,28 +151,71 @@ class Loss:
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
-    """A loss as it is; a plain function as the loss of each example, under its own name."""
+    """A loss as it is; a plain function as the loss of each example, under its own name.
+
+    A function whose parameters are called `model` and `batch` gets these.
+    """
     if isinstance(loss, Loss):
         return loss
     if not callable(loss):
         raise ConfigurationError(
-            f"a loss is a function of (output, targets) or a Loss, not a {type(loss).__name__}", check="not-a-loss"
+            f"a loss is a function of (output, targets), one of (model, batch), or a Loss, not a {type(loss).__name__}",
+            check="not-a-loss",
         )
-    return Loss(getattr(loss, "__name__", type(loss).__name__), loss)
+    return Loss(getattr(loss, "__name__", type(loss).__name__), loss, of=_takes(loss))
 
 
-def _wrong_shape(loss: Loss, shape: list[int], expected: list[int]) -> str:
-    if loss.over == "batch":
-        return f'loss {loss.name} returned the shape {shape}; with over="batch" it gives one number, of shape []'
+def _takes(function: LossFunction) -> Literal["output", "model"]:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a function written in C
+        return "output"
+    return "model" if names == ["model", "batch"] else "output"
+
+
+def _one_number(loss: Loss) -> str:
+    return (
+        f"loss {loss.name} gives one number for a batch, and here each batch is cut in parts (ranks, micro-batches). "
+        f'If it is the mean of the examples\' losses say so: Loss({loss.name!r}, ..., over="mean", of="model"); if '
+        "examples depend on each other, train on one rank without micro-batches"
+    )
+
+
+def _wrong_shape(loss: Loss, shape: list[int] | str, expected: list[int]) -> str:
+    if isinstance(shape, str):
+        return f"loss {loss.name} returned a {shape}, not a tensor"
+    if not loss.each:
+        return f'loss {loss.name} returned the shape {shape}; with over="{loss.over}" it gives one number, of shape []'
     what = f"loss {loss.name} returned the shape {shape} for {expected[0]} examples; "
     if not shape:
         return (
             f"{what}give the loss of each example, {expected}, without a mean over them "
-            f'(reduction="none"), or declare it: Loss({loss.name!r}, ..., over="batch")'
+            f'(reduction="none"), or declare it: Loss({loss.name!r}, ..., over="batch"), or over="mean" if it is a mean'
         )
     if shape == [*expected, 1]:
         return f"{what}give {expected}: compare output.squeeze(1) with the targets"
     return f"{what}give one number for each example, {expected}, as with .flatten(1).mean(1)"
+
+
+def one_tensor(output: Any) -> Tensor:
+    """The output if it is a tensor, or its `logits`, as of a Hugging Face model; raises UsageError for others."""
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        if logits.dim() > 2:
+            raise UsageError(
+                f"the model gives logits {list(logits.shape)} of each position, and only the model knows whether its "
+                "labels are those of the same position or of the next: train by its own loss, loss=model_loss "
+                "(fedcore.training.losses), or by a function of (model, batch)",
+                check="whose-positions",
+            )
+        return logits
+    raise UsageError(
+        f"the model gives a {type(output).__name__}, and this loss or metric takes one tensor: write a function of "
+        "(output, targets) that picks its part, or a loss of (model, batch)",
+        check="several-outputs",
+    )
 
 
 def predicted(output: Tensor) -> Tensor:
@@ -147,6 +237,7 @@ def counted_targets(targets: Tensor) -> Tensor:
 
 def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Values and targets in one shape and dtype, [n, k]; raises UsageError if theirs differ by more than a 1."""
+    output = one_tensor(output)
     wide = output.float() if output.dtype in _HALF else output
     flat, expected = (t.unsqueeze(1) if t.dim() == 1 else t for t in (wide, targets))
     if flat.shape != expected.shape or flat.dim() != 2:
@@ -176,6 +267,7 @@ def _total_cross_entropy(output: Tensor, targets: Tensor) -> Tensor | None:
 
 def at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
     """Cross entropy at each position, in the shape of `targets`, 0 if the target is IGNORED; or their sum []."""
+    output = one_tensor(output)
     if targets.is_floating_point():
         shape = ", ".join(["n", *map(str, targets.shape[1:])])
         raise ConfigurationError(
@@ -253,6 +345,7 @@ def _cox(output: Tensor, targets: Tensor) -> Tensor:
 
 def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log risks, times and events, each [n]; raises UsageError for other shapes, and for events but 0 and 1."""
+    output = one_tensor(output)
     wide = output.float() if output.dtype in _HALF else output
     risk = wide.squeeze(1) if _is_one_logit(wide) else wide
     if risk.dim() != 1 or targets.shape != (len(risk), 2):
@@ -269,6 +362,28 @@ def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return risk, time, event.to(risk.dtype)
 
 
+def _of_model(model: Any, batch: Any) -> Tensor:
+    loss = getattr(model(**batch), "loss", None) if isinstance(batch, Mapping) else None
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            "model_loss is for models that compute a loss of a batch that is a dict with their labels, as those of "
+            "transformers do: model(**batch).loss",
+            check="no-model-loss",
+        )
+    return loss
+
+
+def _labels_counted(model: Any, batch: Mapping[str, Any]) -> Tensor:
+    """How many labels the model's loss is the mean over []; of a causal model the first position has none."""
+    labels = batch["labels"]
+    if labels.dim() < 2 or labels.is_floating_point():
+        return torch.tensor(float(len(labels)), device=labels.device)
+    # transformers has the same default for models whose class it has no rule for, as GPT2LMHeadModel.
+    causal = getattr(model, "loss_type", "") in (None, "ForCausalLM")
+    counted: Tensor = (labels[:, 1:] if causal else labels).ne(IGNORED).sum().float()
+    return counted
+
+
 cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets, total=_total_cross_entropy)
 token_cross_entropy = Loss("token_cross_entropy", _cross_entropy, over="target", counts=counted_targets)
 binary_cross_entropy = Loss("binary_cross_entropy", _one_label)
@@ -277,3 +392,5 @@ squared_error = Loss("squared_error", _squared)
 absolute_error = Loss("absolute_error", _absolute)
 huber = Loss("huber", _huber)
 cox = Loss("cox", _cox, over="batch")
+model_loss = Loss("model_loss", _of_model, over="mean", counts=_labels_counted, of="model")
+"""What a model of Hugging Face computes itself: `model(**batch).loss`."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import ConfigurationError, UsageError
-from fedcore.training.losses import IGNORED, at_positions, paired, survival
+from fedcore.training.losses import IGNORED, at_positions, one_tensor, paired, survival
 
 SUMS = "/sums"
 """Behind the name of a metric whose sums a client reports, each divided by the weight of the reply."""
@@ -105,6 +105,7 @@ def _ratio(sums: Tensor) -> float:
 
 def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Predicted and true class at each counted position, int64 [m]; if shapes are equal, of each label."""
+    output = one_tensor(output)
     if output.shape == targets.shape or (output.dim() == 2 and output.shape[1:] == (1,) and targets.dim() == 1):
         predicted = (output > 0).long().reshape(targets.shape)
     elif output.shape[:-1] == targets.shape and output.dim() in (2, 3):
@@ -120,7 +121,7 @@ def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _right(output: Tensor, targets: Tensor) -> Tensor:
     predicted, actual = _classes(output, targets)
-    return torch.tensor([(predicted == actual).sum(), actual.numel()], dtype=torch.float64, device=output.device)
+    return torch.tensor([(predicted == actual).sum(), actual.numel()], dtype=torch.float64, device=targets.device)
 
 
 def f1(classes: int = 2) -> Metric:
@@ -182,6 +183,7 @@ def average_precision(cells: int = 200) -> Metric:
 
 def _histograms(output: Tensor, targets: Tensor, cells: int) -> Tensor:
     """Numbers of examples in each cell of the score, of class 0 and then of class 1."""
+    output = one_tensor(output)
     if output.dim() == 2 and output.shape[1] == 2 and targets.dim() == 1:
         output = output[:, 1] - output[:, 0]
     logits, labels = paired(output, targets)
@@ -215,7 +217,7 @@ def _average_precision(sums: Tensor, cells: int) -> float:
 
 def _errors(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Errors and targets of all values, float64 [m]."""
-    values, actual = paired(output.double(), targets.double())
+    values, actual = paired(one_tensor(output).double(), targets.double())
     return (values - actual).flatten(), actual.flatten()
 
 
@@ -250,7 +252,7 @@ def _r2(sums: Tensor) -> float:
 def _pairs(output: Tensor, targets: Tensor) -> Tensor:
     """Concordant, tied and comparable pairs of Harrell's index."""
     risk, time, event = survival(output, targets)
-    pairs = torch.zeros(3, dtype=torch.float64, device=output.device)
+    pairs = torch.zeros(3, dtype=torch.float64, device=risk.device)
     events = torch.nonzero(event > 0).squeeze(1)
     for rows in torch.split(events, _ROWS):
         later = time[None, :] > time[rows][:, None]

@@ -100,6 +100,8 @@ class _PushPullWorker:
             began = time.monotonic()
             self.engine.optimizer.zero_grad()
             loss = float(self.engine.backward(batch))
+            if self.problem.clip_norm:
+                self.engine.clip(self.problem.clip_norm)
             model.read_gradient(self.link.gradient)
             examples = 0 if batch.weights is not None else len(batch)
             push = Push(examples=examples, total=batch.total, loss=loss, last=step + 1 == steps)

@@ -15,15 +15,17 @@ from fedcore.comparison.workers.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.apps.engine_app import Data, LocalApp
+from fedcore.flower.apps.engine_app import SYNC_KEY, Data, LocalApp
 from fedcore.flower.apps.personalization import with_strategy
-from fedcore.flower.apps.supervised import SupervisedApp
+from fedcore.flower.apps.supervised import CLIP_KEY, SupervisedApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.node_config import share_of_client
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
+from fedcore.training.engines.streams import rows_to_pick
+from fedcore.training.optimizers import Rates
 from fedcore.wire.base import Scalar
 
 _ANY = "(centralized and the federated modes take any Flower app)"
@@ -66,6 +68,12 @@ class Problem:
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
+        if Rates.of(config, 1) is not None:
+            raise ConfigurationError(
+                "this mode trains with one learning rate, and the app's run config changes it from step to step or "
+                "round to round (lr-over-steps, lr-over-rounds, warmup-steps, warmup-rounds); leave these out",
+                check="rate-schedule",
+            )
         personal = with_strategy(local_app.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
@@ -80,6 +88,11 @@ class Problem:
     def weigh(self) -> str:
         """What the loss of a site's test part weighs, an attribute of `Evaluation`."""
         return self.app.weigh if isinstance(self.app, SupervisedApp) else "examples"
+
+    @property
+    def clip_norm(self) -> float:
+        """Bound on the gradient of each step, 0 for none."""
+        return float(self.config.get(CLIP_KEY, 0.0))
 
     @property
     def rounds(self) -> int:
@@ -98,6 +111,7 @@ class Problem:
             optimizer=wrap(definition.optimizer(config)),
             loss=definition.loss,
             keep_weights=definition.keeps_weights(config),
+            sync_batch_norm=bool(config.get(SYNC_KEY, False)),
         )
 
     def job(self, site: int, server_round: int = 1) -> LocalJob:
@@ -143,7 +157,7 @@ class Problem:
     @cached_property
     def schedule(self) -> Schedule:
         """Reads the training part of every site."""
-        return Schedule.of(self.config, [len(self.training(site)) for site in range(self.sites)])  # type: ignore[arg-type]
+        return Schedule.of(self.config, [rows_to_pick(self.training(site)) for site in range(self.sites)])
 
 
 def joined(parts: list[TrainingData]) -> TrainingData:

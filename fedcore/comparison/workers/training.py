@@ -30,6 +30,7 @@ from fedcore.system.process_group import join_on_this_machine
 from fedcore.training.averaging import Averager, outer_sgd
 from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
+from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.engines.transfer import load_entries
 
 LOOPBACK = "127.0.0.1"
@@ -106,6 +107,7 @@ def train_pooled(
     report(_ready(schedule.counts if rank == 0 else (), engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
+        clip_norm=problem.clip_norm,
         engine=engine,
         data=problem.pooled_training(),
         rows=lambda number: schedule.pooled(
@@ -123,13 +125,14 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     """One site on its own examples, as a federated client trains, but with nobody to average with."""
     problem = Problem.of(run)
     data = problem.training(site)
-    schedule = Schedule.of(run.config, [len(data)])  # type: ignore[arg-type]
+    schedule = Schedule.of(run.config, [rows_to_pick(data)])
     engine = _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
     engine.load(initial, only=list(initial))
     report(_ready(schedule.counts, engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
+        clip_norm=problem.clip_norm,
         engine=engine,
         data=data,
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
@@ -171,6 +174,7 @@ def train_together(
     size = run.mode.global_batch(run)
     loop = RoundLoop(
         report=report,
+        clip_norm=problem.clip_norm,
         engine=engine,
         data=data,
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
@@ -220,6 +224,7 @@ class RoundLoop:
     tensors: names of those that the first model has, and every snapshot.
     lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
     averaging: where models are averaged.
+    clip_norm: bound on each step's gradient, 0 for none.
     """
 
     report: ReportSink
@@ -231,6 +236,7 @@ class RoundLoop:
     tensors: list[str]
     lost_after: int
     averaging: Averaging | None = None
+    clip_norm: float = 0.0
 
     def run_rounds(self, rounds: int) -> None:
         """The optimizer keeps its history from round to round."""
@@ -265,9 +271,9 @@ class RoundLoop:
 
     def _step(self, batch: Batch, own: int) -> torch.Tensor | float:
         if self.averaging is None:
-            return self.engine.step(batch)
+            return self.engine.step(batch, clip_norm=self.clip_norm)
         # Its own model follows the mean over its own share; with no share there is nothing to follow.
-        loss = self.engine.step(replace(batch, total=own)) if own else 0.0
+        loss = self.engine.step(replace(batch, total=own), clip_norm=self.clip_norm) if own else 0.0
         self.averaging.count(own, batch.total)
         return loss
 
@@ -307,7 +313,7 @@ def _ready(counts: tuple[int, ...], engine: Engine, used: TcpBytes) -> WorkerRea
 def _counts(data: TrainingData, world: World) -> list[int]:
     """Examples of every site, each said by the rank that has them."""
     counts = torch.zeros(world.size, dtype=torch.int64, device=world.device)
-    counts[world.rank] = len(data)  # type: ignore[arg-type]
+    counts[world.rank] = rows_to_pick(data)
     return cast(list[int], world.sum(counts).tolist())
 
 

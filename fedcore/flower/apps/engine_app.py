@@ -43,6 +43,7 @@ from fedcore.training.engines import (
     make_engine,
 )
 from fedcore.training.engines.batches import TrainingData
+from fedcore.training.engines.building import modules_together
 from fedcore.training.loop import evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
@@ -54,6 +55,7 @@ __all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "W
 Metrics: TypeAlias = Mapping[str, MetricValue]
 OptimizerState: TypeAlias = Literal["reset", "keep", "average"]
 EXAMPLES = "num-examples"
+SYNC_KEY = "sync-batch-norm"
 
 
 Work = Callable[[Engine, LocalJob], Metrics]
@@ -68,7 +70,7 @@ Data: TypeAlias = Callable[[LocalJob], TrainAndTest]
 
 def local_app(
     *,
-    model: Callable[[UserConfig], nn.Module],
+    model: Callable[[UserConfig], nn.Module | Mapping[str, nn.Module]],
     optimizer: Callable[[UserConfig], MakeOptimizer],
     train: Work,
     evaluate: Work,
@@ -83,7 +85,7 @@ def local_app(
     """A ClientApp that trains and evaluates on an engine.
 
     Args:
-        model: made from the run config.
+        model: made from the run config; of a dict of models one module that has them by their names.
         optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
         loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
         data: training and test part of a node, for others, such as a comparison, to train and test the same model on
@@ -96,7 +98,8 @@ def local_app(
             holds.
         adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same
             on every client and on the server. So does what `freeze` in the run config names
-            (`fedcore.flower.apps.personalization`).
+            (`fedcore.flower.apps.personalization`). `sync-batch-norm` in the run config has batch normalisation go by
+            the whole batch on several ranks.
     """
     definition = Definition(
         model=model,
@@ -113,7 +116,7 @@ def local_app(
 class Definition:
     """What `local_app` was given in addition to its two functions; the fields are explained there."""
 
-    model: Callable[[UserConfig], nn.Module]
+    model: Callable[[UserConfig], nn.Module | Mapping[str, nn.Module]]
     optimizer: Callable[[UserConfig], MakeOptimizer]
     loss: Loss = cross_entropy
     personal: Callable[[UserConfig], Personal] = lambda config: Personal()
@@ -122,14 +125,14 @@ class Definition:
 
     def build(self, config: UserConfig) -> nn.Module:
         """The model, with the parameters frozen that the run config names."""
-        return Frozen.of(config).applied(self.model(config))
+        return Frozen.of(config).applied(modules_together(self.model(config)))
 
     def keeps_weights(self, config: UserConfig) -> bool:
         """Whether something that `model` makes stays as it is, and never travels."""
         return self.adapter or bool(Frozen.of(config))
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> Warm:
-        Frozen.of(config).check(lambda: self.model(config))
+        Frozen.of(config).check(lambda: modules_together(self.model(config)))
         personal = with_strategy(self.personal(config), config)
         if personal.ditto and self.optimizer_state != "reset":
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
@@ -138,6 +141,7 @@ class Definition:
             optimizer=self.optimizer(config),
             loss=self.loss,
             keep_weights=personal.parts or self.keeps_weights(config),
+            sync_batch_norm=bool(config.get(SYNC_KEY, False)),
         )
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"

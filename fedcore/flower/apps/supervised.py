@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
 
 from flwr.app import UserConfig
 from torch import nn
@@ -17,12 +17,15 @@ from fedcore.training.engines import Engine, MakeOptimizer
 from fedcore.training.loop import TrainingPlan, TrainSummary, default_metrics, evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
+from fedcore.training.optimizers import Rates
 from fedcore.training.seeds import derive_seed
+
+CLIP_KEY: Final = "max-grad-norm"
 
 
 def supervised_app(
     *,
-    model: Callable[[UserConfig], nn.Module],
+    model: Callable[[UserConfig], nn.Module | Mapping[str, nn.Module]],
     optimizer: Callable[[UserConfig], MakeOptimizer],
     data: Data,
     loss: Loss | LossFunction | None = None,
@@ -36,12 +39,14 @@ def supervised_app(
     """A `local_app` that trains on minibatches, and tests loss and metrics.
 
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` if there are no
-    epochs, and `seed`; of the node's, nothing. It reports `train_loss`, `eval_loss`, and of each metric what
-    `Evaluation.reported` says.
+    epochs, `seed`, and if they are there `max-grad-norm`, `workers`, `lr-over-steps`, `lr-over-rounds`, `warmup-steps`,
+    `warmup-rounds` and `sync-batch-norm` (docs/training.md); of the node's, nothing. It reports `train_loss`,
+    `eval_loss`, and of each metric what `Evaluation.reported` says.
 
     Args:
-        loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that
-            are whole numbers are classes, for cross entropy and accuracy, and others are refused.
+        loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones; a loss may be a function of
+            (model, batch). With neither, targets that are whole numbers are classes, for cross entropy and accuracy,
+            and others are refused.
         data: called in every round, so it should keep what it has read.
         columns: as for `local_app`.
         weigh: what a test result weighs in the federation's mean; "targets" for sequences, whose loss and accuracy are
@@ -53,7 +58,7 @@ def supervised_app(
 
     def check(engine: Engine, job: LocalJob) -> Metrics:
         _, examples = data(job)
-        result = evaluate(engine, examples, metrics=chosen)
+        result = evaluate(engine, examples, metrics=chosen, workers=int(job.config.get("workers", 0)))
         weight: int = getattr(result, weigh)
         return {EXAMPLES: weight, **result.reported(weight)}
 
@@ -105,6 +110,9 @@ class SupervisedApp(LocalApp):
             epochs=int(job.config["local-epochs"]),
             steps=int(job.config.get("local-steps", 0)),
             seed=SupervisedApp.order_seed(job),
+            clip_norm=float(job.config.get(CLIP_KEY, 0.0)),
+            workers=int(job.config.get("workers", 0)),
+            rates=Rates.of(job.config, job.server_round),
         )
 
     @staticmethod

@@ -164,7 +164,7 @@ def _plans(app: SupervisedApp, jobs: Mapping[int, LocalJob]) -> dict[int, Traini
     for client, job in jobs.items():
         try:
             plan = app.plan(job)
-            if isinstance(plan.data, Split) and plan.batches[1]:
+            if isinstance(plan.data, Split) and plan.batches[1] and plan.rates is None:
                 plans[client] = plan
         except Exception:  # noqa: S112 - the app's own code, which is called again
             continue

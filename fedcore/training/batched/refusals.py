@@ -65,9 +65,11 @@ def _chance(part: nn.Module) -> bool:
 
 def _of_loss(engine: Engine) -> str | None:
     loss = engine.recipe.loss
+    if loss.of == "model":
+        return f"its loss {loss.name} is a function of the model and the batch"
     if loss.over == "target":
         return f"its loss {loss.name} weighs examples by their targets"
-    return f"its loss {loss.name} is over a whole batch" if loss.over == "batch" else None
+    return f"its loss {loss.name} is over a whole batch" if loss.over != "example" else None
 
 
 def _of_optimizer(engine: Engine) -> str | None:

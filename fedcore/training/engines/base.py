@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,24 @@ from fedcore.training.engines.batches import (
     steps_of,
 )
 from fedcore.training.engines.copies import check_copies
+from fedcore.training.engines.own_loops import GradientAverage, needs_closure
+from fedcore.training.engines.own_loops import prepare as prepare_objects
+from fedcore.training.engines.stepping import (
+    check_sync_batch_norm,
+    one_optimizer,
+    step_by_closure,
+    sum_of_model,
+    values_of,
+)
+from fedcore.training.engines.streams import (
+    Reading,
+    evaluation_batches,
+    examples_in,
+    is_stream,
+    rows_to_pick,
+    steps_in,
+    training_batches,
+)
 from fedcore.training.engines.transfer import Entry, load_entries, optimizer_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import Loss, cross_entropy
@@ -55,12 +74,14 @@ class Recipe:
     keep_weights: those that `build` gives, the same on every rank, do mean something, as where only an adapter's are
         loaded; a sharding engine then needs memory for the whole model when it starts.
     optimizer: makes one for a model's parameters.
+    sync_batch_norm: batch normalisation goes by the whole batch and not by each rank's share.
     """
 
     build: Callable[[], nn.Module]
     optimizer: MakeOptimizer
     loss: Loss = cross_entropy
     keep_weights: bool = False
+    sync_batch_norm: bool = False
 
 
 class Engine(ABC):
@@ -68,6 +89,7 @@ class Engine(ABC):
 
     model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`.
     module: the model without what the engine wrapped around it.
+    replicates: whether every rank has the whole model.
     data_rank, data_size: this rank's place among those that get different examples, and their number.
     examples_trained: examples of all batches up to now, over all ranks.
     """
@@ -75,6 +97,7 @@ class Engine(ABC):
     model: nn.Module
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    replicates: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe, config: EngineConfig, world: World) -> None:
         config.check(world.size)
@@ -88,7 +111,9 @@ class Engine(ABC):
         self._share_of: tuple[float, torch.dtype, torch.device, type] | None = None
         self._last_share = torch.zeros(())
         self.loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
+        self.own_loops = GradientAverage(world)
         recipe.loss.check_engine(config, world.size)
+        check_sync_batch_norm(recipe.sync_batch_norm, config)
         if config.deterministic:
             be_deterministic()
         self._build()
@@ -113,7 +138,7 @@ class Engine(ABC):
     def reset_optimizer(self) -> None:
         """A new optimizer without any history."""
         load_no_compiler()
-        self.optimizer = self.recipe.optimizer(self.module)
+        self.optimizer = one_optimizer(self.recipe.optimizer(self.module))
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """Around the training of one round: what the model draws, as for dropout, is then a function of `seed`.
@@ -127,12 +152,15 @@ class Engine(ABC):
     def step(self, batch: Batch, *, clip_norm: float = 0.0, rule: LocalRule | None = None) -> Tensor:
         """One optimizer step on a batch.
 
-        Returns this rank's part of the sum of the examples' losses before the step, a float32 scalar.
+        Returns this rank's part of the sum of the examples' losses before the step, a float32 scalar. An optimizer that
+        computes the loss again in its step (LBFGS) does so on the same batch; raises ConfigurationError if it cannot.
 
         Args:
             clip_norm: bound on the L2 norm of the gradient, 0 for none.
             rule: changes the gradient first.
         """
+        if needs_closure(type(self.optimizer)):
+            return step_by_closure(self, batch, clip_norm=clip_norm, rule=rule)
         self._drop_gradients()
         loss = self.backward(batch)
         if rule is not None:
@@ -151,17 +179,34 @@ class Engine(ABC):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def backward(self, batch: Batch) -> Tensor:
-        """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
+    def backward(self, batch: Batch | Tensor) -> Tensor:
+        """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does.
+
+        Of a loss [] that a loop of your own computed it is `loss.backward()`, after `prepare`.
+        """
+        if isinstance(batch, Tensor):
+            batch.backward()  # type: ignore[no-untyped-call]
+            return batch.detach()
         self.examples_trained += batch.total
         count, losses = self.config.micro_batches or 1, []
-        for number, micro_batch in enumerate(self._by_targets(batch).split(count), start=1):
-            with self._synchronised(number == count):
-                loss = self._loss_sum(micro_batch)
-                # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
-                loss.backward(self._share(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
+        weight = self._weight(batch)
+        with self.own_loops.set_aside():
+            for number, micro_batch in enumerate(self._by_targets(batch).split(count), start=1):
+                with self._synchronised(number == count):
+                    loss = self._loss_sum(micro_batch, weight)
+                    # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all.
+                    loss.backward(self._share(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
         return functools.reduce(torch.add, losses)
+
+    def _weight(self, batch: Batch) -> float:
+        """What one of those that the model's own loss is the mean over counts for, in examples."""
+        counts = self.recipe.loss.counts if self.recipe.loss.of == "model" else None
+        if counts is None:
+            return 1.0
+        own = counts(self.module, batch.whole).detach().double().to(self.device)
+        total = float(self.total(own if batch.weights is None else torch.zeros_like(own)))
+        return batch.total / max(total, 1.0)
 
     def _by_targets(self, batch: Batch) -> Batch:
         """The batch with each example weighed by its targets, if the loss is a mean over these.
@@ -187,13 +232,28 @@ class Engine(ABC):
         """Scale the gradient of the whole model to an L2 norm of at most `max_norm`; returns the norm before."""
         norm = self.world.sum(self._squared_norm()).sqrt()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        gradients = [local(p.grad) for p in self.parameters() if p.grad is not None]
+        gradients = [values_of(p) for p in self.parameters() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         return norm
 
+    def prepare(self, *objects: Any) -> Any:
+        """For a loop of your own: the same objects, one or a tuple, ready to be used on every rank.
+
+        From then on each backward pass gives the parameters the mean of the ranks' gradients, whatever parts of the
+        model it went through; losses are means over this rank's part of the batch. On one rank nothing changes. Models
+        that are no part of the engine's begin with rank 0's values, and are not handed over. Raises ConfigurationError
+        for engines that have the model in parts, and for objects of another kind.
+
+        Args:
+            objects: models, or parts of one; optimizers, schedulers, and DataLoaders, whose batches are then this
+                rank's part, on its device.
+        """
+        prepared = prepare_objects(self, objects)
+        return prepared[0] if len(prepared) == 1 else prepared
+
     def average_gradients(self) -> None:  # noqa: B027 - nothing to do where nothing is copied
-        """Give all ranks the mean of their gradients, before each step of a loop that calls parts of `module`."""
+        """Give all ranks the mean of their gradients: for a loop that prepared nothing, before each step."""
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are trained; on a sharding engine, DTensors of which this rank holds a part."""
@@ -203,17 +263,30 @@ class Engine(ABC):
         """A copy of this rank's part of the parameters, for `Proximal`."""
         return [local(p.detach()).clone() for p in self.parameters()]
 
-    def _loss_sum(self, batch: Batch) -> Tensor:
+    def _loss_sum(self, batch: Batch, weight: float = 1.0) -> Tensor:
         if self.config.precision != "bf16":
-            return self._weighed_loss(batch)
+            return self._objective(batch, weight)
         with self._precision():
-            return self._weighed_loss(batch)
+            return self._objective(batch, weight)
 
-    def _weighed_loss(self, batch: Batch) -> Tensor:
-        output = call(self.model, batch.x)
+    def _objective(self, batch: Batch, weight: float) -> Tensor:
+        """The sum of the examples' losses []; an engine may have to compute it within what it wrapped around."""
+        return self._sum_of(self.model, batch, weight)
+
+    def _sum_of(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+        loss = self.recipe.loss
+        if loss.of == "model":
+            return sum_of_model(loss, model, batch, weight, divided=self._divides)
+        batch.check()
+        output = call(model, batch.x)
         if batch.weights is None:
-            return self.recipe.loss.sum(output, batch.y)
-        return (self.recipe.loss(output, batch.y) * batch.weights).sum()
+            return loss.sum(output, batch.y)
+        return (loss(output, batch.y) * batch.weights).sum()
+
+    @property
+    def _divides(self) -> bool:
+        """Whether what is worked on at once may be a part of a batch."""
+        return self.data_size > 1 or self.config.micro_batches > 1
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "bf16":
@@ -231,7 +304,7 @@ class Engine(ABC):
 
     def _squared_norm(self) -> Tensor:
         """This rank's part of the squared norm of the gradient, such that the sum over all ranks is the whole."""
-        return self._squares([(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None])
+        return self._squares([(values_of(p), self._copies(p)) for p in self.parameters() if p.grad is not None])
 
     def _squares(self, tensors: list[tuple[Tensor, int]]) -> Tensor:
         """The same of tensors, each with how many ranks hold what this rank holds of it."""
@@ -271,13 +344,22 @@ class Engine(ABC):
         Raises ConfigurationError for settings that mean nothing, on all ranks alike.
 
         Args:
-            data: arrays, or a map-style dataset of (x, y), or of dicts with labels, that `workers` processes read.
-            batch_size: over all ranks; 0 is one full batch.
+            data: arrays, or a map-style dataset that `workers` processes read; or a stream, an iterable of examples or
+                a DataLoader.
+            batch_size: over all ranks; 0 is one full batch. Of a stream 0 says that its items are batches.
             epochs, steps: exactly one is positive.
             sharded: each rank reads data of its own, instead of all reading the same.
         """
-        rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
-        return self.read(data, rows, workers=workers, seed=seed)
+        if is_stream(data):
+            reading = Reading(batch_size=batch_size, epochs=epochs, steps=steps, seed=seed, sharded=sharded)
+            reading.check(data, workers)
+            return self._noting_shares(training_batches(self, data, reading))
+        rows = self._rows(rows_to_pick(data), batch_size, epochs, steps, seed, sharded)
+        return self._noting_shares(self.read(data, rows, workers=workers, seed=seed))
+
+    def _noting_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same; a loop of one's own has a part of each, and its mean counts for as much in that of the batch."""
+        return batches if self.data_size == 1 else self.own_loops.sharing(batches, self.data_size)
 
     def read(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
         """The batches with the given rows of `data`, for an order that is not one of `batches`."""
@@ -293,18 +375,31 @@ class Engine(ABC):
         Args:
             batch_size: of one rank.
         """
-        counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
-        rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
+        if is_stream(data):
+            return self._noting_shares(evaluation_batches(self, data, batch_size, sharded=sharded))
+        own = rows_to_pick(data)
+        counts = self._counts(own) if sharded else None
+        rows = ordered_rows(own, batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)
         return self.loaders.batches(data, rows, workers=workers)
+
+    def steps_of(self, data: TrainingData, *, batch_size: int, epochs: int, steps: int, sharded: bool = False) -> int:
+        """How many steps `batches` gives; every rank has to call it where data are sharded."""
+        if steps:
+            return steps
+        if is_stream(data):
+            return steps_in(data, Reading(batch_size=batch_size, epochs=epochs))
+        own = rows_to_pick(data)
+        examples = sum(self._counts(own)) if sharded else own
+        return steps_of(examples, batch_size=batch_size, epochs=epochs, steps=steps)[1]
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks that have different examples; every rank has to call it."""
         return self.world.sum(values) / (self.world.size // self.data_size)
 
-    def examples(self, data: TrainingData, *, sharded: bool = False) -> int:
-        """Number of examples over all ranks."""
-        own = len(data)  # type: ignore[arg-type]
-        return sum(self._counts(own)) if sharded else own
+    def examples(self, data: TrainingData, *, sharded: bool = False) -> int | None:
+        """Number of examples over all ranks; None for a stream that does not say."""
+        own = examples_in(data)
+        return sum(self._counts(own)) if sharded and own is not None else own
 
     def _rows(self, own: int, batch_size: int, epochs: int, steps: int, seed: int, sharded: bool) -> Iterator[Rows]:
         counts = self._counts(own) if sharded else [own]
@@ -330,9 +425,21 @@ class Engine(ABC):
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Structure | None:
         """The model's output [n, ...] for a batch; None on a rank of a pipeline that does not have it."""
+        if self.recipe.loss.of == "output":
+            batch.check()
         with self._precision():
             output = call(self.module, batch.x)
-        return output.float() if isinstance(output, Tensor) else map_tensors(_widened, output)
+        return output.float() if isinstance(output, Tensor) else map_tensors(_widened, output, other=lambda it: it)
+
+    @torch.no_grad()
+    def model_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """How many examples' losses there are, float64 [], and their sum, of a loss of (model, batch)."""
+        loss = self.recipe.loss
+        with self._precision():
+            value = loss.checked(loss.compute(self.module, batch.whole), len(batch)).double()
+        counts = loss.counts(self.module, batch.whole) if loss.counts else torch.tensor(float(len(batch)))
+        number = counts.double().to(value.device)
+        return number, value * number if value.dim() == 0 else value.sum()
 
     def together(self, rows: Tensor) -> Tensor:
         """The rows of all ranks that have different examples, in their order: [n, ...] -> [sum of n, ...].
@@ -371,7 +478,8 @@ class Engine(ABC):
         """
         self._average_buffers()
         entries, buffers = self.entries(optimizer=optimizer, only=only), self._buffers()
-        check_copies([it for it in entries if it.spec.name not in buffers], self.world, rounds=self._copies_round)
+        copies = [it for it in entries if it.spec.name not in buffers]
+        check_copies([*copies, *self.own_loops.entries()], self.world, rounds=self._copies_round)
         save_entries(entries, sink, self.world)
 
     def _buffers(self) -> set[str]:

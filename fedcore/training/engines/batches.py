@@ -15,9 +15,9 @@ next batch is read, pinned and sent while the one before it is worked on (`prefe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import torch
 from numpy.typing import NDArray
@@ -25,49 +25,91 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedcore.data.types import Split
-from fedcore.errors import ConfigurationError
+from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training.engines.transfer import array_view
 from fedcore.training.losses import as_features
 from fedcore.training.seeds import derive_seed, preserve_generators, seed_generators
-from fedcore.training.structures import Structure, divided, leaves, map_tensors, rows_in, split_rows
+from fedcore.training.structures import (
+    Structure,
+    examples_in_batch,
+    moved,
+    no_pair,
+    pair_in,
+    rows_in,
+    rows_of,
+    split_rows,
+    tensors_in,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One rank's share of a batch.
 
-    x, y: inputs and targets [n, ...]; from a dataset maybe structures of such tensors.
+    x, y: inputs and targets [n, ...]; from a dataset maybe structures of such tensors. What is no pair of them is x
+        alone, and y is None.
     total: examples of the batch over all ranks.
     weights: float32 [n], or None for all ones; a rank with no share gets one example of weight 0, since it has to take
         part in the collectives.
+    raw: the dict that the DataLoader gave, if it was one.
+    size: how many examples this is, None if the targets say so.
     """
 
     x: Structure
     y: Structure
     total: int
     weights: Tensor | None = None
+    raw: Any = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, whole: Any, total: int, weights: Tensor | None = None, *, size: int) -> Self:
+        """Of what a DataLoader gave, on the device."""
+        pair = pair_in(whole)
+        if pair is None:
+            return cls(whole, None, total, weights, size=size)
+        x, y = pair
+        features = as_features(x) if isinstance(x, Tensor) else x
+        return cls(features, y, total, weights, whole if isinstance(whole, Mapping) else None, size)
 
     def __len__(self) -> int:
-        return rows_in(self.y)
+        return rows_in(self.y) if self.size is None else self.size
+
+    @property
+    def whole(self) -> Any:
+        """What the DataLoader gave: a dict with its targets, a pair, or something else that is a batch."""
+        if self.raw is not None:
+            return self.raw
+        return self.x if self.y is None else (self.x, self.y)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that it consists of."""
-        return [*leaves(self.x), *leaves(self.y), *([] if self.weights is None else [self.weights])]
+        return tensors_in((self.whole, self.x, self.weights))
+
+    def check(self) -> None:
+        """Raise UsageError if it is no pair of inputs and targets with a row for each example."""
+        if self.size is None:  # rows that were picked of arrays
+            return
+        if self.y is None:
+            raise no_pair(self.x)
+        rows = rows_in((self.x, self.y))
+        if rows != self.size:
+            raise UsageError(
+                f"the dataset's collate_fn made {rows} rows of {self.size} examples: give one row for each",
+                check="rows-differ",
+            )
 
     def split(self, count: int) -> list[Batch]:
         """Micro-batches, always `count` of them: the ranks have to do the same number of passes."""
         if count == 1:
             return [self]
-        weights = torch.ones(len(self), device=leaves(self.y)[0].device) if self.weights is None else self.weights
-        first_x, first_y = (map_tensors(_first_row, value) for value in (self.x, self.y))
-        one = Batch(first_x, first_y, self.total, torch.zeros_like(weights[:1]))
-        parts = split_rows((self.x, self.y, weights), count)
-        return [Batch(x, y, self.total, w) if len(w) else one for x, y, w in parts]
-
-
-def _first_row(tensor: Tensor) -> Tensor:
-    return tensor[:1]
+        size = examples_in_batch(self.whole)
+        device = next((tensor.device for tensor in self.tensors), None)
+        weights = torch.ones(size, device=device) if self.weights is None else self.weights
+        one = Batch.of(rows_of(self.whole, 0, 1), self.total, torch.zeros_like(weights[:1]), size=1)
+        parts = zip(split_rows(self.whole, count), torch.tensor_split(weights, count), strict=True)
+        return [Batch.of(part, self.total, w, size=len(w)) if len(w) else one for part, w in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +208,9 @@ def _order(examples: int, generator: torch.Generator, *, shuffled: bool) -> Tens
     return torch.randperm(examples, generator=generator) if shuffled else torch.arange(examples)
 
 
-TrainingData: TypeAlias = Split | Dataset[Any]
-"""Arrays in memory, or a map-style dataset of pairs (x, y), or of dicts with labels; its `collate_fn`, if it has one,
-makes batches of lists of them."""
+TrainingData: TypeAlias = Split | Dataset[Any] | DataLoader[Any] | Iterable[Any]
+"""Arrays in memory, or a map-style dataset; its `collate_fn`, if it has one, makes batches of lists of examples. Or a
+stream: an iterable of examples, or a DataLoader, whose batches are used as they are (`streams`)."""
 
 _MOST_ARRAYS = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
@@ -278,7 +320,7 @@ class Loaders:
         if isinstance(data, Split):
             batches = self._from_device(data, rows) if self._fits(data) else self._from_host(data, rows)
         else:
-            batches = self._from_dataset(data, list(rows), workers, seed)
+            batches = self._from_dataset(cast(Dataset[Any], data), list(rows), workers, seed)
         return prefetch(batches, self._device) if self._device.type == "cuda" else batches
 
     def keeps(self, data: Split) -> bool:
@@ -331,9 +373,9 @@ class Loaders:
         order, loader = self._loader(data, workers)
         order.rows, order.seed = rows, seed
         for part, batch in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
-            x, y = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), divided(batch))
-            rows_in((x, y))  # raises where they differ
-            yield self._batch(as_features(x) if isinstance(x, Tensor) else x, y, part)
+            size = len(data) if isinstance(part.rows, slice) else len(part.rows)  # type: ignore[arg-type]
+            weights = torch.zeros(size, device=self._device) if part.empty else None
+            yield Batch.of(moved(batch, self._device), part.total, weights, size=size)
 
     def _loader(self, data: Dataset[Any], workers: int) -> tuple[_Order, DataLoader[Any]]:
         key = (id(data), workers)

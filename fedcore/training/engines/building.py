@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from fedcore.errors import ConfigurationError
@@ -106,13 +107,37 @@ def _check_compiler() -> None:
 
 
 def made(recipe: Recipe) -> nn.Module:
-    """The recipe's model; raises ConfigurationError for one without anything to train."""
-    module = recipe.build()
+    """The recipe's model; raises ConfigurationError for one without anything to train, or whose shapes are unknown."""
+    module = modules_together(recipe.build())
+    lazy = next((name for name, one in _tensors(module) if is_lazy(one)), None)
+    if lazy is not None:
+        raise ConfigurationError(
+            f"{lazy} has no shape yet: a model with lazy layers (LazyLinear, ...) is run once on an example before "
+            "`model` returns it, as by: with torch.no_grad(): module(torch.zeros(2, 13))",
+            check="lazy-layers",
+        )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigurationError(
             f"the model ({type(module).__name__}) has no parameter to train: none has requires_grad = True"
         )
     return module
+
+
+def modules_together(made: nn.Module | Mapping[str, nn.Module]) -> nn.Module:
+    """What an app's `model` gives; of a dict of models one module that has them by their names."""
+    if isinstance(made, nn.Module):
+        return made
+    if isinstance(made, Mapping) and made and all(isinstance(part, nn.Module) for part in made.values()):
+        return nn.ModuleDict(made)
+    raise ConfigurationError(
+        f"the app's model gives a {type(made).__name__}: give a torch.nn.Module, or a dict of them by names",
+        check="not-a-model",
+    )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def unplaced(recipe: Recipe) -> nn.Module:

@@ -1,8 +1,9 @@
 """Whether the ranks hold the same where they hold copies, before rank 0's are handed over as the client's model.
 
 Engines keep copies alike by giving each the same gradient. A loop that trains parts of the model behind an engine's
-back (`engine.module.generator`) gives each rank the gradient of its own examples: the copies drift apart, and rank 0's
-would count alone. So digests of all copies are compared, and the tensors themselves only where these differ.
+back (`engine.module.generator`, and nothing is prepared) gives each rank the gradient of its own examples: the copies
+drift apart, and rank 0's would count alone. So digests of all copies are compared, and the tensors themselves only
+where these differ.
 
 Copies that got the same gradients are the same bits on machines of one kind. Machines of several kinds may round a step
 differently, and so may two GPUs where each computes the gradient of its copy for itself (layers that tensor parallelism
@@ -23,7 +24,7 @@ from typing import Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedcore.errors import AppError
 from fedcore.training.dtensors import is_dtensor, local
@@ -64,21 +65,6 @@ def check_copies(entries: Sequence[Entry], world: World, *, rounds: bool = False
     far = [(pair, by) for pair in unlike if not (by := _difference(pair, world)) <= allowed]
     if far:
         raise AppError(_explained(far))
-
-
-def average_gradients(parameters: Sequence[nn.Parameter], world: World, group: dist.ProcessGroup | None = None) -> None:
-    """Make each gradient the mean over the ranks of `group`, by default all; a rank without one counts as zero."""
-    there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=world.device)
-    dist.all_reduce(there, group=group)
-    for parameter, count in zip(parameters, there.tolist(), strict=True):
-        if not count:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = local(parameter.grad)
-        mean = gradient.contiguous()
-        dist.all_reduce(mean, group=group)
-        gradient.copy_(mean.div_(dist.get_world_size(group)))
 
 
 def _may_be_copied(entry: Entry) -> bool:
@@ -137,8 +123,9 @@ def _explained(far: Sequence[tuple[_Unlike, float]]) -> str:
     return (
         f"the ranks' copies of {len(names)} tensor{'s' if len(names) > 1 else ''} differ after training, of which only "
         f"one would count: {', '.join(lines[:_MOST_NAMED])}{more}. Train through engine.step, engine.backward or "
-        "engine.model, with engine.batches; a loop that calls parts of engine.module, or has batches of its own, calls "
-        "engine.average_gradients() before each step of an optimizer, and draws what all ranks need alike from one seed"
+        "engine.model, with engine.batches; a loop of your own over parts of the model, or with optimizers of its own, "
+        "begins with engine.prepare(model, optimizer), or calls engine.average_gradients() before each step of an "
+        "optimizer. What all ranks need alike is drawn from one seed"
     )
 
 

@@ -101,8 +101,10 @@ class PipelineEngine(Engine):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch | Tensor) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
+        if isinstance(batch, Tensor):
+            return super().backward(batch)
         self.examples_trained += batch.total
         before = {parameter: parameter.grad for parameter in self._shared}
         for parameter in before:

@@ -5,26 +5,76 @@ No `from __future__ import annotations` here: DDP looks at the annotations of a 
 
 import contextlib
 import gc
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from fedcore.training.engines.base import Engine
+from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import made, prepare
-from fedcore.training.engines.copies import average_gradients
+from fedcore.training.engines.own_loops import GradientAverage, average_gradients
+from fedcore.training.models.synchronised import synchronise
 
 
 class SingleEngine(Engine):
     """The model as it is, on this process's device."""
 
+    replicates = True
+
     def _build(self) -> None:
         self.module = self.model = prepare(made(self.recipe), self.config).to(self.device)
+
+
+class _Whole(nn.Module):
+    """What DDP wraps: the model, and its loss if that is to be computed inside, where DDP sees all of it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        # One parameter that no step uses: DDP warns if it looks for unused ones and there are none.
+        first = next(p for p in module.parameters() if p.requires_grad)
+        self.unused = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=first.device))
+
+    def forward(self, *arguments: Any, loss: Callable[[nn.Module], Tensor] | None = None, **named: Any) -> Any:
+        return self.module(*arguments, **named) if loss is None else loss(self.module)
+
+
+class _Replica(DistributedDataParallel):
+    """DDP whose parts are those of the model: `engine.model.generator` on two ranks as on one."""
+
+    def __init__(self, module: nn.Module, own_loops: GradientAverage, **settings: Any) -> None:
+        super().__init__(_Whole(module), **settings)
+        self._own_loops = own_loops
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """A loop of one's own that has prepared its parameters averages their gradients itself."""
+        if self._own_loops and not self._own_loops.idle:
+            return self.module(*arguments, **named)
+        return super().forward(*arguments, **named)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            whole: Any = super().__getattr__("module")
+            return getattr(whole.module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        whole: Any = self.module
+        return whole.module[key]
+
+    def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the model, by its own names."""
+        whole: Any = self.module
+        yield from whole.module.named_parameters(*arguments, **named)
 
 
 class DdpEngine(Engine):
@@ -34,21 +84,31 @@ class DdpEngine(Engine):
     """
 
     model: DistributedDataParallel
+    replicates = True
 
     def _build(self) -> None:
         self.module = prepare(made(self.recipe), self.config).to(self.device)
-        self.model = DistributedDataParallel(
+        if self.recipe.sync_batch_norm:
+            synchronise(self.module)
+        self.model = _Replica(
             self.module,
+            self.own_loops,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             # The gradients live in the buckets that are sent, and not beside them a second time.
             gradient_as_bucket_view=True,
             static_graph=self.config.static_graph,
+            # A rank whose examples do not reach a layer would otherwise leave the others waiting.
+            find_unused_parameters=not self.config.static_graph,
             # Running statistics are each rank's own until `save` averages them; sending rank 0's before every forward
             # pass would drop what the others saw.
             forward_sync_buffers=False,
         )
         register_hook(self.model, self.config.hook)
         self._traced = not self.config.static_graph
+
+    def _objective(self, batch: Batch, weight: float) -> Tensor:
+        loss: Tensor = self.model(loss=lambda module: self._sum_of(module, batch, weight))
+        return loss
 
     def _synchronised(self, last: bool) -> AbstractContextManager[object]:
         if not self._traced:

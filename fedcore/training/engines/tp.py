@@ -21,7 +21,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.training.dtensors import local
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.building import ParallelPlan, Split, move_to, plan_of, prepare, tied_names, unplaced
-from fedcore.training.engines.copies import average_gradients
+from fedcore.training.engines.own_loops import average_gradients
 from fedcore.training.engines.transfer import Entry
 
 

@@ -15,7 +15,7 @@ from fedcore.comparison.workers.schedule import Schedule
 from fedcore.data import Split
 from fedcore.training.engines import EngineConfig, Recipe, World, make_engine
 from fedcore.training.engines.batches import Rows
-from fedcore.training.loop import OptimizerConfig
+from fedcore.training.optimizers import OptimizerConfig
 
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=4).map(tuple)
 

@@ -72,8 +72,8 @@ def test_minibatches_see_each_example_once_a_pass() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def first_batch(examples: Sequence[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
-    next(iter(local_engine(nn.Linear(2, 2), SGD).batches(Listed(examples, collate), batch_size=0, steps=1, seed=1)))
+def first_step(examples: Sequence[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
+    train(local_engine(nn.Linear(2, 2), SGD), Listed(examples, collate), batch_size=0, steps=1, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def first_batch(examples: Sequence[Any], collate: Callable[[list[Any]], Any] | N
 )
 def test_what_is_no_batch_is_refused_by_its_rule(examples: Sequence[Any], check: str) -> None:
     with raises(UsageError, check=check):
-        first_batch(examples)
+        first_step(examples)
 
 
 def test_rows_that_differ_are_refused() -> None:
     with raises(UsageError, check="rows-differ"):
-        first_batch([(torch.ones(2), 1)] * 3, lambda batch: (torch.ones(2, 2), torch.zeros(3)))
+        first_step([(torch.ones(2), 1)] * 3, lambda batch: (torch.ones(2, 2), torch.zeros(3)))
     with raises(UsageError, check="rows-differ"):
-        first_batch([(torch.ones(2), 1)] * 3, lambda batch: ((torch.ones(3, 2), torch.tensor(3)), torch.zeros(3)))
+        first_step([(torch.ones(2), 1)] * 3, lambda batch: ((torch.ones(3, 2), torch.tensor(3)), torch.zeros(3)))
 
 
 def test_dataclasses_and_named_tuples_keep_their_kind() -> None:

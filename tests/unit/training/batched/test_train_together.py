@@ -19,7 +19,8 @@ from fedcore.training.batched.rows import StackedBatches
 from fedcore.training.batched.rules import StackedLinear
 from fedcore.training.batched.stack import clip_each
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine
-from fedcore.training.loop import OptimizerConfig, TrainingPlan, local_engine
+from fedcore.training.loop import TrainingPlan, local_engine
+from fedcore.training.optimizers import OptimizerConfig
 from fedcore.training.losses import Loss, cox, squared_error
 from fedcore.training.models.small import lenet
 
