@@ -380,8 +380,8 @@ def _labels_counted(model: Any, batch: Mapping[str, Any]) -> Tensor:
         return torch.tensor(float(len(labels)), device=labels.device)
     # transformers has the same default for models whose class it has no rule for, as GPT2LMHeadModel.
     causal = getattr(model, "loss_type", "") in (None, "ForCausalLM")
-    counted: Tensor = (labels[:, 1:] if causal else labels).ne(IGNORED).sum().float()
-    return counted
+    number: Tensor = (labels[:, 1:] if causal else labels).ne(IGNORED).sum().float()
+    return number
 
 
 cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets, total=_total_cross_entropy)

@@ -9,16 +9,18 @@ for rounding (docs/adr/0010-engines-and-ranks.md).
     tp, ddp-tp     each layer split over ranks (Shoeybi et al. 2019, "Megatron-LM")           `tp`
     pp             consecutive layers on consecutive ranks (Huang et al. 2019, "GPipe")       `pp`, `stages`
 
-Packages add others as entry points of the group `fedcore.engines` (docs/extending.md). `base` is the interface;
-`batches` says which rank works on which examples, `building` makes a model ready, `transfer` moves its state in and
+Packages add others as entry points of the group `fedcore.engines` (docs/extending.md). `base` is the interface, and
+`stepping` its steps; `batches` says which rank works on which examples, `streams` reads what has no rows to pick,
+`own_loops` averages the gradients of other loops, `building` makes a model ready, `transfer` moves its state in and
 out. All ranks make the same calls in the same order, since most of them wait for the others.
 """
 
 from __future__ import annotations
 
 from fedcore.run.engine_config import ENGINES, EngineConfig
-from fedcore.training.engines.base import Engine, MakeOptimizer, Recipe
+from fedcore.training.engines.base import Engine
 from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.stepping import MakeOptimizer, Recipe
 from fedcore.training.engines.world import World
 from fedcore.training.rules import LocalRule, Proximal
 

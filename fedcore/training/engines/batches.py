@@ -63,20 +63,20 @@ class Batch:
     size: int | None = None
 
     @classmethod
-    def of(cls, whole: Any, total: int, weights: Tensor | None = None, *, size: int) -> Self:
+    def of(cls, content: Any, total: int, weights: Tensor | None = None, *, size: int) -> Self:
         """Of what a DataLoader gave, on the device."""
-        pair = pair_in(whole)
+        pair = pair_in(content)
         if pair is None:
-            return cls(whole, None, total, weights, size=size)
+            return cls(content, None, total, weights, size=size)
         x, y = pair
         features = as_features(x) if isinstance(x, Tensor) else x
-        return cls(features, y, total, weights, whole if isinstance(whole, Mapping) else None, size)
+        return cls(features, y, total, weights, content if isinstance(content, Mapping) else None, size)
 
     def __len__(self) -> int:
         return rows_in(self.y) if self.size is None else self.size
 
     @property
-    def whole(self) -> Any:
+    def content(self) -> Any:
         """What the DataLoader gave: a dict with its targets, a pair, or something else that is a batch."""
         if self.raw is not None:
             return self.raw
@@ -85,7 +85,7 @@ class Batch:
     @property
     def tensors(self) -> list[Tensor]:
         """All that it consists of."""
-        return tensors_in((self.whole, self.x, self.weights))
+        return tensors_in((self.content, self.x, self.weights))
 
     def check(self) -> None:
         """Raise UsageError if it is no pair of inputs and targets with a row for each example."""
@@ -104,11 +104,11 @@ class Batch:
         """Micro-batches, always `count` of them: the ranks have to do the same number of passes."""
         if count == 1:
             return [self]
-        size = examples_in_batch(self.whole)
+        size = examples_in_batch(self.content)
         device = next((tensor.device for tensor in self.tensors), None)
         weights = torch.ones(size, device=device) if self.weights is None else self.weights
-        one = Batch.of(rows_of(self.whole, 0, 1), self.total, torch.zeros_like(weights[:1]), size=1)
-        parts = zip(split_rows(self.whole, count), torch.tensor_split(weights, count), strict=True)
+        one = Batch.of(rows_of(self.content, 0, 1), self.total, torch.zeros_like(weights[:1]), size=1)
+        parts = zip(split_rows(self.content, count), torch.tensor_split(weights, count), strict=True)
         return [Batch.of(part, self.total, w, size=len(w)) if len(w) else one for part, w in parts]
 
 

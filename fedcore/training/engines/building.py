@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedcore.errors import ConfigurationError
 from fedcore.run.engine_config import EngineConfig
-from fedcore.training.engines.base import Recipe
+from fedcore.training.engines.stepping import Recipe
 
 Split = Literal["colwise", "rowwise", "embedding", "output"]
 """How a layer is split: see `ParallelPlan.tensor`."""

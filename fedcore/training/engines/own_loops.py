@@ -13,23 +13,20 @@ import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.dtensors import local
-from fedcore.training.engines.streams import Reading, shares
+from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.streams import DataRanks, StreamPlan, is_loader, shares
 from fedcore.training.engines.transfer import Entry
 from fedcore.training.engines.world import World
 from fedcore.training.structures import moved
-
-if TYPE_CHECKING:
-    from fedcore.training.engines.base import Engine
-    from fedcore.training.engines.batches import Batch
 
 
 class GradientAverage:
@@ -45,7 +42,7 @@ class GradientAverage:
         self.idle = False
         self._world = world
         self._parameters: list[nn.Parameter] = []
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._touched: set[int] = set()
         self._models: list[nn.Module] = []
 
@@ -56,12 +53,12 @@ class GradientAverage:
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Average these, too; every rank has to give the same ones."""
         for parameter in parameters:
-            if self._world.size == 1 or id(parameter) in self._places or not parameter.requires_grad:
+            if self._world.size == 1 or id(parameter) in self._indices or not parameter.requires_grad:
                 continue
-            place = self._places[id(parameter)] = len(self._parameters)
+            index = self._indices[id(parameter)] = len(self._parameters)
             self._parameters.append(parameter)  # type: ignore[arg-type]
             parameter.register_hook(self._weighed)  # type: ignore[no-untyped-call]
-            parameter.register_post_accumulate_grad_hook(self._noting(place))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._noting(index))  # type: ignore[no-untyped-call]
 
     def add_model(self, module: nn.Module, device: torch.device) -> None:
         """A model that is no part of the engine's: rank 0's values on every rank."""
@@ -105,7 +102,7 @@ class GradientAverage:
     def _weighed(self, gradient: Tensor) -> Tensor | None:
         return None if self.idle or self.share == 1.0 else gradient * self.share
 
-    def _noting(self, place: int) -> Callable[[Tensor], None]:
+    def _noting(self, index: int) -> Callable[[Tensor], None]:
         def note(parameter: Tensor) -> None:
             del parameter
             if self.idle:
@@ -113,13 +110,13 @@ class GradientAverage:
             if not self._touched:
                 # As DistributedDataParallel does: at the end of the backward pass that runs.
                 torch.autograd.Variable._execution_engine.queue_callback(self._average)  # noqa: SLF001
-            self._touched.add(place)
+            self._touched.add(index)
 
         return note
 
     def _average(self) -> None:
         touched, self._touched = self._touched, set()
-        there = [place in touched for place in range(len(self._parameters))]
+        there = [index in touched for index in range(len(self._parameters))]
         average_gradients(self._parameters, self._world, there=there)
 
 
@@ -183,7 +180,18 @@ def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def prepare(engine: Engine, objects: Sequence[Any]) -> tuple[Any, ...]:
+class OwnLoops(DataRanks, Protocol):
+    """What an engine has that a loop of one's own needs; see there."""
+
+    model: nn.Module
+    module: nn.Module
+    config: EngineConfig
+    world: World
+    own_loops: GradientAverage
+    replicates: ClassVar[bool]
+
+
+def prepare(engine: OwnLoops, objects: Sequence[Any]) -> tuple[Any, ...]:
     """What `Engine.prepare` does, and raises."""
     if not engine.replicates:
         raise ConfigurationError(
@@ -194,7 +202,7 @@ def prepare(engine: Engine, objects: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_prepared(engine, one) for one in objects)
 
 
-def _prepared(engine: Engine, one: Any) -> Any:
+def _prepared(engine: OwnLoops, one: Any) -> Any:
     average = engine.own_loops
     if isinstance(one, nn.Module):
         if not any(one is part for part in (engine.model, *engine.module.modules())):
@@ -208,7 +216,7 @@ def _prepared(engine: Engine, one: Any) -> Any:
         return one
     if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
         return one
-    if isinstance(one, DataLoader):
+    if is_loader(one):
         return PreparedLoader(engine, one)
     raise ConfigurationError(
         f"prepare takes models, optimizers, schedulers and DataLoaders, not a {type(one).__name__}",
@@ -229,7 +237,7 @@ def _with_mean_loss(average: GradientAverage) -> Callable[..., Any]:
 class PreparedLoader:
     """A DataLoader whose batches are this rank's part of each, on the engine's device."""
 
-    def __init__(self, engine: Engine, loader: DataLoader[Any]) -> None:
+    def __init__(self, engine: OwnLoops, loader: Any) -> None:
         self._engine, self.loader = engine, loader
 
     def __len__(self) -> int:
@@ -245,8 +253,8 @@ class PreparedLoader:
         seed = torch.randint(2**31, (1,)).to(engine.device)
         dist.broadcast(seed, src=0)
         try:
-            for share in shares(engine, self.loader, Reading(batch_size=0, epochs=1, seed=int(seed)), 0):
+            for share in shares(engine, self.loader, StreamPlan(batch_size=0, epochs=1, seed=int(seed)), 0):
                 average.share = 0.0 if share.empty else share.size * engine.world.size / share.total
-                yield moved(share.whole, engine.device)
+                yield moved(share.content, engine.device)
         finally:
             average.share = 1.0

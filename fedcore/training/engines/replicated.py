@@ -33,7 +33,7 @@ class SingleEngine(Engine):
         self.module = self.model = prepare(made(self.recipe), self.config).to(self.device)
 
 
-class _Whole(nn.Module):
+class _Core(nn.Module):
     """What DDP wraps: the model, and its loss if that is to be computed inside, where DDP sees all of it."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -51,7 +51,7 @@ class _Replica(DistributedDataParallel):
     """DDP whose parts are those of the model: `engine.model.generator` on two ranks as on one."""
 
     def __init__(self, module: nn.Module, own_loops: GradientAverage, **settings: Any) -> None:
-        super().__init__(_Whole(module), **settings)
+        super().__init__(_Core(module), **settings)
         self._own_loops = own_loops
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
@@ -64,17 +64,17 @@ class _Replica(DistributedDataParallel):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            whole: Any = super().__getattr__("module")
-            return getattr(whole.module, name)
+            core: Any = super().__getattr__("module")
+            return getattr(core.module, name)
 
     def __getitem__(self, key: Any) -> Any:
-        whole: Any = self.module
-        return whole.module[key]
+        core: Any = self.module
+        return core.module[key]
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Those of the model, by its own names."""
-        whole: Any = self.module
-        yield from whole.module.named_parameters(*arguments, **named)
+        core: Any = self.module
+        yield from core.module.named_parameters(*arguments, **named)
 
 
 class DdpEngine(Engine):

@@ -12,10 +12,11 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fedcore.data.types import Split
@@ -24,10 +25,24 @@ from fedcore.training.engines.batches import Batch, TrainingData
 from fedcore.training.seeds import derive_seed, preserve_generators, seed_generators
 from fedcore.training.structures import examples_in_batch, moved, rows_of
 
-if TYPE_CHECKING:
-    from fedcore.training.engines.base import Engine
-
 T = TypeVar("T")
+
+
+class DataRanks(Protocol):
+    """What an engine says of the ranks that get different examples; see there."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def data_rank(self) -> int: ...
+    @property
+    def data_size(self) -> int: ...
+    def total(self, values: Tensor) -> Tensor: ...
+
+
+def is_loader(data: Any) -> bool:
+    """Whether it is a DataLoader."""
+    return isinstance(data, DataLoader)
 
 
 def is_stream(data: TrainingData) -> bool:
@@ -59,7 +74,7 @@ def rows_to_pick(data: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class StreamPlan:
     """How a stream is read.
 
     batch_size: examples of one step over all ranks; 0 if its items are batches.
@@ -104,7 +119,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StreamShare:
     """One rank's share of a batch, as the stream gives it.
 
     total: examples of the batch over all ranks.
@@ -112,95 +127,95 @@ class Share:
     empty: whether its only example is to count for nothing.
     """
 
-    whole: Any
+    content: Any
     total: int
     size: int
     empty: bool = False
 
-    def batch(self, engine: Engine) -> Batch:
+    def batch(self, ranks: DataRanks) -> Batch:
         """The same, on the engine's device."""
-        weights = torch.zeros(self.size, device=engine.device) if self.empty else None
-        return Batch.of(moved(self.whole, engine.device), self.total, weights, size=self.size)
+        weights = torch.zeros(self.size, device=ranks.device) if self.empty else None
+        return Batch.of(moved(self.content, ranks.device), self.total, weights, size=self.size)
 
 
-def training_batches(engine: Engine, data: TrainingData, reading: Reading) -> Iterator[Batch]:
+def training_batches(ranks: DataRanks, data: TrainingData, plan: StreamPlan) -> Iterator[Batch]:
     """This rank's share of each batch."""
     done = 0
-    for number in range(reading.epochs) if reading.epochs else _forever():
+    for number in range(plan.epochs) if plan.epochs else _forever():
         before = done
-        for share in shares(engine, data, reading, number):
-            yield share.batch(engine)
+        for share in shares(ranks, data, plan, number):
+            yield share.batch(ranks)
             done += 1
-            if done == reading.steps:
+            if done == plan.steps:
                 return
         if done == before:
             raise DataError(
                 f"the data ended after {done} steps"
-                + (f" of {reading.steps}" if reading.steps else "")
+                + (f" of {plan.steps}" if plan.steps else "")
                 + ": an iterable that can be read once has to be as long as its training",
                 check="data-ended",
             )
 
 
-def evaluation_batches(engine: Engine, data: TrainingData, batch_size: int, *, sharded: bool) -> Iterator[Batch]:
+def evaluation_batches(ranks: DataRanks, data: TrainingData, batch_size: int, *, sharded: bool) -> Iterator[Batch]:
     """One pass."""
-    size = 0 if isinstance(data, DataLoader) else batch_size * engine.data_size
-    for share in shares(engine, data, Reading(batch_size=size, epochs=1, sharded=sharded), 0):
-        yield share.batch(engine)
+    size = 0 if isinstance(data, DataLoader) else batch_size * ranks.data_size
+    for share in shares(ranks, data, StreamPlan(batch_size=size, epochs=1, sharded=sharded), 0):
+        yield share.batch(ranks)
 
 
-def steps_in(data: TrainingData, reading: Reading) -> int:
+def steps_in(data: TrainingData, plan: StreamPlan) -> int:
     """How many steps a training has."""
-    if reading.steps:
-        return reading.steps
+    if plan.steps:
+        return plan.steps
     if isinstance(data, DataLoader):
-        return reading.epochs * len(data)
+        return plan.epochs * len(data)
     examples = examples_in(data) or 0
-    return reading.epochs * (math.ceil(examples / reading.batch_size) if reading.batch_size else examples)
+    return plan.epochs * (math.ceil(examples / plan.batch_size) if plan.batch_size else examples)
 
 
-def shares(engine: Engine, data: TrainingData, reading: Reading, number: int) -> Iterator[Share]:
+def shares(ranks: DataRanks, data: TrainingData, plan: StreamPlan, number: int) -> Iterator[StreamShare]:
     """This rank's share of each batch of one pass, the `number`th."""
     source = cast(Iterable[Any], data)
-    seed = derive_seed("stream", reading.seed, number, *([engine.data_rank] if reading.sharded else []))
-    if isinstance(data, DataLoader) or not reading.batch_size:
+    seed = derive_seed("stream", plan.seed, number, *([ranks.data_rank] if plan.sharded else []))
+    if isinstance(data, DataLoader) or not plan.batch_size:
         batches = _OwnDraws(_batches_of(source), seed)
     else:
-        batches = _OwnDraws(_chunks(source, _size(engine, reading)), seed)
-    collate = None if isinstance(data, DataLoader) or not reading.batch_size else _collate_of(data)
-    if reading.sharded and engine.data_size > 1:
-        yield from _own_parts(engine, batches, collate)
+        batches = _OwnDraws(_chunks(source, _size(ranks, plan)), seed)
+    collate = None if isinstance(data, DataLoader) or not plan.batch_size else _collate_of(data)
+    if plan.sharded and ranks.data_size > 1:
+        yield from _own_parts(ranks, batches, collate)
         return
     for batch in batches:
-        yield _share(engine, batch, collate)
+        yield _share(ranks, batch, collate)
 
 
-def _size(engine: Engine, reading: Reading) -> int:
+def _size(ranks: DataRanks, plan: StreamPlan) -> int:
     """Examples that are read for a step: of a rank's own stream its part of them."""
-    if not reading.sharded:
-        return reading.batch_size
-    share, rest = divmod(reading.batch_size, engine.data_size)
-    return max(1, share + (engine.data_rank < rest))
+    if not plan.sharded:
+        return plan.batch_size
+    share, rest = divmod(plan.batch_size, ranks.data_size)
+    return max(1, share + (ranks.data_rank < rest))
 
 
-def _share(engine: Engine, batch: Any, collate: Any) -> Share:
+def _share(ranks: DataRanks, batch: Any, collate: Any) -> StreamShare:
     """This rank's rows of a batch that all ranks have; without any, the first one with weight 0."""
     total = len(batch) if collate else examples_in_batch(batch)
-    if engine.data_size == 1:
-        return Share(collate(batch) if collate else batch, total, total)
-    own = torch.arange(total).tensor_split(engine.data_size)[engine.data_rank].tolist()
+    if ranks.data_size == 1:
+        return StreamShare(collate(batch) if collate else batch, total, total)
+    own = torch.arange(total).tensor_split(ranks.data_size)[ranks.data_rank].tolist()
     start, stop = (own[0], own[-1] + 1) if own else (0, 1)
     part = collate(batch[start:stop]) if collate else rows_of(batch, start, stop)
-    return Share(part, total, stop - start, empty=not own)
+    return StreamShare(part, total, stop - start, empty=not own)
 
 
-def _own_parts(engine: Engine, batches: Iterator[Any], collate: Any) -> Iterator[Share]:
+def _own_parts(ranks: DataRanks, batches: Iterator[Any], collate: Any) -> Iterator[StreamShare]:
     """The parts of ranks that read streams of their own; one that has ended takes part with its last example."""
     last: Any = None
     while True:
         own = next(batches, None)
         count = 0 if own is None else len(own) if collate else examples_in_batch(own)
-        total = round(float(engine.total(torch.tensor(float(count), dtype=torch.float64, device=engine.device))))
+        total = round(float(ranks.total(torch.tensor(float(count), dtype=torch.float64, device=ranks.device))))
         if not total:
             return
         if own is None and last is None:
@@ -208,7 +223,7 @@ def _own_parts(engine: Engine, batches: Iterator[Any], collate: Any) -> Iterator
                 "a rank has no examples; each needs at least one where data are sharded", check="data-ended"
             )
         last = own if own is not None else (last[:1] if collate else rows_of(last, 0, 1))
-        yield Share(collate(last) if collate else last, total, count or 1, empty=not count)
+        yield StreamShare(collate(last) if collate else last, total, count or 1, empty=not count)
 
 
 def _batches_of(source: Iterable[T]) -> Iterator[T]:

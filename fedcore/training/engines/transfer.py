@@ -3,6 +3,9 @@
 No rank holds more of the whole model than one tensor and its own part. If all ranks can read the file, each
 copies its part out of the memory map; otherwise rank 0 sends each rank its part. Out of the ranks, the parts go to
 rank 0, which writes each of them to its place in the file.
+
+Parameters in bfloat16 go in and out as float32, which has all of their values: no record of Flower has bfloat16, and
+the mean of clients is not rounded to eight bits.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
+_STATE = {**_DTYPES, torch.bfloat16: "F32"}
+"""What a tensor of each dtype is in a model's state."""
+
 _MOST_BYTES = 1 << 26
 """How much of a mapped file may stay in memory while it is read."""
 
@@ -58,9 +64,13 @@ class Entry:
     @classmethod
     def of(cls, name: str, tensor: Tensor, *, nonnegative: bool = False) -> Self:
         """For a parameter or buffer of this rank; EncodingError for a dtype that no state can hold."""
-        dtype = _DTYPES.get(tensor.dtype)
+        dtype = _STATE.get(tensor.dtype)
         if dtype is None:
-            raise EncodingError(f"tensor {name!r} is {tensor.dtype}, which a model's state cannot hold")
+            raise EncodingError(
+                f"tensor {name!r} is {tensor.dtype}, which a model's state cannot hold; a complex parameter is kept as "
+                "its real and imaginary part (torch.view_as_complex of a float parameter [..., 2])",
+                check="dtype-not-held",
+            )
         return cls(_spec(name, dtype, tuple(tensor.shape)), tensor.detach(), nonnegative=nonnegative)
 
 
@@ -121,7 +131,8 @@ def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
 
 def numpy_view(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
     """The elements in the storage dtype, flat and contiguous, in the memory of the host."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    own = tensor.detach().float() if spec.dtype == "F32" and tensor.dtype == torch.bfloat16 else tensor.detach()
+    flat = own.cpu().contiguous().view(-1)
     array: NDArray[Any] = (flat.view(torch.uint16) if spec.dtype == "BF16" else flat).numpy()
     return array
 
@@ -238,7 +249,7 @@ def _from_rank(rank: int, own: Tensor, shape: Sequence[int], spec: TensorSpec, w
     if rank == 0 or world.rank not in (0, rank):
         return own if world.rank == 0 else None
     if world.rank == rank:
-        dist.send(own.detach().contiguous().to(world.device), dst=0)
+        dist.send(own.detach().contiguous().to(world.device, _torch_dtype(spec)), dst=0)
         return None
     received = _empty(shape, spec, world)
     dist.recv(received, src=rank)
@@ -251,8 +262,11 @@ def _to_rank_0(entry: Entry, world: World) -> Tensor | None:
 
 
 def _empty(shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor:
-    dtype = next(torch_dtype for torch_dtype, name in _DTYPES.items() if name == spec.dtype)
-    return torch.empty(tuple(shape), dtype=dtype, device=world.device)
+    return torch.empty(tuple(shape), dtype=_torch_dtype(spec), device=world.device)
+
+
+def _torch_dtype(spec: TensorSpec) -> torch.dtype:
+    return next(torch_dtype for torch_dtype, name in _DTYPES.items() if name == spec.dtype)
 
 
 _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users write it
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from fedcore import LocalJob, OptimizerConfig, local_app, supervised_app

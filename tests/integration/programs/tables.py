@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users write it
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from fedcore import OptimizerConfig, supervised_app
 from fedcore.data import Split
-from fedcore.training import Loss, seeded
+from fedcore.training import seeded
 from fedcore.training.losses import binary_cross_entropy, cox, multi_label, squared_error
 from tests.integration.programs.program import Listed, Program, choices, drawn, loop
 
@@ -41,7 +41,7 @@ def mlp(out: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, out))
 
 
-# --- dicts, dataclasses -------------------------------------------------------------------------------------------------
+# --- dicts, dataclasses -----------------------------------------------------------------------------------------------
 
 
 class Multi(nn.Module):
@@ -100,7 +100,7 @@ def dataclasses() -> Program:
     return Program(name="dataclass batches", app=app, bare=bare)
 
 
-# --- streams ------------------------------------------------------------------------------------------------------------
+# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 class Stream(IterableDataset[Any]):
@@ -152,7 +152,7 @@ def sampler() -> Program:
     return Program(name="weighted sampler", app=app, bare=bare, config={"batch-size": 6})
 
 
-# --- losses -------------------------------------------------------------------------------------------------------------
+# --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def full_batches(name: str, build: Any, y: Tensor, loss: Any, bare_loss: Any, **settings: Any) -> Program:
@@ -225,7 +225,7 @@ def half_precision() -> Program:
     return Program(name="bfloat16 parameters", app=app, bare=bare, config={"local-epochs": 4}, bound=2**-7)
 
 
-# --- optimizers ---------------------------------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 
 def lbfgs() -> Program:

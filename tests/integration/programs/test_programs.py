@@ -1,8 +1,12 @@
-"""Programs that users bring, on one rank and on two, against the same loop in bare PyTorch."""
+"""Programs that users bring, on one rank and on two, against the same loop in bare PyTorch.
+
+With `pytest -s` the largest differences are printed.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +45,6 @@ def test_a_program_is_the_same_as_in_bare_torch(two: Ranks, room: str, name: str
     one_rank = largest_difference(by_fedcore(same), bare)
     two_ranks = None if name in ALONE else largest_difference(two.run(on_a_rank, room, name)[0], bare)
     shown = "refused by name" if two_ranks is None else f"{two_ranks:.1e}"
-    print(f"{same.name:<34} one rank {one_rank:.1e}   two ranks {shown}")
+    sys.stdout.write(f"{same.name:<34} one rank {one_rank:.1e}   two ranks {shown}\n")
     assert one_rank <= same.bound
     assert two_ranks is None or two_ranks <= same.bound

@@ -20,9 +20,9 @@ from fedcore.training.batched.rules import StackedLinear
 from fedcore.training.batched.stack import clip_each
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import TrainingPlan, local_engine
-from fedcore.training.optimizers import OptimizerConfig
 from fedcore.training.losses import Loss, cox, squared_error
 from fedcore.training.models.small import lenet
+from fedcore.training.optimizers import OptimizerConfig
 
 EXAMPLES = (12, 5, 12, 1, 8)
 """Of each client: with batches of 5, three steps, one, three, one, two."""
