@@ -30,7 +30,7 @@ def map_tensors(
 ) -> Structure:
     """The same structure with `function` of each of its tensors.
 
-    Raises UsageError, check "no-tensor", if it holds anything else and `other` does not say what becomes of that.
+    Raises UsageError, check "no-tensor", if it holds anything else and there is no `other`, a function of that.
     """
     if isinstance(value, Tensor):
         return function(value)

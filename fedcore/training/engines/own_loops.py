@@ -181,7 +181,7 @@ def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
 
 
 class OwnLoops(DataRanks, Protocol):
-    """What an engine has that a loop of one's own needs; see there."""
+    """What an engine has that your own loop needs; see there."""
 
     model: nn.Module
     module: nn.Module

@@ -55,7 +55,7 @@ class _Replica(DistributedDataParallel):
         self._own_loops = own_loops
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """A loop of one's own that has prepared its parameters averages their gradients itself."""
+        """After `prepare` the gradients of your own loop are averaged by its hooks."""
         if self._own_loops and not self._own_loops.idle:
             return self.module(*arguments, **named)
         return super().forward(*arguments, **named)  # type: ignore[no-untyped-call]
