@@ -125,7 +125,7 @@ class Engine(Stepping):
         return self._noting_shares(self.read(data, rows, workers=workers, seed=seed))
 
     def _noting_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same; a loop of one's own has a part of each, and its mean counts for as much in that of the batch."""
+        """The same, for your own loop: its mean over this rank's part counts for as much in that of the whole batch."""
         return batches if self.data_size == 1 else self.own_loops.sharing(batches, self.data_size)
 
     def read(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
-"""Loops of one's own over several ranks: gradients averaged at the end of each backward pass, whatever made them.
+"""A user's own loop over several ranks: gradients averaged at the end of each backward pass, whatever made them.
 
 DistributedDataParallel averages what comes through its own forward pass. A loop that calls parts of the model (the two
-halves of a GAN), or models beside it, has backward passes of other kinds. `prepare` puts a hook on each parameter; the
+halves of a GAN), or further models, has backward passes of other kinds. `prepare` puts a hook on each parameter; the
 first that fires in a backward pass has the engine average, once it is over, all gradients that this pass touched.
 
 Averaging is a projection: gradients that are the same everywhere stay as they are, so that passes may add up.

@@ -1,4 +1,4 @@
-"""Loops of one's own: several models and optimizers, teachers, averages of weights, penalties on gradients."""
+"""Users' own loops: several models and optimizers, teachers, averages of weights, penalties on gradients."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def autoencoder() -> Program:
 
 
 def separate_model() -> Program:
-    """A probe that is no part of the model: trained beside it on each rank, and not handed over."""
+    """A probe that is no part of the model: trained next to it on each rank, and not handed over."""
     model, data = made(lambda: mlp(5)), DataLoader(Listed(list(zip(TABLE, CLASS, strict=True))), batch_size=4)
     start = made(lambda: nn.Linear(5, 3))()
 
@@ -366,7 +366,7 @@ def separate_model() -> Program:
         return own
 
     app = lambda: local_app(model=model, optimizer=SGD, train=fit, evaluate=NOTHING)  # noqa: E731
-    return Program(name="a second model of one's own", app=app, bare=bare)
+    return Program(name="a second, separate model", app=app, bare=bare)
 
 
 PROGRAMS = (
