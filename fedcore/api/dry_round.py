@@ -74,7 +74,10 @@ class DryRound(Simulation):
         self._requests[kind] += 1
         if self._requests[kind] > 1 and not is_query(kind):
             raise EnoughNodes
-        request = self._with_enough_nodes(request)
+        enlarged = self._enlarged(request)
+        if enlarged.nodes != request.nodes:
+            self.findings.warn("the strategy", self._all_evaluate)
+        request = self._with_enough_nodes(enlarged)
         groups = self.settings.groups if is_training(kind) else 1
         request = replace(request, nodes=request.nodes[: -(-len(request.nodes) // groups)])  # the largest group
         encoding = self._encoding(request)

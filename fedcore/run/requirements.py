@@ -87,20 +87,21 @@ def check_cohort_request(
 ) -> None:
     """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum.
 
+    An evaluation of too few is not refused, since it goes to all (`why_all_evaluate`).
+
     own
         Whether one person runs it and decides how many may collude.
     """
     least = min_clients_for(clients, settings, members, min_cohort)
+    if why_all_evaluate(clients, settings, members, min_cohort, message_type=message_type):
+        return
     if settings.groups > 1 and is_training(message_type):
         _check_grouped(clients, settings, least_group(settings, members, min_cohort))
     if clients >= least:
         return
     what = message_type.partition(".")[0]
     share = math.ceil(100 * least / members) / 100
-    corrupt = corrupt_for(settings, members)
-    why = f"min-cohort {min_cohort} of the clients' policies" + (f", and {corrupt} that may collude" if corrupt else "")
-    if least == settings.quorum:
-        why = "the run's quorum"
+    corrupt, why = corrupt_for(settings, members), _why_so_many(least, settings, members, min_cohort)
     nodes = f"min_{what}_nodes={least} (for Flower's own strategies), or fraction_{what}={share:g} or more"
     if is_query(message_type):
         nodes = f"{least} nodes or more"
@@ -109,6 +110,33 @@ def check_cohort_request(
     raise CohortBelowMinimum(
         f"the strategy asks {clients} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
         f"show single updates. Let the strategy ask more: {nodes}{other}"
+    )
+
+
+def why_all_evaluate(
+    clients: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str
+) -> str:
+    """Why an evaluation goes to all clients although the strategy asks so many; empty if those are enough for a sum.
+
+    A sum of more clients tells less of each. A training is not done so: it would make another model.
+    """
+    least = min_clients_for(clients, settings, members, min_cohort)
+    kind = message_type.partition(".")[0]
+    if settings.aggregation == "plain" or kind != "evaluate" or not clients < least <= members:
+        return ""
+    why = _why_so_many(least, settings, members, min_cohort)
+    return (
+        f"the strategy asks {clients} of {members} clients to evaluate, a sum needs {least} ({why}): all of them "
+        "evaluate, which tells less of each"
+    )
+
+
+def _why_so_many(least: int, settings: JobSettings, members: int, min_cohort: int) -> str:
+    if least == settings.quorum:
+        return "the run's quorum"
+    corrupt = corrupt_for(settings, members)
+    return f"min-cohort {min_cohort} of the clients' policies" + (
+        f", and {corrupt} that may collude" if corrupt else ""
     )
 
 

@@ -43,7 +43,7 @@ class PrivacyTrial(Simulation):
         kind = request.message_type
         if not self.settings.private or is_training(kind) or is_query(kind):
             return super(PrivacyTrial, self).exchange(request)
-        return [ExchangeReply.of_cohort(self._evaluate(request))]
+        return [ExchangeReply.of_cohort(self._evaluate(self._enlarged(request)))]
 
     def _evaluate(self, request: ExchangeRequest) -> Decoded:
         kind, nodes, began = request.message_type, request.nodes, self.clock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,13 @@ from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.run.engine.state import RunState
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
-from fedcore.run.requirements import check_cohort_request, check_needs, least_clients, waiting_for
+from fedcore.run.requirements import (
+    check_cohort_request,
+    check_needs,
+    least_clients,
+    waiting_for,
+    why_all_evaluate,
+)
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.checkpoint.resume import EventRecorder, Resumable
@@ -120,6 +126,7 @@ class Simulation:
     _models: BestModelKeeper = field(init=False)
     _downloads: SimulatedDownloads = field(init=False)
     _enough: str = field(default="", init=False)
+    _all_evaluate: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.clients < 1 or not 0 <= self.drop < 1:
@@ -339,6 +346,7 @@ class Simulation:
         self._models.warn_unjudged()
         if not self._state.admits(request.message_type, request.ahead, self._check_request):
             return []
+        request = self._enlarged(request)
         self._check_request(len(request.nodes), request.message_type)
         kind, request = request.message_type, self._downloads.of(request)
         with AppResults() as results, self._folders.of_clients():
@@ -348,6 +356,18 @@ class Simulation:
         if not is_training(kind) and not is_query(kind) and request.model is not None:
             self._models.evaluate(request.server_round, request.model, decoded.metrics, best=best)
         return [ExchangeReply.of_cohort(decoded)]
+
+    def _enlarged(self, request: ExchangeRequest) -> ExchangeRequest:
+        """The request; to all clients if it is an evaluation of too few for a sum, which is said once."""
+        line = why_all_evaluate(
+            len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type
+        )
+        if not line:
+            return request
+        if line != self._all_evaluate:
+            self._all_evaluate = line
+            self._emit(Warned(line=line))
+        return replace(request, nodes=tuple(self.nodes()))
 
     def _check_request(self, nodes: int, message_type: str) -> None:
         check_cohort_request(

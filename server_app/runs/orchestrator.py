@@ -223,7 +223,9 @@ class RunOrchestrator:
         if model is not None:
             await self._run.checkpoint(model.path, model.reference.sha256)
         state = await asyncio.to_thread(ModelState.open, model.path) if model else None
-        secure = SecureRequest(step=self._journal.number, exchange=call.request(state), sent=sent)
+        request = call.request(state)
+        request = replace(request, nodes=await self._run.clients.evaluators(request.nodes, request.message_type))
+        secure = SecureRequest(step=self._journal.number, exchange=request, sent=sent)
         if settings.buffered and trains:
             return JournaledReply(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if settings.groups > 1 and trains:

@@ -14,9 +14,10 @@ from fedcore.run.requirements import (
     least_group,
     min_clients_for,
     waiting_for,
+    why_all_evaluate,
 )
 from fedcore.secagg import Fault
-from fedcore.wire.events import ClientDropped, ClientsOnline, name_some
+from fedcore.wire.events import ClientDropped, ClientsOnline, Warned, name_some
 from fedcore.wire.tasks import is_query, is_training
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
@@ -39,6 +40,7 @@ class CohortSelection:
         self._known: frozenset[int] = frozenset()
         self._mismatched: set[int] = set()
         self._cheats: dict[int, Fault] = {}
+        self._all_evaluate = ""
 
     def exclude(self, blamed: Mapping[int, Fault]) -> None:
         """Ask these no more for the rest of the run."""
@@ -73,6 +75,19 @@ class CohortSelection:
     def check(self, clients: int, message_type: str) -> None:
         """Refuse what asks too few clients; raises CohortBelowMinimum."""
         check_cohort_request(clients, self._settings, *self._sizes, message_type=message_type)
+
+    async def evaluators(self, requested: tuple[int, ...], message_type: str) -> tuple[int, ...]:
+        """Whom an exchange asks: for an evaluation of too few for a sum all who are there, which is said once.
+
+        Raises RoundFailed.
+        """
+        line = why_all_evaluate(len(requested), self._settings, *self._sizes, message_type=message_type)
+        if not line:
+            return requested
+        if line != self._all_evaluate:
+            self._all_evaluate = line
+            self._event_log.add(Warned(line=line))
+        return tuple(await self.nodes())
 
     async def cohort(
         self, requested: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None

@@ -94,7 +94,6 @@ STRATEGIES = [{"strategy": name} for name in ("FedMedian", "Krum", "QFedAvg")]
         (TINY, {}, {"min-nodes": 9}),
         *((TINY, {}, config) for config in STRATEGIES),
         (TINY, {}, {"personal": True}),
-        (STEADY, {}, {"fraction-evaluate": 0.5}),
         (LEGACY, {}, {"min-nodes": 9}),
     ],
     ids=str,

@@ -562,11 +562,24 @@ async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, mo
     assert "fraction_train=0.75" in answer.reason
 
 
+async def test_an_evaluation_of_too_few_for_a_sum_goes_to_all_who_are_there(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    await app.nodes()
+    exchange = asyncio.create_task(app.exchange(model, [2, 3], message_type="evaluate"))
+    members = [here.members[number] for number in ALL]
+    await asyncio.gather(*(member.enter() for member in members))
+    await together(members)
+    assert isinstance(await exchange, Replies)
+    (warning,) = events_of(await here.finish(run, app), "warning")
+    assert "2 of 4" in warning["line"]
+
+
 async def test_what_a_strategy_will_ask_later_is_refused_before_anybody_trains(here: Site, model: ModelState) -> None:
     run, app = await here.begin()
-    answer = await app.exchange(model, ALL, ahead={"train": 4, "evaluate": 2})
+    answer = await app.exchange(model, ALL, ahead={"train": 2})
     assert isinstance(answer, ExchangeRefused)
-    assert answer.reason.startswith("cohort-below-minimum: the strategy asks 2 of 4 clients to evaluate, a sum needs 3")
+    assert answer.reason.startswith("cohort-below-minimum: the strategy asks 2 of 4 clients to train, a sum needs 3")
     assert not events_of(await here.finish(run, app), "exchange")
 
 

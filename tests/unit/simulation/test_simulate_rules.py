@@ -36,19 +36,29 @@ def test_the_sentences_with_numbers_are_those_that_may_travel() -> None:
     assert all(("{allowed}" in sentence) == ("{asked}" in sentence) for sentence in SENTENCES.values())
 
 
-def test_a_fraction_that_evaluates_is_refused_with_both_numbers_and_the_remedy(simulate: Simulate) -> None:
+def test_an_evaluation_of_too_few_for_a_sum_goes_to_all_and_says_so_once(simulate: Simulate) -> None:
     """Flower's quickstart: half of the nodes evaluate."""
-    events: list[RunEvent] = []
-    with pytest.raises(CohortBelowMinimum) as refused:
-        simulate(4, app=STEADY, fraction_evaluate=0.5, events=events)
-    assert [event.kind for event in events if event.kind != "warning"] == ["started"], "nobody trained before that"
-    assert str(refused.value) == (
-        "cohort-below-minimum: the strategy asks 2 of 4 clients to evaluate, a sum needs 3 (min-cohort 3 of the "
-        "clients' policies): of fewer it would show single updates. Let the strategy ask more: min_evaluate_nodes=3 "
-        "(for Flower's own strategies), or fraction_evaluate=0.75 or more"
-    )
+    row = next(row for row in ROWS if row.server == "fraction")
+    done = simulate(4, app=SMALL, **row.config)
+    assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4, 4, 4, 4]
+    (line,) = [event["line"] for event in done.of("warning") if "2 of 4" in event["line"]]
+    assert "min-cohort 3" in line
     done = simulate(4, app=STEADY, fraction_evaluate=0.75)
     assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4, 3]
+    assert not [event["line"] for event in done.of("warning") if "of 4" in event["line"]]
+
+
+def test_a_training_of_too_few_is_refused_with_both_numbers_and_the_remedy(simulate: Simulate) -> None:
+    """More clients would make another model than the strategy asks for."""
+    events: list[RunEvent] = []
+    with pytest.raises(CohortBelowMinimum) as refused:
+        simulate(4, app=COUNTING, fraction_train=0.5, events=events)
+    assert [event.kind for event in events if event.kind != "warning"] == ["started"], "nobody trained before that"
+    assert str(refused.value) == (
+        "cohort-below-minimum: the strategy asks 2 of 4 clients to train, a sum needs 3 (min-cohort 3 of the "
+        "clients' policies): of fewer it would show single updates. Let the strategy ask more: min_train_nodes=3 "
+        "(for Flower's own strategies), or fraction_train=0.75 or more"
+    )
 
 
 def test_an_evaluation_that_nobody_is_asked_for_is_not_refused(simulate: Simulate) -> None:
@@ -71,7 +81,7 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(
 
 def test_more_may_collude_in_a_large_federation(simulate: Simulate) -> None:
     with pytest.raises(CohortBelowMinimum, match=r"\b3\b.*\b40\b.*\b5\b.*\b2\b"):
-        simulate(40, app=STEADY, fraction_evaluate=0.075, size=10)
+        simulate(40, app=COUNTING, fraction_train=0.075)
 
 
 def test_quorum_and_failures_are_those_of_a_deployment(simulate: Simulate) -> None:
