@@ -113,9 +113,7 @@ def check_cohort_request(
     )
 
 
-def why_all_evaluate(
-    clients: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str
-) -> str:
+def why_all_evaluate(clients: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str) -> str:
     """Why an evaluation goes to all clients although the strategy asks so many; empty if those are enough for a sum.
 
     A sum of more clients tells less of each. A training is not done so: it would make another model.
