@@ -48,7 +48,7 @@ from fedcore.codec import (
 from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from tests.support.error_bound import error_bound
+from tests.support.error_bound import error_bound, magnitudes_of
 
 WIDTHS = (16, 21, 32)
 COHORTS = (8, 100)
@@ -190,7 +190,12 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
         decoded = cohort.round(encoding)
     assert decoded.state is not None
     bound = error_bound(
-        encoding, survivors=clients, examples=decoded.examples, statistics=decoded.statistics, base=cohort.base
+        encoding,
+        survivors=clients,
+        examples=decoded.examples,
+        statistics=decoded.statistics,
+        base=cohort.base,
+        magnitudes=magnitudes_of(encoding, cohort.base, cohort.locals, cohort.examples),
     )
     error = np.abs(decoded.state["weight"].astype(np.float64) - cohort.exact()).max()
     return Found(

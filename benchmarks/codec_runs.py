@@ -39,7 +39,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.events import FiguresFound
-from tests.support.error_bound import error_bound
+from tests.support.error_bound import error_bound, magnitudes_of
 
 ROUNDS = 20
 SHAPES = {"weight": 2000, "bias": 10}
@@ -263,6 +263,7 @@ class _Secure(_Grid):
                 examples=decoded.examples,
                 statistics=decoded.statistics,
                 base=model,
+                magnitudes=magnitudes_of(encoding, model, *zip(*kept, strict=True)),
             )
         )
         assert decoded.state is not None

@@ -2,7 +2,7 @@
 
     python benchmarks/codec_scales.py [--quick] [--json]
 
-Two attacks on cohorts of three, with the rule of scales and locks (docs/adr/0014) and without. Neither knows
+Three attacks on cohorts of three, with the rule of scales, ladders and locks (docs/adr/0014) and without. None knows
 whose value is whose.
 
 A scan asks for one update at many scales. The sum of an element, as a function of the scale, has a kink where a
@@ -10,12 +10,19 @@ client's value begins to be clipped, and lies on a line of a whole slope everywh
 scales tells that value.
 
 A lone element, in a tensor of its own, has its sum, the sum of its magnitudes and that of their fourth powers: three
-equations for three values, up to signs.
+equations for three values, up to signs. With sums of magnitudes that are rounded up to powers of two not a single value
+comes out, and now there are no such sums.
+
+Those rounded sums still told exponents: three powers of two follow from their sum, unless it has two ones in binary.
+exponents_told: the share of cohorts in which the exponents of all three clients' largest weighted changes of a large
+tensor follow from what the sum tells now, its mean among it. The clients have 10 to 1,000 examples, and a part of their
+updates in common.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import sys
@@ -35,7 +42,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.common import Figure, Report, Table, parser, run
 from fedcore.codec import CodecSettings, Encoding, decode, encode, encode_nothing, encoder
 from fedcore.codec.scaling import coarseness
-from fedcore.codec.scaling.statistics import power_of_two, size_fraction_bits, size_word
+from fedcore.codec.scaling.statistics import power_of_two
 from fedcore.codec.settings import MIN_SCALE, Clipping
 from fedcore.errors import EncodingError, NothingContributed, UpdateTooLarge
 from fedcore.state import ModelState
@@ -43,9 +50,16 @@ from fedcore.state import ModelState
 CLIENTS = 3
 SCANS = 60
 TRIPLES = 200
+COHORTS = 60
+EXAMPLES = (10, 1000)
+COMMON = (0.0, 0.3, 0.9)
+"""How much of the updates is common to all."""
 SHARES = (1.0, 0.6, 0.4)
 """How large the three clients' updates are compared with each other."""
 TOLD_AIM = 0.005
+EXPONENTS_AIM = 0.05
+_LOWEST = -12
+"""The least exponent that the attacker thinks of, compared with the largest."""
 _SAME = 1e-6
 
 Vector = NDArray[np.float64]
@@ -79,25 +93,53 @@ def measure(arguments: argparse.Namespace) -> Report:
         for name, share in shares.items()
     ]
     rows.append(("sums of |x| and x^4 of a lone element", f"{before} of {TRIPLES} triples"))
-    rows.append(("sums of |x| as they are told now", f"{after} of {3 * TRIPLES} values"))
+    rows.append(("sums of |x| rounded up to powers of two", f"{after} of {3 * TRIPLES} values"))
+    rounded, laddered = exponents_told(rng)
+    rows.append(("exponents, from sums of |x| rounded up to powers of two", f"{rounded} of {COHORTS} cohorts"))
+    rows.append(("exponents, from the ladder and the mean", f"{laddered} of {COHORTS} cohorts"))
     return Report(
         benchmark="codec_scales",
-        figures=(Figure(name="single_elements_told", value=max(list(shares.values())[-2:]), aim=TOLD_AIM),),
+        figures=(
+            Figure(name="single_elements_told", value=max(list(shares.values())[-2:]), aim=TOLD_AIM),
+            Figure(name="exponents_told", value=laddered / COHORTS, aim=EXPONENTS_AIM),
+        ),
         tables=(Table(title="What comes out", header=("asked for", "told"), rows=tuple(rows)),),
         notes=(f"{CLIENTS} clients, Gaussian updates of {elements} elements, {SHARES} compared with each other",),
     )
 
 
 def lone_elements(triples: Vector) -> tuple[int, int]:
-    """Of three values in each row [rows, 3]: triples that came out before, and single values that do now."""
+    """Of three values in each row [rows, 3]: triples from three sums, and single values from sums that are rounded up."""
     before = after = 0
     for values in triples:
         total, sizes = float(values.sum()), float(np.abs(values).sum())
         found = from_power_sums(total, sizes, float((values**4).sum()))
         before += found is not None and bool(np.allclose(np.sort(found), np.sort(values), rtol=1e-3))
-        told = sum(size_word(abs(value), CLIENTS) for value in values) * 2.0 ** -size_fraction_bits(CLIENTS)
+        told = sum(power_of_two(abs(float(value))) for value in values)
         after += lone_value(total, told, values.tolist())
     return before, after
+
+
+def exponents_told(rng: np.random.Generator) -> tuple[int, int]:
+    """In how many cohorts all three exponents follow: from sums of powers of two, and from ladder and mean."""
+    rounded = laddered = 0
+    for number in range(COHORTS):
+        common = COMMON[number % len(COMMON)]
+        weights = rng.uniform(*EXAMPLES, CLIENTS)
+        own = rng.standard_normal((CLIENTS, 2_000)) * (1 - common) + common * rng.standard_normal(2_000)
+        updates = weights[:, None] * own
+        exponents = sorted(math.frexp(float(np.abs(update).max()))[1] for update in updates)
+        mean = float(np.abs(updates.sum(axis=0)).max())
+        highest = exponents[-1]
+        possible = [
+            candidate
+            for candidate in itertools.combinations_with_replacement(range(highest + _LOWEST, highest + 3), CLIENTS)
+            if sum(2.0**exponent for exponent in candidate) >= mean
+        ]
+        told = sum(2.0**exponent for exponent in exponents)
+        rounded += sum(sum(2.0**exponent for exponent in candidate) == told for candidate in possible) == 1
+        laddered += sum(max(candidate) == highest for candidate in possible) == 1
+    return rounded, laddered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
 from fedcore.codec.mean import WeightedMean
-from fedcore.codec.metrics import decode_metrics, lost_share
+from fedcore.codec.metrics import decode_metrics, join_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.privacy.parameters import AnyEncoding
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, read_statistics
@@ -96,8 +96,7 @@ def decode(
         contributors=contributors,
         failures=failures,
         large=large,
-        sizes=small["sizes"],
-        powers=small["powers"],
+        peaks=small["peaks"],
         clipped=small["clipped"],
         shrunk=0 if large else small["shrunk"][0],
     )
@@ -112,7 +111,7 @@ def decode(
         raise RoundFailed(
             "the clients that are left have no examples; there is nothing to average", check="no-examples"
         )
-    names, metrics = _metrics(encoding, words, small["metrics"], contributors, examples, sums=sums)
+    names, metrics = _metrics(encoding, words, contributors, examples, sums=sums)
     state = None
     if base is not None:
         mean = WeightedMean(
@@ -166,22 +165,19 @@ def unlock(
 def _metrics(
     encoding: Encoding,
     words: NDArray[np.uint64],
-    measured: list[int],
     contributors: int,
     examples: int,
     *,
     sums: bool,
 ) -> tuple[tuple[MetricName, ...] | None, dict[str, float | list[float]]]:
-    """The names, None if they differ, and what they name.
-
-    Args:
-        measured: the words of the metrics.
-    """
+    """The names, None if they differ, and what they name."""
+    sections = encoding.sections
     names = encoding.metrics
     if names is None:
-        names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
+        names = names_from_sum(words[sections["names"]], contributors, encoding.n_max, encoding.settings.max_metrics)
     if names is not None:
-        return names, decode_metrics(encoding, names, measured, survivors=contributors, examples=examples, sums=sums)
+        totals = join_metrics(encoding, words[sections["metrics"]].tolist(), words[sections["digits"]].tolist())
+        return names, decode_metrics(encoding, names, totals, survivors=contributors, examples=examples, sums=sums)
     if sums:
         raise RepliesDiffer
     return None, {}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS
-from fedcore.codec.encoding import POWERS_FROM, Encoding, ScaleGroup
+from fedcore.codec.encoding import Encoding, ScaleGroup
 from fedcore.codec.fields import (
     encode_integers,
     field_dtype,
@@ -22,7 +22,6 @@ from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, p
 from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
 from fedcore.codec.privacy.parameters import AnyEncoding
-from fedcore.codec.scaling.statistics import power_word, size_range, size_word
 from fedcore.codec.settings import MAX_SCALE
 from fedcore.codec.update import FloatUpdate
 from fedcore.errors import EncodingError, UsageError
@@ -80,7 +79,7 @@ def encode(
     returned wait for their masks (`DeviceVector.apply_masks`); until then they hold a part of them.
 
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
-    tell that, and its magnitudes, and nothing else.
+    tell that, and which scales it exceeds by how much, and nothing else.
 
     Raises EncodingError, naming the tensor or metric, for NaN and infinity, for tensors that do not
     match the layout, for examples or metrics out of range, for an update of which too much would
@@ -89,12 +88,12 @@ def encode(
     count = _check_examples(encoding, examples)
     words = _cleared(encoding, out)
     sections = encoding.sections
-    names, metric_words = encode_metrics(encoding, metrics, count)
+    names, metric_words, digits = encode_metrics(encoding, metrics, count, randomness=randomness)
     if encoding.metrics is None:
-        words[sections["names"]] = names_words(names)
+        words[sections["names"]] = names_words(names, encoding.n_max)
     words[sections["examples"]] = count
-    first = sections["metrics"].start
-    words[first : first + len(metric_words)] = metric_words
+    for section, used in ((sections["metrics"], metric_words), (sections["digits"], digits)):
+        words[section.start : section.start + len(used)] = used
     clipped, shrunk, overflowed = 0, False, False
     if encoding.layout is None:
         if base is not None or local is not None:
@@ -213,11 +212,11 @@ def _encode_floats(
         _check_fits(encoding, group, clipped[index], ratios[index] * encoding.scales[index])
     # Who is within its scale but for the roundoff of the weight tells no more than the scale.
     unlocked = [ratio if count else min(ratio, 1.0) for ratio, count in zip(ratios, clipped, strict=True)]
-    digits = size_range(encoding.field_bits)
-    words[sections["sizes"]] = [size_word(ratio, encoding.n_max, digits) for ratio in unlocked]
-    if encoding.n_max >= POWERS_FROM:
-        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in unlocked]
-    words[sections["clipped"]] = clipped if encoding.settings.clips else [min(count, 1) for count in clipped]
+    rungs = [ladder.rung_of(ratio) for ladder, ratio in zip(encoding.ladders, unlocked, strict=True)]
+    elements = (ladder.element(rung, randomness) for ladder, rung in zip(encoding.ladders, rungs, strict=True))
+    words[sections["peaks"]] = [word for element in elements for word in element]
+    if encoding.settings.clips:
+        words[sections["clipped"]] = clipped
     return sum(clipped)
 
 

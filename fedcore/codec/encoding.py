@@ -11,22 +11,23 @@
     failed    1 if the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
     large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
-              covers all but the words from `failed` to `clipped`, and the keys
-    sizes     for each scale: the largest |w * delta| under it (sum, to bound the mean), see statistics.py,
-    powers    from 8 clients on: the fourth power of that (to bound the largest client),
-    clipped   and how many elements exceeded the scale, or, if they are not to be clipped, 1 if any did
+              covers all but the words from `failed` to `peaks`, and the keys
+    peaks     for each scale: how large the largest |w * delta| under it is, so that the sum tells that of the largest
+              client alone, see ladder.py
+    clipped   if updates are clipped: for each scale how many elements exceeded it
     examples  the number of training (or test) examples
     shrunk    1 if the L2 clip shrank the update
     lost      if updates are clipped: the part of the update's norm that was cut off * examples, in fixed point
     integers  for each element of each integer tensor: (local - global) * examples
-    metrics   each metric * examples, in fixed point; unused slots are zero
+    metrics   each metric * examples, in fixed point, rounded down; unused slots are zero
+    digits    for each of them what is left of a unit; none if w-max is 1
     names     if the names of the metrics are not known yet: what they are, see names.py
     keys      if a sum may hold clients that failed: what their masks come off with, see locks.py
 
-Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
-of each client. One of them may change by 10^15 times as much as another, as BatchNorm's statistics of raw columns do
-next to the moments of an optimizer, so each element has 96 bits: of so few that costs little, and no neighbour is large
-enough to take precision from another.
+Each large tensor has a scale of its own; all small ones share one, which follows from their mean, so that no sum is
+about a few numbers of each client. One of them may change by 10^15 times as much as another, as BatchNorm's statistics
+of raw columns do next to the moments of an optimizer, so each element has 96 bits: of so few that costs little, and no
+neighbour is large enough to take precision from another.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
 neighbour; with 64 bits, of one bit less, so that float64 has the largest one; with 8, 10 and 12 bits, where every level
@@ -48,7 +49,8 @@ from pydantic_core.core_schema import no_info_after_validator_function
 
 from fedcore.codec.blocks import FieldSection
 from fedcore.codec.locks import LIMBS, MOST_FAILURES
-from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
+from fedcore.codec.names import MetricName, check_names, names_json, names_length, slot_count
+from fedcore.codec.scaling.ladder import Ladder, ladder_of
 from fedcore.codec.settings import (
     FIELD_BITS,
     MAX_SCALE,
@@ -74,10 +76,6 @@ from fedcore.system.plain_json import NO_OTHER_KEYS
 SMALL_TENSOR = 1024
 """Floating point tensors with fewer elements share one scale."""
 
-POWERS_FROM = 8
-"""Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
-
-
 def metric_fraction_bits(settings: CodecSettings, n_max: int) -> int:
     """Bits after the point of a metric's fixed-point word, such that no sum can wrap."""
     largest = n_max * settings.w_max * math.ceil(settings.metric_max)
@@ -94,7 +92,7 @@ def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
 
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v6"
+_DOMAIN = b"fedcore/codec/encoding/v7"
 
 ENCODING_TAG = _DOMAIN.decode()
 """Raised with whatever changes words or their meaning."""
@@ -281,29 +279,40 @@ class Encoding:
         return levels_of_bits(bits, self.n_max)
 
     @property
+    def ladders(self) -> tuple[Ladder, ...]:
+        """How the sum says how large the largest magnitude is, for each scale."""
+        return tuple(ladder_of(small=group.small, field_bits=self.field_bits) for group in self.groups)
+
+    @property
     def metric_fraction_bits(self) -> int:
         """Bits after the point in a metric's word."""
         return metric_fraction_bits(self.settings, self.n_max)
 
     @property
+    def metric_digit_bits(self) -> int:
+        """As many bits more are in its second word; 0 if there is none, as for queries, whose sums are whole numbers."""
+        return 64 - carry_bits(self.n_max) if self.settings.w_max > 1 else 0
+
+    @property
     def sections(self) -> dict[str, slice]:
         """Where each part of the vector lies, by the names in the module's text, in order."""
         scales = len(self.scales)
+        slots = self.settings.max_metrics if self.metrics is None else slot_count(self.metrics)
         sizes = {
             "packed": 0,
             "small": 0,
             **{section.name: section.words for section in self.field_sections},
             "failed": 1,
             "large": 1,
-            "sizes": scales,
-            "powers": scales if self.n_max >= POWERS_FROM else 0,
-            "clipped": scales,
+            "peaks": sum(ladder.words for ladder in self.ladders),
+            "clipped": scales if self.settings.clips else 0,
             "examples": 1,
             "shrunk": 1,
             "lost": 1 if scales and self.settings.clips else 0,
             "integers": sum(spec.size for spec in self.integers),
-            "metrics": self.settings.max_metrics if self.metrics is None else slot_count(self.metrics),
-            "names": NAMES_BYTES if self.metrics is None else 0,
+            "metrics": slots,
+            "digits": slots if self.metric_digit_bits else 0,
+            "names": names_length(self.n_max) if self.metrics is None else 0,
             "keys": self.failures * LIMBS,
         }
         sections = {}
@@ -322,7 +331,7 @@ class Encoding:
     def unlocked(self) -> slice:
         """The words that a client whose update is too large leaves open."""
         sections = self.sections
-        return slice(sections["failed"].start, sections["clipped"].stop)
+        return slice(sections["failed"].start, sections["peaks"].stop)
 
     def step(self, index: int) -> float:
         """Distance between two values of the tensors with scale `index`, in units of w * delta."""

@@ -32,7 +32,7 @@ Releases = Sequence[Callable[[], None]]
 class WeightedMean:
     """The base and the mean of the updates to it.
 
-    statistics: what the sum tells; `write` adds by how much it changed each large tensor.
+    statistics: what the sum tells; `write` adds by how much it changed each large tensor, and the small ones at most.
     """
 
     encoding: Encoding
@@ -80,11 +80,13 @@ class WeightedMean:
             self._moved.append((index, tensor))
 
     def _check_rounding(self) -> None:
-        encoding, typical = self.encoding, [0.0] * len(self.encoding.scales)
+        encoding, typical, peaks = self.encoding, [0.0] * len(self.encoding.scales), list(self.statistics.peaks)
         for index, tensor in self._moved:
-            if not encoding.groups[index].small:
+            if encoding.groups[index].small:
+                peaks[index] = max(peaks[index], tensor.largest * encoding.step(index))
+            else:
                 typical[index] = tensor.typical * encoding.step(index)
-        self.statistics = replace(self.statistics, moved=tuple(typical))
+        self.statistics = replace(self.statistics, moved=tuple(typical), peaks=tuple(peaks))
         coarse = [(index, tensor) for index, tensor in self._moved if tensor.is_coarse(self.base)]
         if coarse:
             worst = max((tensor for _, tensor in coarse), key=lambda tensor: tensor.share)
@@ -159,7 +161,9 @@ def _decode_floats(
         def decode_span(span: Span) -> tuple[TensorSpec, Change]:
             new, before = mean[: span.size], old[: span.size]
             sums.read(span.spec, span.position, span.size, new)
-            moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)))
+            # Of large tensors nobody needs the largest, and it takes as long as the sum of squares.
+            largest = float(np.abs(new).max(initial=0.0)) if sums.part.fraction_bits else 0.0
+            moved = Change(squares=float(new @ new), elements=int(np.count_nonzero(new)), largest=largest)
             new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))

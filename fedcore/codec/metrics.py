@@ -1,14 +1,19 @@
-"""Metrics in the sum: each value times the client's examples, in 64-bit fixed point.
+"""Metrics in the sum: each value times the client's examples, in fixed point of two 64-bit words.
 
 Slots are filled in the order of the sorted names, lists element by element. If the names are known there are just as
 many slots; else the rest stays zero.
+
+The second word has digits of what is less than 2^20 units of the first, of which a metric of 1e-12 still has six. An
+exact sum of all digits would tell single values: the low digits of float64's k / n tell k and n, and those of a large
+value are zero where a small one has its own. So larger values are rounded to whole units, smaller ones moved at random
+by up to 2^-22 of themselves, and the digits of the larger ones hold noise that the sum is rounded by.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from fedcore.codec.encoding import Encoding
@@ -20,19 +25,63 @@ MetricValue = float | Sequence[float]
 
 _WORD = 1 << 64
 _HALF = 1 << 63
+_WHOLE_BITS = 20
+"""A value of so many bits in units is rounded to whole ones: by 2^-21 of itself at most."""
+_BLUR_BITS = 22
+_RANDOM_BYTES = 16
 
 
 def encode_metrics(
-    encoding: Encoding, metrics: Mapping[str, MetricValue], examples: int
-) -> tuple[tuple[MetricName, ...], list[int]]:
-    """Names in slot order, and the words of the used slots (two's complement).
+    encoding: Encoding, metrics: Mapping[str, MetricValue], examples: int, *, randomness: Callable[[int], bytes]
+) -> tuple[tuple[MetricName, ...], list[int], list[int]]:
+    """Names in slot order, and the words of the used slots: rounded down (two's complement), and what is left.
 
     Raises EncodingError that names the metric for a value that is no finite number, is larger than
     `metric-max`, or has no slot left; and one that names both for other metrics than those of the encoding.
+
+    Args:
+        randomness: `randomness(k)` returns k secret random bytes.
     """
     names, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
-    unit = examples << encoding.metric_fraction_bits
-    return names, [round(value * unit) % _WORD for value in values]
+    unit = metric_unit(encoding, examples)
+    totals = [_blurred(encoding, round(value * unit), randomness) for value in values]
+    bits = encoding.metric_digit_bits
+    digits = [total & (1 << bits) - 1 for total in totals] if bits else []
+    return names, [(total >> bits) % _WORD for total in totals], digits
+
+
+def _blurred(encoding: Encoding, total: int, randomness: Callable[[int], bytes]) -> int:
+    """The same with digits that tell no more than they have to."""
+    if _is_whole(encoding, total):
+        total, most = _rounded(encoding, total), (1 << encoding.metric_digit_bits) // (2 * encoding.n_max)
+    else:
+        most = abs(total) >> _BLUR_BITS
+    drawn = int.from_bytes(randomness(_RANDOM_BYTES), "little")
+    # Less than half a unit for all clients together.
+    return total + drawn % (2 * most - 1) - (most - 1) if most else total
+
+
+def _is_whole(encoding: Encoding, total: int) -> bool:
+    return abs(total) >> encoding.metric_digit_bits + _WHOLE_BITS > 0
+
+
+def _rounded(encoding: Encoding, total: int) -> int:
+    """To whole units."""
+    bits = encoding.metric_digit_bits
+    return (2 * total + (1 << bits) >> bits + 1) << bits
+
+
+def metric_unit(encoding: Encoding, examples: int) -> int:
+    """What a metric of 1 comes to over so many examples, both words together."""
+    return examples << encoding.metric_fraction_bits + encoding.metric_digit_bits
+
+
+def join_metrics(encoding: Encoding, words: Sequence[int], digits: Sequence[int]) -> list[int]:
+    """What two sections of such words stand for together."""
+    signed = (word - _WORD if word >= _HALF else word for word in words)
+    bits = encoding.metric_digit_bits
+    totals = [(word << bits) + rest for word, rest in zip(signed, digits or [0] * len(words), strict=True)]
+    return [_rounded(encoding, total) if _is_whole(encoding, total) else total for total in totals]
 
 
 def flat_metrics(
@@ -62,7 +111,7 @@ def flat_metrics(
 def decode_metrics(
     encoding: Encoding,
     names: Sequence[MetricName],
-    words: Sequence[int],
+    totals: Sequence[int],
     *,
     survivors: int,
     examples: int,
@@ -75,10 +124,9 @@ def decode_metrics(
     Raises PeerError when a sum is more than the survivors can have sent, or an unused slot is not
     zero.
     """
-    unit = examples << encoding.metric_fraction_bits
+    unit = metric_unit(encoding, examples)
     # Every survivor rounds to nearest, so may exceed the limit by half a unit.
     limit = math.ceil(encoding.settings.metric_max) * unit + survivors
-    totals = [word - _WORD if word >= _HALF else word for word in words]
     metrics: dict[str, float | list[float]] = {}
     start = 0
     for name, length in names:
@@ -88,7 +136,7 @@ def decode_metrics(
             raise PeerError(
                 f"the sum of metric {name!r} is out of range: a client sent a malformed reply", check="malformed-update"
             )
-        means = [float(Fraction(total, 1 << encoding.metric_fraction_bits if sums else unit)) for total in part]
+        means = [float(Fraction(total, metric_unit(encoding, 1) if sums else unit)) for total in part]
         metrics[name] = means[0] if length is None else means
         start += count
     if any(totals[start:]):

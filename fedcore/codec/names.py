@@ -1,16 +1,16 @@
 """The names of an exchange's metrics: part of the encoding, or, before they are known, of the sum.
 
 Names that are known are public parameters like the scales, so a client that reports others has no place to put them.
-Before
-the first exchange they are not known: then every client writes its names as canonical JSON, one byte to a 64-bit word,
-and the sum is a multiple of those bytes if all that contributed agree. If they do not, the sum tells that, and
-not who differs.
+Before the first exchange they are not known: then every client writes its names as canonical JSON, one byte to a field
+that has room for a sum of them, and the sum is a multiple of those bytes if all that contributed agree. If they do not,
+the sum tells that, and not who differs.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ MetricName = tuple[str, int | None]
 """Name of a metric, and the length of its list; None for a single number."""
 
 NAMES_BYTES = 1000
-"""Most bytes that the names take if they travel in the sum, and so the words of their section."""
+"""Most bytes that the names take if they travel in the sum, and so the fields of their section."""
 
 _LONGEST_NAME = 200
+_LARGEST_BYTE = 0xFF
 
 
 def slot_count(names: Sequence[MetricName]) -> int:
@@ -60,8 +61,18 @@ def names_json(names: Sequence[MetricName]) -> bytes:
     return json.dumps([list(name) for name in names], separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
-    """One client's section `names` ([NAMES_BYTES], uint64). Raises EncodingError if the names are too long."""
+def names_length(n_max: int) -> int:
+    """Words of the section `names` in a sum of up to `n_max`."""
+    return NAMES_BYTES * _field(n_max).itemsize // 8
+
+
+def _field(n_max: int) -> np.dtype[Any]:
+    """Of one byte of the names: 16 bits for 257 clients, 32 for more."""
+    return np.dtype(np.uint16 if n_max * _LARGEST_BYTE < 1 << 16 else np.uint32 if n_max < 1 << 24 else np.uint64)
+
+
+def names_words(names: Sequence[MetricName], n_max: int) -> NDArray[np.uint64]:
+    """One client's section `names` ([names_length], uint64). Raises EncodingError if the names are too long."""
     text = names_json(names)
     if len(text) > NAMES_BYTES:
         raise EncodingError(
@@ -69,15 +80,17 @@ def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
             "them; report fewer, or set train-metrics and evaluate-metrics",
             check="metric-names",
         )
-    words = np.zeros(NAMES_BYTES, np.uint64)
-    words[: len(text)] = np.frombuffer(text, np.uint8)
-    return words
+    fields = np.zeros(NAMES_BYTES, _field(n_max))
+    fields[: len(text)] = np.frombuffer(text, np.uint8)
+    return fields.view(np.uint64)
 
 
-def names_from_sum(words: NDArray[np.uint64], contributors: int, max_metrics: int) -> tuple[MetricName, ...] | None:
-    """The names that all `contributors` wrote, from the sum of their sections; None if they do not agree."""
-    quotients, remainders = np.divmod(words, np.uint64(contributors))
-    if remainders.any() or (quotients > np.uint64(0xFF)).any():
+def names_from_sum(
+    words: NDArray[np.uint64], contributors: int, n_max: int, max_metrics: int
+) -> tuple[MetricName, ...] | None:
+    """The names that all `contributors` of up to `n_max` wrote, from the sum of their sections; None if they differ."""
+    quotients, remainders = np.divmod(words.view(_field(n_max)).astype(np.uint64), np.uint64(contributors))
+    if remainders.any() or (quotients > np.uint64(_LARGEST_BYTE)).any():
         return None
     text = quotients.astype(np.uint8).tobytes().rstrip(b"\0")
     try:

@@ -33,8 +33,7 @@ def following(
 ) -> Encoding:
     """What follows from the statistics of one exchange alone; early in a run scales may still fall freely."""
     nothing = (0.0,) * len(statistics.scales)
-    usual = tuple(size / statistics.contributors for size in statistics.sizes)
     known = ScaleInputs(
-        latest=statistics, lasting=nothing, usual=usual, last=statistics.scales, least=nothing, settled=settled
+        latest=statistics, lasting=nothing, usual=statistics.peaks, last=statistics.scales, least=nothing, settled=settled
     )
     return next_encoding(settings, layout, n_max, known)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
 from fedcore.codec import Encoding, MagnitudeStatistics
 from fedcore.state import ModelState, TensorSpec
 
@@ -20,12 +24,14 @@ def error_bound(
     statistics: MagnitudeStatistics | None = None,
     base: ModelState | None = None,
     largest: float = math.inf,
+    magnitudes: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Largest possible error of each decoded tensor against the exact weighted mean.
 
     With `base` the bound is on the elements of the decoded state, without it on the decoded mean
     delta. The terms, K = w_max / examples, s the scale, M <= survivors * s the sum of the clients'
-    largest |w * delta| (from `statistics` where given, or from `largest`, a bound on each, which are far tighter):
+    largest |w * delta| (from `magnitudes` by tensor where given, from the peaks of `statistics`, or from `largest`, a
+    bound on each, which are far tighter):
 
     - stochastic rounding: less than one step s / L a client, so K * survivors * s / L;
     - the client's float32 arithmetic (difference, weight, product): 4 * 2^-24 * K * M;
@@ -45,8 +51,10 @@ def error_bound(
     units = [unit for part in encoding.field_sections if part.sent_share for unit in part.units()]
     for index, spec in ((index, spec) for index, group in enumerate(encoding.groups) for spec in group.specs):
         magnitude = survivors * min(encoding.scales[index], largest)
-        if statistics is not None:
-            magnitude = min(magnitude, statistics.sizes[index])
+        if statistics is not None and not encoding.groups[index].small:
+            magnitude = min(magnitude, statistics.contributors * statistics.peaks[index])
+        if magnitudes is not None:
+            magnitude = magnitudes[spec.name]
         rows = max((unit.rows for unit in units if unit.index == index), default=1)
         steps = 2 * (math.log2(rows) + 1) if rows > 1 else 0
         magnitude *= math.sqrt(rows)
@@ -58,6 +66,25 @@ def error_bound(
         clipped = statistics is not None and (statistics.clipped[index] > 0 or statistics.shrunk > 0)
         bounds[spec.name] = math.inf if clipped else bound
     return bounds
+
+
+def magnitudes_of(
+    encoding: Encoding, base: ModelState, locals_: Sequence[ModelState], examples: Sequence[int]
+) -> dict[str, float]:
+    """By tensor the sum of the clients' largest |w * delta|, of updates that are not rotated."""
+    return {
+        spec.name: sum(
+            count / encoding.settings.w_max * _largest_change(base, local, spec.name)
+            for local, count in zip(locals_, examples, strict=True)
+        )
+        for spec in encoding.floats
+    }
+
+
+def _largest_change(base: ModelState, local: ModelState, name: str) -> float:
+    wide = base[name].dtype == np.float64
+    old, new = ((one[name] if wide else one.float32(name)).astype(np.float64) for one in (base, local))
+    return float(np.abs(new - old).max(initial=0.0)) * (1 + 2.0**-20)
 
 
 def _largest(state: ModelState, spec: TensorSpec) -> float:

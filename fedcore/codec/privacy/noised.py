@@ -309,7 +309,6 @@ def _no_statistics(survivors: int) -> MagnitudeStatistics:
         failures=0,
         field_bits=0,
         scales=(),
-        sizes=(),
         peaks=(),
         measured=(),
         saturated=(),

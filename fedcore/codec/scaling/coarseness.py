@@ -27,10 +27,19 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """By how much a part of a tensor changed in a sum: the sum of squares, and how many elements did."""
+    """By how much a part of a tensor changed in a sum.
+
+    squares
+        The sum of squares.
+    elements
+        How many changed.
+    largest
+        The largest magnitude, of a small tensor.
+    """
 
     squares: float
     elements: int
+    largest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,7 @@ class TensorChange:
     contributors: int
     squares: float
     elements: int
+    largest: float
 
     @classmethod
     def of(
@@ -62,6 +72,7 @@ class TensorChange:
             contributors=contributors,
             squares=math.ldexp(math.fsum(part.squares for part in changes), 2 * fraction_bits),
             elements=sum(part.elements for part in changes),
+            largest=math.ldexp(max((part.largest for part in changes), default=0.0), fraction_bits),
         )
 
     @property

@@ -30,35 +30,40 @@ from pydantic import StrictFloat, StrictInt
 from fedcore.codec.encoding import Encoding, ScaleGroup, scale_groups
 from fedcore.codec.names import MetricName
 from fedcore.codec.scaling.coarseness import least_typical
-from fedcore.codec.scaling.statistics import POWER, MagnitudeStatistics, power_of_two
+from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
 from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
 from fedcore.codec.widths import (
     FINE_BITS,
     FIRST_BITS,
     FIRST_SCALE,
     FIRST_SMALL_SCALE,
-    SMALL_BITS,
     WIDE_BITS,
     carry_bits,
 )
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
 
-HEADROOM = 2.0
-"""How far an update may grow beyond the largest of late in narrow fields."""
+HEADROOM = 4.0
+"""How far an update may grow beyond the largest of late in narrow fields, at least."""
 
 WIDE_HEADROOM = 64.0
 """The same in fields that keep 2^15 levels or more of it."""
 
-HEADROOM_CLIPPED = 4.0
+SMALL_HEADROOM = 2.0**16
+"""How far a small element of an update may be beyond the largest of their mean of late."""
+
+HEADROOM_CLIPPED = 8.0
 """At least so much after a round that clipped, or in which a client failed if updates are clipped."""
 
-MOST_HEADROOM = 64.0
+MOST_HEADROOM = 128.0
 """Up to so much, in the end, while clients fail in one round after another."""
 
 FREE_FALLS = 2
 """Exchanges whose scales may be as low as the server likes: that after the first, which knows a loose bound in large
 cohorts, and that after it, which knows the tight one."""
+
+POWER = 4
+"""If more clients take part than before, the largest of them is larger by their number to the power of 1 / POWER."""
 
 _COARSEST_STEP = 1 / 32
 _COARSEST_WIDE_STEP = 1 / 256
@@ -148,7 +153,7 @@ class ScaleInputs:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
     lasting: for each scale the largest peak, as far as it has not faded.
-    usual: the mean client's largest value, but for what is far larger than in the exchanges before; 0 if nobody
+    usual: the largest client's largest value, but for what is far larger than in the exchanges before; 0 if nobody
         knows.
     last: the scales that were asked with last.
     least: none is to be below these.
@@ -175,15 +180,16 @@ def next_encoding(
 ) -> Encoding:
     """The encoding of a round of up to `n_max` clients after others.
 
-    Clients that dropped out or are new are assumed to be like the contributors: a bound on the fourth powers grows with
-    the number of clients to the 1/4.
+    Clients that dropped out or are new are assumed to be like the contributors: the largest of them grows with the
+    number of clients to the 1/4.
 
-    A tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
-    best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
+    A large tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
+    best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then. Small ones that
+    did not keep their scale.
 
-    Fields are wide if a scale is much larger than usual updates would make it, or its peak only the loose bound,
-    sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is:
-    in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. If
+    Fields are wide if a scale is much larger than usual updates would make it, or its peak only a loose bound, and
+    narrow fields would make a step coarser than 1/32 of the largest client's largest value, as it usually is: while a
+    large client is away, and with an outlier and after it. If
     32 bits are coarse as well they have 64. Fields of 12 bits and fewer are coarse at the best of scales, so there a
     scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates. They are wide, too, if the
     last sum moved a tensor by so little that rounding would be more than an eighth of it.
@@ -195,7 +201,7 @@ def next_encoding(
     if len(latest.scales) != len(groups):
         raise UsageError("the statistics belong to a model with other tensors", check="other-tensors")
     peaks = tuple(map(max, latest.peaks, inputs.lasting))
-    needed = _needed_scales(settings, groups, n_max, latest, peaks)
+    needed = _needed_scales(settings, groups, n_max, inputs, peaks)
     scales = tuple(
         max(_within_rule(settings, need, last, inputs), least)
         for need, last, least in zip(needed, inputs.last, inputs.least, strict=True)
@@ -215,18 +221,20 @@ def next_encoding(
 
 def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
     """As large as the fields of `group` allow: they keep 2^15 levels, if they have them."""
-    bits = SMALL_BITS if group.small else settings.field_bits
-    return min(max(2.0 ** (bits - carry_bits(n_max) - 1 - FINE_BITS), HEADROOM), WIDE_HEADROOM)
+    if group.small:
+        return SMALL_HEADROOM
+    return min(max(2.0 ** (settings.field_bits - carry_bits(n_max) - 1 - FINE_BITS), HEADROOM), WIDE_HEADROOM)
 
 
 def _needed_scales(
     settings: CodecSettings,
     groups: tuple[ScaleGroup, ...],
     n_max: int,
-    latest: MagnitudeStatistics,
+    inputs: ScaleInputs,
     peaks: tuple[float, ...],
 ) -> tuple[float, ...]:
-    """Powers of two above peaks times headroom; the median of these if a peak is zero."""
+    """Powers of two above peaks times headroom; if a peak is zero the median of these, or what there was."""
+    latest = inputs.latest
     absent = max((n_max / latest.contributors) ** (1 / POWER), 1.0)
     scales = []
     for group, peak, clipped in zip(groups, peaks, latest.clipped, strict=True):
@@ -234,8 +242,12 @@ def _needed_scales(
         if settings.clips and (clipped or latest.failures):
             room = max(room, HEADROOM_CLIPPED)
         scales.append(power_of_two(min(max(peak * room * absent, MIN_SCALE), MAX_SCALE)))
-    middle = descriptive.median_low([scale for scale, peak in zip(scales, peaks, strict=True) if peak])
-    return tuple(scale if peak else middle for scale, peak in zip(scales, peaks, strict=True))
+    large = [scale for group, scale, peak in zip(groups, scales, peaks, strict=True) if peak and not group.small]
+    middle = descriptive.median_low(large) if large else None
+    return tuple(
+        scale if peak else last if group.small or middle is None else middle
+        for group, scale, peak, last in zip(groups, scales, peaks, inputs.last, strict=True)
+    )
 
 
 def _within_rule(settings: CodecSettings, needed: float, last: float, inputs: ScaleInputs) -> float:
@@ -253,7 +265,7 @@ def _within_rule(settings: CodecSettings, needed: float, last: float, inputs: Sc
 def _wide_enough(encoding: Encoding, inputs: ScaleInputs) -> Encoding:
     """The same with the narrowest fields in which nothing usual is lost."""
     latest = inputs.latest
-    changed = [index for index, size in enumerate(latest.sizes) if size and not encoding.groups[index].small]
+    changed = [index for index, peak in enumerate(latest.peaks) if peak and not encoding.groups[index].small]
     raised = [index for index in changed if _is_raised(encoding, inputs, index)]
     loose = [index for index in changed if not latest.measured[index]]
     if encoding.field_bits <= NARROW_BITS and (raised or loose):
@@ -289,7 +301,5 @@ def _moves_too_little(encoding: Encoding, moved: tuple[float, ...]) -> bool:
 
 def _is_raised(encoding: Encoding, inputs: ScaleInputs, index: int) -> bool:
     """Whether a scale is far above what the usual updates need."""
-    latest = inputs.latest
-    shrunk = inputs.usual[index] * latest.contributors / latest.sizes[index]
     room = headroom(encoding.settings, encoding.groups[index], encoding.n_max)
-    return encoding.scales[index] >= _RAISED * power_of_two(latest.peaks[index] * shrunk * room)
+    return encoding.scales[index] >= _RAISED * power_of_two(inputs.usual[index] * room)

@@ -9,6 +9,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.names import MetricName
 from fedcore.codec.scaling.scales import (
     FREE_FALLS,
+    POWER,
     ScaleInputs,
     first_encoding,
     headroom,
@@ -16,7 +17,7 @@ from fedcore.codec.scaling.scales import (
     next_encoding,
     wider,
 )
-from fedcore.codec.scaling.statistics import POWER, MagnitudeStatistics, power_of_two
+from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
 from fedcore.codec.settings import MAX_SCALE, CodecSettings
 from fedcore.codec.widths import FIRST_BITS, FIRST_SCALE
 from fedcore.state import Layout
@@ -28,8 +29,8 @@ FAR = 2.0**5
 """A peak so many times as large as the last one fades by half: its scale costs wide fields."""
 
 UNTOLD_RISE = 2.0**20
-"""How much larger a scale becomes if an update exceeded that of a first exchange by more than statistics tell.
-Those of other exchanges tell 2^14. Steps of 64-bit fields are fine enough for that."""
+"""How much larger a scale becomes if a sum does not say by how much an update exceeds it: that of small tensors, and of
+a first exchange beyond the highest rung. Steps of 64-bit fields are fine enough for that."""
 
 _GROWTH = 2.0
 """How fast the usual peak grows in an exchange: slower than one outlier, and it shrinks at once."""
@@ -94,15 +95,16 @@ class ScaleTrack:
 
     def learn(self, statistics: MagnitudeStatistics) -> None:
         """Keep what a sum told that opened. One in which nothing changed tells nothing."""
-        if not any(statistics.sizes):
+        if not any(statistics.peaks):
             return
         self._remember(statistics, fades=True)
-        means = [size / statistics.contributors for size in statistics.sizes]
+        peaks = list(statistics.peaks)
         if self._latest is None and self._raised:  # too large for a first exchange, so what is usual is yet to be seen
-            means = [0.0 if peak > FIRST_SCALE else mean for mean, peak in zip(means, statistics.peaks, strict=True)]
-        before = self._usual or (0.0,) * len(means)
+            peaks = [0.0 if peak > FIRST_SCALE else peak for peak in peaks]
+        before = self._usual or (0.0,) * len(peaks)
         self._usual = tuple(
-            min(mean, old * _GROWTH) if mean and old else mean or old for mean, old in zip(means, before, strict=True)
+            min(peak, old * (_GROWTH if sure else 1.0)) if peak and old else peak or old
+            for peak, old, sure in zip(peaks, before, statistics.measured, strict=True)
         )
         self._latest, self._raised, self._coarse_bits = statistics, (), 0
 
@@ -119,7 +121,7 @@ class ScaleTrack:
         for index, group in enumerate(encoding.groups):
             scale = statistics.scales[index]
             needed = statistics.peaks[index] * headroom(encoding.settings, group, encoding.n_max) * absent
-            if statistics.saturated[index] and encoding.field_bits == FIRST_BITS:
+            if statistics.saturated[index] and (group.small or encoding.field_bits == FIRST_BITS):
                 needed = max(needed, scale * UNTOLD_RISE)
             raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
         self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)

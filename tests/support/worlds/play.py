@@ -19,6 +19,7 @@ from client_app.exchange.first_model import NoFirstModels
 from client_app.ranks.messages import LocalAnswer
 from client_app.records.result_cache import ResultCache
 from fedcore.codec import Encoding, PrivateEncoding
+from fedcore.codec.scaling.statistics import read_rungs
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.first_model import AppModel
@@ -39,6 +40,8 @@ from support.worlds.server import Adversary, Release
 SECONDS = 500.0
 AGREED = AppAgreement(run_config={"lr": 1.0}, settings=JobSettings())
 """What the app says that every owner installed."""
+_WITH_NOISE = frozenset({"peaks", "metrics", "digits"})
+"""Sections of a sum that tell no more than their rungs, and metrics to a millionth: the rest of their bits is noise."""
 _NEAR = 0.06
 """Of a step: far below what stock clients take for the same model, which each measure for themselves."""
 
@@ -202,10 +205,15 @@ def _agree(here: Release, there: Release) -> bool:
     assert isinstance(encoding, Encoding)
     if here.failures > encoding.failures or here.why != there.why:  # a closed sum tells that word and no other
         return here.failures == there.failures and here.why == there.why
-    unlocked = encoding.unlocked
-    if not any(here.words[encoding.sections["large"]]):  # else the sum tells these and no other
-        unlocked = slice(unlocked.start, encoding.sections["keys"].start)
-    if not np.array_equal(here.words[unlocked], there.words[unlocked]):
+    sections, last = encoding.sections, "keys"
+    if any(here.words[sections["large"]]):  # else the sum tells these and no other
+        last = "clipped"
+    open_ones = list(sections)[list(sections).index("failed") : list(sections).index(last)]
+    exact = [name for name in open_ones if name not in _WITH_NOISE]
+    if not all(np.array_equal(here.words[sections[name]], there.words[sections[name]]) for name in exact):
+        return False
+    rungs = [read_rungs(encoding, one.words[sections["peaks"]].tolist()) for one in (here, there)]
+    if rungs[0] != rungs[1] or not _same_metrics(here, there):
         return False
     if here.decoded is None or here.decoded.state is None or there.decoded is None or there.decoded.state is None:
         return True
@@ -214,6 +222,13 @@ def _agree(here: Release, there: Release) -> bool:
         np.allclose(value, there.decoded.state[name], rtol=1e-6, atol=levels * max(encoding.scales) / encoding.levels)
         for name, value in here.decoded.state.items()
     )
+
+
+def _same_metrics(here: Release, there: Release) -> bool:
+    if here.decoded is None or there.decoded is None:
+        return here.decoded is there.decoded
+    one, other = here.decoded.metrics, there.decoded.metrics
+    return one.keys() == other.keys() and all(np.allclose(one[name], other[name], rtol=1e-6, atol=0) for name in one)
 
 
 def taken_out(releases: Sequence[Release | None], *, chance: bool) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_scales_that_are_no_powers_of_two(tmp_path: Path, make_task: Callable[..
 
 
 def test_a_cohort_that_is_said_to_be_larger(make_task: Callable[..., Task]) -> None:
-    """From eight clients on there are fourth powers, so the encoding is for the cohort and no other."""
+    """Fields have room for the cohort, so the encoding is for it and no other."""
     for n_max in (3, 8):
         task = make_task(encoding=encoding_to_json(dataclasses.replace(FIRST, n_max=n_max)))
         with raises(ProtocolViolation, check="encoding-refused", match=rf"\b{n_max}\b"):

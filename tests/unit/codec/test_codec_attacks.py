@@ -7,14 +7,17 @@ import pytest
 
 from benchmarks.codec_scales import (
     CLIENTS,
+    COHORTS,
     Answer,
     even_scales,
+    exponents_told,
     lone_elements,
     ruled_scales,
     scan,
     single_elements,
 )
 from fedcore.codec import CodecSettings, first_encoding
+from fedcore.codec.scaling.ladder import SMALL_LADDER
 from fedcore.state import ModelState
 
 
@@ -37,11 +40,19 @@ def test_a_scan_of_scales_is_empty_handed(updates: np.ndarray, answer: Answer) -
 
 
 def test_lone_elements_are_not_told_by_the_statistics() -> None:
-    """With the sum, that of magnitudes and that of fourth powers, half of all triples came out; now not one value."""
-    before, now = lone_elements(np.random.default_rng(1).standard_normal((200, CLIENTS)))
+    """With the sum, that of magnitudes and that of fourth powers, half of all triples came out; rounded, not one value.
+
+    Now there is no such sum of a small tensor.
+    """
+    before, rounded = lone_elements(np.random.default_rng(1).standard_normal((200, CLIENTS)))
     assert before > 70
-    assert now == 0
+    assert rounded == 0
     arrays = {"lone": np.zeros(1), "other": np.zeros(5)}
     encoding = first_encoding(CodecSettings(), ModelState.from_arrays(arrays).layout, CLIENTS)
-    assert encoding.sections["powers"].start == encoding.sections["powers"].stop
-    assert len(encoding.scales) == 1, "and the lone element has no statistic of its own"
+    assert encoding.ladders == (SMALL_LADDER,), "one for both, of one rung: whether the scale is exceeded"
+
+
+def test_exponents_are_not_told_but_the_largest() -> None:
+    rounded, laddered = exponents_told(np.random.default_rng(1))
+    assert rounded > COHORTS / 3
+    assert laddered <= COHORTS / 20

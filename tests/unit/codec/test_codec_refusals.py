@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -190,8 +191,8 @@ def decode_altered(section: str, value: int, index: int = 0, encoding: Encoding 
         ("failed", 2, 0, {"check": "malformed-update", "match": "failure"}),
         ("examples", 101, 0, {"check": "malformed-update", "match": "examples"}),
         ("shrunk", 2, 0, {"check": "malformed-update", "match": "clipped"}),
-        ("sizes", 2**63, 0, {"check": "malformed-update", "match": "small"}),
-        ("clipped", 4, 0, {"check": "malformed-update", "match": "small"}),
+        ("peaks", 1, 0, {"check": "malformed-update", "match": "small"}),
+        ("peaks", 2**63, 0, {"check": "malformed-update", "match": "small"}),
         ("metrics", 2**62, 0, {"check": "malformed-update", "match": "'loss'"}),
         ("metrics", 2**64 - 2**62, 0, {"check": "malformed-update", "match": "'loss'"}),
         ("metrics", 1, 2, {"check": "metrics-beyond-names"}),
@@ -220,9 +221,10 @@ def test_padding_that_is_not_zero_is_refused() -> None:
         decode(encoding, words, survivors=1, base=base)
 
 
-def test_fourth_powers_out_of_range_are_refused() -> None:
+def test_more_clipped_elements_than_there_are_are_refused() -> None:
+    clipping = dataclasses.replace(ENCODING, settings=dataclasses.replace(ENCODING.settings, clipping="warn"))
     with raises(PeerError, check="malformed-update", match="small"):
-        decode_altered("powers", 2**63, encoding=first_encoding(CODEC, BASE.layout, 8))
+        decode_altered("clipped", 4, encoding=clipping)
 
 
 def test_an_integer_mean_outside_its_dtype_is_refused() -> None:

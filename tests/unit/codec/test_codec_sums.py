@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.encodings import following
-from support.error_bound import error_bound
+from support.error_bound import error_bound, magnitudes_of
 
 from fedcore.codec import (
     CodecSettings,
@@ -105,7 +105,12 @@ def assert_within_bound(
 ) -> None:
     assert decoded.state is not None
     bound = error_bound(
-        encoding, survivors=len(locals_), examples=sum(examples), statistics=decoded.statistics, base=base
+        encoding,
+        survivors=len(locals_),
+        examples=sum(examples),
+        statistics=decoded.statistics,
+        base=base,
+        magnitudes=magnitudes_of(encoding, base, locals_, examples),
     )
     for spec in encoding.floats:
         mean = sum(
@@ -317,7 +322,7 @@ def test_metrics_alone_need_no_model() -> None:
             randomness=stream(1),
         )
         words += encoded.words
-    assert encoding.words == 4 + 4 + NAMES_BYTES
+    assert encoding.words == 4 + 2 * 4 + NAMES_BYTES // 4
     assert decode(encoding, words, survivors=2, base=None).names == (
         ("accuracy", None),
         ("confusion", 2),

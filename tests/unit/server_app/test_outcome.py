@@ -32,7 +32,6 @@ STATISTICS = MagnitudeStatistics(
     failures=1,
     field_bits=16,
     scales=(0.1, 1e-300),
-    sizes=(0.3, 1 / 3),
     peaks=(2.0**-40, 7e22),
     measured=(True, False),
     saturated=(False, True),
@@ -71,6 +70,14 @@ async def test_a_failure_is_raised_again_as_it_was(error: RoundFailed) -> None:
     assert str(raised.value) == str(error)
     assert vars(raised.value) == vars(error)
     assert (end.survivors, end.unmasked) == ((1, 4), True)
+
+
+def test_statistics_that_an_earlier_version_stored_are_read() -> None:
+    """They held the sums of the clients' largest changes, too."""
+    end = ExchangeOutcome(failure=ExchangeFailure.of(UpdateTooLarge(2, 4, STATISTICS)))
+    kept = json.loads(json.dumps(end.to_json()))
+    kept["failure"]["statistics"]["sizes"] = [0.3, 1 / 3]
+    assert ExchangeOutcome.from_json(kept) == end
 
 
 def test_any_other_failure_is_told_in_words() -> None:
