@@ -76,6 +76,7 @@ from fedcore.system.plain_json import NO_OTHER_KEYS
 SMALL_TENSOR = 1024
 """Floating point tensors with fewer elements share one scale."""
 
+
 def metric_fraction_bits(settings: CodecSettings, n_max: int) -> int:
     """Bits after the point of a metric's fixed-point word, such that no sum can wrap."""
     largest = n_max * settings.w_max * math.ceil(settings.metric_max)

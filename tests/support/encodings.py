@@ -34,6 +34,11 @@ def following(
     """What follows from the statistics of one exchange alone; early in a run scales may still fall freely."""
     nothing = (0.0,) * len(statistics.scales)
     known = ScaleInputs(
-        latest=statistics, lasting=nothing, usual=statistics.peaks, last=statistics.scales, least=nothing, settled=settled
+        latest=statistics,
+        lasting=nothing,
+        usual=statistics.peaks,
+        last=statistics.scales,
+        least=nothing,
+        settled=settled,
     )
     return next_encoding(settings, layout, n_max, known)

@@ -78,9 +78,7 @@ class Ladder:
 SMALL_LADDER: Final = Ladder(tops=(math.inf,), rung_bits=_WORD, silent=1.0)
 """For small tensors, whose scale follows from their mean: whether any element exceeds it."""
 
-NARROW_LADDER: Final = Ladder(
-    tops=(-14, -12, *range(-10, 1), 1, 2, 3, 4, 6, 9, 14, math.inf), rung_bits=6, silent=0.0
-)
+NARROW_LADDER: Final = Ladder(tops=(-14, -12, *range(-10, 1), 1, 2, 3, 4, 6, 9, 14, math.inf), rung_bits=6, silent=0.0)
 """For large tensors. No scale falls by more than half an exchange, so what is far below it does not matter."""
 
 FIRST_LADDER: Final = Ladder(

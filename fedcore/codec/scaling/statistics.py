@@ -149,9 +149,7 @@ def _is_exact(ladder: Ladder, rung: int) -> bool:
     return rung > 1 and ladder.top_of(rung) == 2 * ladder.top_of(rung - 1)
 
 
-def _check_counts(
-    encoding: Encoding, contributors: int, large: int, clipped: Sequence[int], shrunk: int
-) -> None:
+def _check_counts(encoding: Encoding, contributors: int, large: int, clipped: Sequence[int], shrunk: int) -> None:
     if large > (0 if encoding.settings.clips else contributors):
         raise PeerError(
             "more clients than can be report an update that is too large: one sent a malformed one",
