@@ -29,9 +29,9 @@ from fedcore.codec import (
     first_encoding,
 )
 from fedcore.codec.encoding import SMALL_TENSOR
-from fedcore.codec.scaling.scales import HEADROOM
 from fedcore.codec.scaling.ladder import FIRST_LADDER, NARROW_LADDER, SMALL_LADDER, Ladder
-from fedcore.codec.scaling.statistics import power_of_two, read_rungs, read_statistics
+from fedcore.codec.scaling.scales import HEADROOM
+from fedcore.codec.scaling.statistics import read_rungs, read_statistics
 from fedcore.errors import EncodingError, RoundingTooCoarse, UpdateTooLarge, UsageError
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings
