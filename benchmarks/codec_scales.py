@@ -109,7 +109,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def lone_elements(triples: Vector) -> tuple[int, int]:
-    """Of three values in each row [rows, 3]: triples from three sums, and single values from sums that are rounded up."""
+    """Of three values in each row [rows, 3]: triples from three sums, and single values from rounded sums."""
     before = after = 0
     for values in triples:
         total, sizes = float(values.sum()), float(np.abs(values).sum())

@@ -291,7 +291,7 @@ class Encoding:
 
     @property
     def metric_digit_bits(self) -> int:
-        """As many bits more are in its second word; 0 if there is none, as for queries, whose sums are whole numbers."""
+        """As many bits more are in its second word; 0 if there is none, as for queries, whose sums are whole."""
         return 64 - carry_bits(self.n_max) if self.settings.w_max > 1 else 0
 
     @property
