@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import pytest
 from torch import Tensor
 
-from tests.integration.programs import loops, tables
+from tests.integration.programs import images, loops, tables, text
 from tests.integration.programs.program import Program, by_fedcore, largest_difference
 from tests.support.ranks import Ranks
 
-ROOMS = (tables, loops)
+ROOMS = (tables, loops, text, images)
 NAMES = [(room.__name__, make.__name__) for room in ROOMS for make in room.PROGRAMS]
 ALONE = {"survival"}
 """What is refused by name on two ranks: a loss over the whole batch."""
