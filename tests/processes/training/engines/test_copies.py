@@ -5,9 +5,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from fedcore.data import Split
-from fedcore.errors import AppError
+from fedcore.errors import AppError, ConfigurationError
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import Recipe, make_engine
@@ -159,3 +160,86 @@ def test_parts_with_copies_are_compared_with_their_own(four):
         assert "0.weight" in said
         assert "ranks 0 and 2" in said
     assert [said for _, said in four.run(sharded, {"engine": "fsdp"})][1:] == [None] * 3
+
+
+def unprepared():
+    """Parts of `engine.model` on two ranks, by optimizers that nobody prepared."""
+    engine = gan_engine()
+    rank, real = dist.get_rank(), torch.from_numpy(REAL.x)
+    play(engine.model, [(real[4 * rank : 4 * rank + 4], NOISE[4 * rank : 4 * rank + 4])], before_step=lambda: None)
+    return saved(engine)
+
+
+def test_parts_of_the_engines_model_are_those_of_the_model(two):
+    for message in two.run(unprepared):
+        assert "g.0.weight" in message
+        assert "engine.prepare(model, optimizer)" in message
+
+
+def separate():
+    """A prepared model that is no part of the engine's goes apart."""
+    engine = gan_engine()
+    torch.manual_seed(dist.get_rank())
+    probe = engine.prepare(nn.Linear(2, 1))
+    alike = saved(engine)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            probe.weight.add_(1.0)
+    return isinstance(alike, str), saved(engine)
+
+
+def test_models_that_are_not_handed_over_are_compared_as_well(two):
+    for wrong, message in two.run(separate):
+        assert not wrong
+        assert "Linear 1: weight" in message
+
+
+def own_streams(steps, epochs):
+    """Rank 0 has five numbers, rank 1 two; what a step has of each, and over all."""
+    numbers = [[0.0, 1.0, 2.0, 3.0, 4.0], [10.0, 11.0]][dist.get_rank()]
+    data = [(torch.full((4,), number), torch.tensor(0)) for number in numbers]
+    batches = gan_engine().batches(Listed(data), batch_size=4, steps=steps, epochs=epochs, seed=1, sharded=True)
+    return [(batch.x[:, 0].tolist() if batch.weights is None else [], batch.total) for batch in batches]
+
+
+class Listed(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_ranks_with_streams_of_their_own_end_together(two):
+    assert two.run(own_streams, 0, 1) == [
+        [([0.0, 1.0], 4), ([2.0, 3.0], 2), ([4.0], 1)],
+        [([10.0, 11.0], 4), ([], 2), ([], 1)],
+    ]
+    assert two.run(own_streams, 4, 0)[1] == [([10.0, 11.0], 4), ([], 2), ([], 1), ([10.0, 11.0], 4)]
+
+
+def refused(name):
+    recipe = Recipe(build=in_layers, optimizer=lambda m: torch.optim.LBFGS(m.parameters()))
+    engine = make_engine(recipe, EngineConfig(engine=name))
+    reasons = []
+    for attempt in (
+        lambda: engine.prepare(engine.module),
+        lambda: engine.step(next(engine.batches(REAL, batch_size=4, steps=1, seed=1))),
+    ):
+        try:
+            attempt()
+        except ConfigurationError as error:
+            reasons.append(error.check)
+    return reasons
+
+
+def in_layers():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pp"])
+def test_engines_with_a_model_in_parts_refuse_both(two, name):
+    assert two.run(refused, name) == [["prepare-engine", "closure-engine"]] * 2
