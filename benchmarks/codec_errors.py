@@ -10,6 +10,10 @@ examples: the largest difference between the secure and the plain model, element
 carried along the run (benchmarks/codec_runs.py says how). Repeats are exchanges that were asked for again since an
 update was too large.
 
+apart, embedding, adamw, integers, float16_over_bound: five exchanges of a run with tensors that differ by 1e9, with an
+embedding of which few rows change, with moments and step counters, and with integers and float16 (codec_tensors.py):
+the largest error over the bound of its tensor.
+
 neighbour_over_roundoff: a small tensor next to one that changes 10^15 times as much, in a run's third exchange: its
 error over the roundoff of float32 in its update, both as L2 norms.
 
@@ -36,6 +40,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.codec_runs import ROUNDS, STORIES, STRATEGIES, compare
+from benchmarks.codec_tensors import CASES as TENSOR_CASES
+from benchmarks.codec_tensors import worst_ratio
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from fedcore.codec import (
     CodecSettings,
@@ -143,17 +149,24 @@ def measure(arguments: argparse.Namespace) -> Report:
         worst = max(worst, apart.ratio)
         shown = f"{apart.difference:.2g}", f"{apart.bound:.2g}", f"{apart.ratio:.3f}"
         rows.append((name, strategy, str(bits), str(apart.repeats), *shown))
+    tensor_cases = tuple(itertools.islice(TENSOR_CASES, 1 if arguments.smallest else len(TENSOR_CASES)))
     header = ("sites", "strategy", "bits", "repeats", "difference", "bound", "ratio")
     return Report(
         benchmark="codec_errors",
         figures=(
             Figure(name="error_over_bound", value=max(found.ratio for found in errors), aim=1.0),
             Figure(name="run_over_bound", value=worst, aim=1.0),
+            *(Figure(name=f"{case}_over_bound", value=tensors_over_bound(case), aim=1.0) for case in tensor_cases),
             Figure(name="neighbour_over_roundoff", value=max(map(neighbour_error, WIDTHS)), aim=1.0),
             Figure(name="outlier_over_update", value=max(map(outlier_error, WIDTHS)) / STEP, aim=OUTLIER_AIM),
         ),
         tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
     )
+
+
+def tensors_over_bound(case: str) -> float:
+    """The largest error over the bound of its tensor, at any width."""
+    return max(worst_ratio(case, bits) for bits in WIDTHS)
 
 
 def elements_of(arguments: argparse.Namespace) -> int:
