@@ -50,7 +50,7 @@ def _adamw(rng: np.random.Generator) -> Arrays:
             "weight": rng.normal(0, 1e-3, size).astype(np.float32),
             "exp_avg": rng.normal(0, 1e-4, size).astype(np.float32),
             "exp_avg_sq": rng.gamma(1, 1e-8, size).astype(np.float32),
-            "step": np.float32([4.0]),
+            "step": np.full(1, 4.0, np.float32),
         }.items()
     }
 
