@@ -106,7 +106,10 @@ def load_pretrained(folder: str, *, dtype: torch.dtype = torch.float32, **more: 
         dtype: of its weights.
         more: what else `from_pretrained` of transformers takes.
     """
+    logging, silent = transformers.utils.logging, False
     try:
+        if silent := logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()  # it would stand between the lines of a round
         return transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **more
         )
@@ -114,6 +117,9 @@ def load_pretrained(folder: str, *, dtype: torch.dtype = torch.float32, **more: 
         raise ConfigurationError(
             f"{folder!r} is not a folder with a causal language model: {error}", check="no-language-model"
         ) from error
+    finally:
+        if silent:
+            logging.enable_progress_bar()
 
 
 def tiny_llama(vocabulary: int = 256) -> Any:

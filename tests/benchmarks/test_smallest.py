@@ -66,6 +66,7 @@ RECORDS_READ = ("records_read_stock", "records_read_strict", "records_read_own")
 """None, none, and at least one: an attack that reads nothing where nothing forbids it would show nothing elsewhere."""
 
 CASES = {
+    "adapters": Case("sb_over_lora_bytes", lacks=module("peft"), holds=("sb_mean_error",)),
     "asynchrony": Case("buffered_over_synchronous_seconds_permanent"),
     "attacks": Case("server_growth"),
     "baselines": Case("allreduce_over_bare"),
