@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -171,14 +172,15 @@ def tuned(arm: Arm, folder: str, rate: float, rounds: int, count: int) -> Tuned:
         settings={"field-bits": 16},
         progress=False,
     )
-    history = result.history
+    history, state = result.history, result.model
+    assert state is not None
     sent = [column for column in history.columns if column.startswith("bytes") and "up" in column]
     return Tuned(
         rate=rate,
         losses=tuple(history["eval_loss"]),
         perplexity=float(history["perplexity"].iloc[-1]),
         update_bytes=float(history[sent[0]].iloc[-1]) / SITES,
-        adapter=dict(result.model.items()),
+        adapter=dict(state.items()),
     )
 
 
@@ -209,7 +211,7 @@ def weight_updates(module: nn.Module) -> list[Tensor]:
 
 
 def _size(tensors: Sequence[Tensor]) -> float:
-    return sum(float(tensor.square().sum()) for tensor in tensors) ** 0.5
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
 def _table(arms: Sequence[Arm], results: Mapping[str, Tuned], errors: Mapping[str, float]) -> Table:
