@@ -1,0 +1,1 @@
+"""A Lightning module inside a ClientApp: a Flower app."""

@@ -1,0 +1,1 @@
+"""A Trainer of Hugging Face inside a ClientApp: a Flower app."""
