@@ -3,9 +3,9 @@
     python benchmarks/adapters.py [--quick] [--json]
 
 Three sites, each with messages and replies of one subject, tune one tiny Llama that was trained on plain text first, in
-secure runs in memory. Each adapter has the best of the learning rates named. Then the sites train for one more round, and the
-update that the averaged adapter stands for is compared with the mean of the sites' updates, by PEFT's own account of
-what an adapter adds to a weight.
+secure runs in memory. Each adapter has the best of the learning rates named. Then the sites train for one more round,
+and the update that the averaged adapter stands for is compared with the mean of the sites' updates, by PEFT's own
+account of what an adapter adds to a weight.
 """
 
 from __future__ import annotations
