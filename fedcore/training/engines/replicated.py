@@ -36,12 +36,13 @@ class SingleEngine(Engine):
 class _Core(nn.Module):
     """What DDP wraps: the model, and its loss if that is to be computed inside, where DDP sees all of it."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, looks_for_unused: bool) -> None:
         super().__init__()
         self.module = module
-        # One parameter that no step uses: DDP warns if it looks for unused ones and there are none.
-        first = next(p for p in module.parameters() if p.requires_grad)
-        self.unused = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=first.device))
+        if looks_for_unused:
+            # One parameter that no step uses: DDP warns if it looks for unused ones and there are none.
+            first = next(p for p in module.parameters() if p.requires_grad)
+            self.unused = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=first.device))
 
     def forward(self, *arguments: Any, loss: Callable[[nn.Module], Tensor] | None = None, **named: Any) -> Any:
         return self.module(*arguments, **named) if loss is None else loss(self.module)
@@ -51,7 +52,8 @@ class _Replica(DistributedDataParallel):
     """DDP whose parts are those of the model: `engine.model.generator` on two ranks as on one."""
 
     def __init__(self, module: nn.Module, own_loops: GradientAverage, **settings: Any) -> None:
-        super().__init__(_Core(module), **settings)
+        core = _Core(module, looks_for_unused=settings["find_unused_parameters"])
+        super().__init__(core, **settings)
         self._own_loops = own_loops
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
@@ -97,8 +99,9 @@ class DdpEngine(Engine):
             # The gradients live in the buckets that are sent, and not beside them a second time.
             gradient_as_bucket_view=True,
             static_graph=self.config.static_graph,
-            # A rank whose examples do not reach a layer would otherwise leave the others waiting.
-            find_unused_parameters=not self.config.static_graph,
+            # A rank whose examples do not reach a layer would otherwise leave the others waiting. PowerSGD sends a
+            # second message from a callback, which may meet the one about unused parameters of another rank.
+            find_unused_parameters=not self.config.static_graph and self.config.hook != "powersgd",
             # Running statistics are each rank's own until `save` averages them; sending rank 0's before every forward
             # pass would drop what the others saw.
             forward_sync_buffers=False,
