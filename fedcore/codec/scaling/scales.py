@@ -49,7 +49,7 @@ HEADROOM = 4.0
 WIDE_HEADROOM = 64.0
 """The same in fields that keep 2^15 levels or more of it."""
 
-SMALL_HEADROOM = 2.0**16
+SMALL_HEADROOM = 2.0**12
 """How far a small element of an update may be beyond the largest of their mean of late."""
 
 HEADROOM_CLIPPED = 8.0
