@@ -63,7 +63,8 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         checks.TOO_MANY_RELEASES: (
             "clients are in {asked} sums of this model and purpose, their policies allow {allowed} (max-releases); "
-            "start from another model"
+            "start from another model: an app that starts again and again takes another seed each time. Or the owners "
+            "raise max-releases in policy.toml"
         ),
         checks.DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "

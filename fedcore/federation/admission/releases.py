@@ -63,7 +63,7 @@ def check_releases(task: Task, policy: Policy, ledger: ClientHistory) -> None:
         raise ProtocolViolation(
             checks.TOO_MANY_RELEASES,
             f"this client is in {count} sums of this model and purpose ({task.purpose}), the policy allows "
-            f"{policy.max_releases}; start from another model",
+            f"{policy.max_releases} (max-releases in policy.toml, which its owner sets); start from another model",
             asked=count,
             allowed=policy.max_releases,
         )

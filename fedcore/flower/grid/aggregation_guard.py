@@ -46,7 +46,7 @@ _OURS = frozenset(
     f"fedcore.flower.{name}"
     for name in (
         "grid.aggregation_guard", "grid.grid", "grid.secure_grid", "grid.plain_grid", "grid.sampling",
-        "grid.initial_model", "grid.robust", "grid.weighted_means", "legacy",
+        "grid.initial_model", "grid.query_sums", "grid.robust", "grid.weighted_means", "legacy",
     )
 )  # fmt: skip
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import builtins
 import dis
+import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -24,13 +25,13 @@ Metrics: TypeAlias = Mapping[str, float | Sequence[float]]
 
 _BUILTINS: Final = frozenset((
     "sum", "len", "zip", "range", "enumerate", "sorted", "reversed", "min", "max", "abs", "round", "pow", "float",
-    "int", "bool", "str", "list", "tuple", "dict", "set", "isinstance", "any", "all", "map", "filter", "iter", "next",
-    "AssertionError", "KeyError", "ValueError", "ZeroDivisionError",
+    "int", "bool", "str", "list", "tuple", "dict", "set", "isinstance", "hasattr", "any", "all", "map", "filter",
+    "iter", "next", "AssertionError", "KeyError", "ValueError", "ZeroDivisionError",
 ))  # fmt: skip
 _NAMES: Final = frozenset((
     "items", "keys", "values", "get", "append", "extend", "setdefault", "update", "copy", "metric_records",
     "array_records", "config_records", "mean", "average", "sum", "dot", "array", "asarray", "stack", "float32",
-    "float64", "fmean", "fsum", "nan", "isnan", "isfinite", "item", "tolist",
+    "float64", "fmean", "fsum", "nan", "isnan", "isfinite", "item", "tolist", "sqrt", "content", "has_error",
 ))  # fmt: skip
 _OBJECTS: Final = (math, statistics, np, MetricRecord, RecordDict, ArrayRecord, ConfigRecord)
 _WRITES: Final = frozenset(
@@ -82,9 +83,11 @@ def _code_computes(code: CodeType, variables: Mapping[str, Any], above: tuple[Co
 
 
 def _allowed(value: object, above: tuple[CodeType, ...]) -> bool:
-    """Of a variable: a constant, a module or class that the arithmetic is of, or a function that only computes."""
+    """Of a variable: a constant, a module or class of arithmetic, a log, or a function that only computes."""
     if isinstance(value, FunctionType):
         return _computes(value, above)
+    if isinstance(value, MethodType) and isinstance(value.__self__, logging.Logger):
+        return True
     return any(value is one for one in _OBJECTS) or _constant(value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.flower_rows import APPS as SMALL
-from support.flower_rows import ROWS
+from support.flower_rows import ROWS, Row
 from support.raising import raises
 from support.simulated import Simulate
 from support.tiny import TINY
@@ -121,6 +121,14 @@ def test_the_same_model_again_and_again_is_refused(simulate: Simulate) -> None:
         simulate(4, app=STEADY, size=10, num_server_rounds=2, fraction_evaluate=0.0)
     with pytest.raises(RunFailed, match=r": too-many-releases: .*\b10\b.*\b10\b.*max-releases"):
         simulate(4, app=STEADY, size=10, num_server_rounds=11, fraction_evaluate=0.0, policy=any_round(4))
+
+
+def test_an_app_that_starts_again_and_again_begins_each_time_with_another_model(simulate: Simulate) -> None:
+    row = Row(title="", module="trouble", server="again", client="steady")
+    with pytest.raises(RunFailed, match=r": too-many-releases: .*\b10\b.*max-releases.*policy\.toml"):
+        simulate(4, app=SMALL, starts=11, **row.config)
+    done = simulate(4, app=SMALL, starts=11, seeds=True, **row.config)
+    assert len(done.of("exchange-done")) == 2 * 11
 
 
 def test_sums_of_one_model_over_other_clients_are_refused(simulate: Simulate) -> None:
