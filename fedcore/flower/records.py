@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, EncodingError, PeerError
+from fedcore.flower.array_view import ArrayView, npy_header
 from fedcore.state import Layout, ModelState, TensorSpec, from_float
 from fedcore.state.model import NAME_OF
 from fedcore.wire.record_file import (
@@ -67,9 +67,20 @@ def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
 
 
 def arrays_from_state(state: ModelState) -> ArrayRecord:
-    """An ArrayRecord with a copy of the state; raises AppError for bfloat16, which Flower cannot hold."""
+    """An ArrayRecord over the tensors of the state, which nobody changes any more.
+
+    Raises AppError for bfloat16, which Flower cannot hold.
+    """
     check_flower_holds(state.layout)
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
+    return _array_record({name: ArrayView(array) for name, array in state.items()})
+
+
+def _array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """`ArrayRecord(arrays)` would make every Array a second time, with a copy of its bytes."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
 
 
 def save_records(location: RecordLocation, content: RecordDict, *, durable: bool = True) -> None:
@@ -127,6 +138,8 @@ def _ndarray(name: str, array: Array) -> NDArray[Any]:
     """The array behind Flower's serialised form, without a copy (NumPy's .npy format, version 1.0 to 3.0)."""
     if array.stype != NUMPY:
         raise AppError(f"array {name!r} is serialised as {array.stype!r}; fedcore reads {NUMPY!r} only")
+    if isinstance(array, ArrayView) and array.view is not None:
+        return array.view
     stream = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -165,9 +178,8 @@ def _stored(key: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Stor
 
 def _stored_array(name: str, array: Array) -> StoredArray:
     """As a tensor if reading it makes the very same array again, else as the bytes that it is."""
-    values, form = np.frombuffer(array.data, np.uint8), "raw"
-    if (tensor := _tensor_of(array)) is not None:
-        values, form = tensor, "npy"
+    tensor = _tensor_of(array)
+    values, form = (np.frombuffer(array.data, np.uint8), "raw") if tensor is None else (tensor, "npy")
     return StoredArray(
         name=name, dtype=array.dtype, shape=tuple(array.shape), stype=array.stype, form=cast(Any, form), values=values
     )
@@ -180,33 +192,29 @@ def _tensor_of(array: Array) -> NDArray[Any] | None:
         return None
     if tensor.dtype not in NAME_OF or not tensor.flags.c_contiguous:
         return None
-    header = _npy_header(tensor.dtype, tensor.shape)
+    if isinstance(array, ArrayView) and array.view is not None:
+        return tensor if (array.dtype, array.shape, array.stype) == _described(tensor) else None
+    header = npy_header(tensor.dtype, tensor.shape)
     return tensor if len(array.data) == len(header) + tensor.nbytes and array.data.startswith(header) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What NumPy writes before the values of an array in C order."""
-    stream = io.BytesIO()
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    return stream.getvalue()
 
 
 def _flower_record(record: StoredRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
     if isinstance(record, StoredArrays):
-        arrays = ArrayRecord()
-        for array in record.arrays:  # ArrayRecord(a dictionary) would make every Array a second time
-            arrays[array.name] = _flower_array(array)
-        return arrays
+        return _array_record({array.name: _flower_array(array) for array in record.arrays})
     kind = MetricRecord if record.kind == "metric" else ConfigRecord
     return kind(cast(Any, dict(record.values)))
 
 
 def _flower_array(array: StoredArray) -> Array:
-    header = _npy_header(array.values.dtype, array.values.shape) if array.form == "npy" else b""
+    if array.form == "npy" and (array.dtype, array.shape, array.stype) == _described(array.values):
+        return ArrayView(array.values)
+    header = npy_header(array.values.dtype, array.values.shape) if array.form == "npy" else b""
     data = b"".join((header, array.values.data))  # one copy
     return Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
+
+
+def _described(values: NDArray[Any]) -> tuple[str, tuple[int, ...], str]:
+    return str(values.dtype), tuple(values.shape), NUMPY
 
 
 def _to_json(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from functools import cache, partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.codec import Decoded, decode
+from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed
 from fedcore.federation.admission.refusals import refused_by_all
 from fedcore.federation.admission.simulated import AdmittedExchange, SimulatedOwners
@@ -32,7 +33,7 @@ from fedcore.simulation.dropouts import DropoutModel
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
-from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions
+from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions, is_large
 from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.simulation.workers.local_failures import LocalFailures
 from fedcore.state import ModelState
@@ -159,7 +160,7 @@ class SecureAggregator:
         verify = cache(verifies)
         round_ = MemoryRound(
             server=ServerRound(parameters=parameters, roster=self.owners.roster.keys, verify=verify),
-            sessions=self._sessions(parameters, task, verify),
+            sessions=self._sessions(parameters, encoding, task, verify),
             dropouts=self.dropouts.drops_at_step(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
@@ -179,7 +180,15 @@ class SecureAggregator:
                 unmasked = True
                 round_.unmask(total)
             base = (request.model if request.base is None else request.base) if task.trains else None
-            decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
+            decoded = decode(
+                encoding,
+                total,
+                survivors=len(survivors),
+                base=base,
+                out_path=None,
+                sums=task.queries,
+                threads=(os.cpu_count() or 1) if is_large(encoding) else 1,
+            )
         except ProtocolViolation as refusal:  # an owner's budget is spent as its update is about to leave
             raise self.refused(task, refusal) from refusal
         except RoundFailed as error:
@@ -262,7 +271,9 @@ class SecureAggregator:
             return None
         return UpdateStage(time=self.virtual, task=task, down=down, enough=work.enough, trained=work.trained)
 
-    def _sessions(self, parameters: RoundParameters, task: Task, verify: Verify) -> SecureSessions:
+    def _sessions(
+        self, parameters: RoundParameters, encoding: AnyEncoding, task: Task, verify: Verify
+    ) -> SecureSessions:
         members = Members(
             parameters=parameters,
             identities={client: self.identities[client] for client in task.cohort},
@@ -270,7 +281,9 @@ class SecureAggregator:
             min_cohort=self.owners.policy.min_cohort,
             min_threshold=self.owners.policy.min_threshold,
         )
-        return InlineSessions(members, verify) if self.processes is None else ProcessSessions(members, self.processes)
+        if self.processes is None or is_large(encoding):
+            return InlineSessions(members, verify)
+        return ProcessSessions(members, self.processes)
 
     def _parameters(self, task: Task) -> RoundParameters:
         model_hash = bytes.fromhex(task.model.sha256) if task.model else None

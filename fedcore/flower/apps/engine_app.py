@@ -259,6 +259,8 @@ class LocalApp(TensorApp):
         if steps is not None:
             metrics |= steps.finish(job.server_round)
         work.keep(store, job.server_round, metrics)
+        if self.definition.optimizer_state == "reset":
+            warm.engine.release()
         out = work if steps is None else steps
         return LocalResult(examples=examples, metrics=metrics, layout=out.layout(), write=out.write)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -103,6 +103,15 @@ class MaskedUpdate(NamedTuple):
     error: Exception | None = None
 
 
+LARGE_WORDS: Final = 1 << 22
+"""Vectors of 32 MiB and more are made one after the other: the work on one of them keeps all processors busy."""
+
+
+def is_large(encoding: AnyEncoding) -> bool:
+    """Whether the vectors of a round are."""
+    return encoding.words >= LARGE_WORDS
+
+
 class SecureSessions(Protocol):
     """Each method is a step of `ClientSession`, for several of them; what they answer comes in any order."""
 
@@ -171,6 +180,7 @@ class InlineSessions:
     ) -> Iterator[MaskedUpdate]:
         """R2; in the order of the updates."""
         threads = os.cpu_count() or 1
+        large = is_large(encoding)  # then the threads share one vector, and it is the only one
         waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes], Exception | None]] = deque()
 
         def first() -> MaskedUpdate:
@@ -183,11 +193,18 @@ class InlineSessions:
             for update in updates:
                 result, start = update.result, update.start
                 words, error = encoded_or_nothing(
-                    encoding, start.model, result.state(), result.examples, result.metrics, factor=start.factor
+                    encoding,
+                    start.model,
+                    result.state(),
+                    result.examples,
+                    result.metrics,
+                    factor=start.factor,
+                    threads=threads if large else 1,
                 )
-                digest = pool.submit(masked, self._sessions[update.client], words)
+                digest = pool.submit(masked, self._sessions[update.client], words, threads if large else 1)
                 waiting.append((update.client, words, digest, error))
-                if len(waiting) > threads:
+                del words
+                while len(waiting) > (0 if large else threads):
                     yield first()
             while waiting:
                 yield first()
@@ -215,6 +232,7 @@ def encoded(
     metrics: Mapping[str, MetricValue],
     *,
     factor: float = 1.0,
+    threads: int = 1,
 ) -> NDArray[np.uint64]:
     """What a client sends before it is masked, uint64 [words]. local: its new model; `factor` as in `encode`.
 
@@ -231,6 +249,7 @@ def encoded(
         metrics=metrics,
         randomness=os.urandom,
         factor=factor,
+        threads=threads,
     ).words
 
 
@@ -242,15 +261,16 @@ def encoded_or_nothing(
     metrics: Mapping[str, MetricValue],
     *,
     factor: float = 1.0,
+    threads: int = 1,
 ) -> tuple[NDArray[np.uint64], Exception | None]:
     """`encoded`, but nothing for what cannot be encoded, and why; it is the client's own failure in a federation."""
     try:
-        return encoded(encoding, model, local, examples, metrics, factor=factor), None
+        return encoded(encoding, model, local, examples, metrics, factor=factor, threads=threads), None
     except (EncodingError, AppError) as error:
         return encode_nothing(encoding, randomness=os.urandom).words, error
 
 
-def masked(session: ClientSession, words: NDArray[np.uint64]) -> bytes:
+def masked(session: ClientSession, words: NDArray[np.uint64], threads: int = 1) -> bytes:
     """Mask a vector in place, most of which holds no lock of Python's; SHA-256 of what is sent."""
-    session.mask(words)
+    session.mask(words, threads=threads)
     return hashlib.sha256(words.data).digest()

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import BatchedClients, OnFailure, raise_failure
@@ -36,6 +36,10 @@ class _InlineTask:
     task: Task
     content: Path
     out: MemoryRecords = field(default_factory=MemoryRecords)
+
+
+MOST_IN_MEMORY: Final = 1 << 22
+"""Bytes of a message whose replies are kept in memory."""
 
 
 class ClientExecutor(Protocol):
@@ -201,13 +205,15 @@ class InlineExecutor:
         return self._at_once.run(task, model, clients, on_failure)
 
     def answer(self, tasks: Mapping[int, PlainTask]) -> Iterator[tuple[int, Answer | Exception]]:
-        """In the order of `tasks`; the replies are read in this process, and stay in its memory."""
-        here = {client: _InlineTask(task=one.task, content=one.content) for client, one in tasks.items()}
+        """In the order of `tasks`; replies to small models stay in this process's memory, others are files."""
+        here = {client: _here(one) for client, one in tasks.items()}
         for client, answer in self._at_once.answer(here):
             if isinstance(answer, Exception):
                 yield client, answer
             else:
-                yield client, replace(answer, memory=here[client].out if answer.error is None else None)
+                out = here[client].out
+                memory = out if isinstance(out, MemoryRecords) and answer.error is None else None
+                yield client, replace(answer, memory=memory)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Their runners know it from then on."""
@@ -230,3 +236,10 @@ class InlineExecutor:
     def runner(self, client: int) -> ClientRunner:
         """The runner of a client."""
         return self._runners.of(client)
+
+
+def _here(task: PlainTask) -> PlainTask | _InlineTask:
+    """The task with its reply in memory if that is likely to be small: a cohort's replies are there at once."""
+    if task.content.stat().st_size > MOST_IN_MEMORY:
+        return task
+    return _InlineTask(task=task.task, content=task.content)

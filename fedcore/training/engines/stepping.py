@@ -98,6 +98,11 @@ class Stepping(ABC):
         self.optimizer.step()
         return loss
 
+    def release(self) -> None:
+        """Give back the memory of gradients and of the optimizer's history, which the next training begins without."""
+        self._drop_gradients()
+        self.optimizer.state.clear()
+
     def _drop_gradients(self) -> None:
         """What `zero_grad` of an optimizer does, which for a small model is a hundredth of a step."""
         if type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:

@@ -1,0 +1,59 @@
+"""Flower's Array over values that are in memory, or in a mapped file, already."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+from numpy.typing import NDArray
+
+from fedcore.wire.record_file import NUMPY
+
+
+class ArrayView(Array):  # type: ignore[misc]
+    """An Array whose bytes are made when somebody asks for them.
+
+    Flower's own holds its values in NumPy's .npy format, a copy of them all; a reply or model of gigabytes is read once,
+    tensor by tensor, by `numpy()`. What is written to `data` counts from then on.
+
+    Args:
+        values: any shape, of a dtype that .npy has; nobody writes to it any more.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.dtype, self.shape, self.stype = str(values.dtype), tuple(values.shape), NUMPY
+        self._values = np.ascontiguousarray(values).reshape(values.shape)
+
+    @property
+    def view(self) -> NDArray[Any] | None:
+        """The values, only to be read; None if others were written to `data`."""
+        return None if "data" in self.__dict__ else self._values
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "data" or "_values" not in self.__dict__:
+            raise AttributeError(name)
+        return b"".join((npy_header(self._values.dtype, self._values.shape), self._values.data))
+
+    def numpy(self) -> NDArray[Any]:
+        """The values, a copy that may be changed, as Flower gives it."""
+        values: NDArray[Any] = super().numpy() if self.view is None else self._values.copy()
+        return values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in ("dtype", "shape", "stype", "data"))
+
+    __hash__ = None  # type: ignore[assignment]  # as Flower's
+
+
+@functools.lru_cache(maxsize=4096)
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """What NumPy writes before the values of an array in C order."""
+    stream = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue()
