@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedcore.wire.record_file import NUMPY
 
 
-class ArrayView(Array):  # type: ignore[misc]
+class ArrayView(Array):
     """An Array whose bytes are made when somebody asks for them.
 
-    Flower's own holds its values in NumPy's .npy format, a copy of them all; a reply or model of gigabytes is read once,
+    Flower's own holds its values in NumPy's .npy format, a copy of them all. Strategies read a model of gigabytes once,
     tensor by tensor, by `numpy()`. What is written to `data` counts from then on.
 
     Args:
@@ -41,6 +41,10 @@ class ArrayView(Array):  # type: ignore[misc]
         """The values, a copy that may be changed, as Flower gives it."""
         values: NDArray[Any] = super().numpy() if self.view is None else self._values.copy()
         return values
+
+    def deflate(self) -> bytes:
+        """The bytes that Flower's own has, in whose header its class stands."""
+        return Array(dtype=self.dtype, shape=self.shape, stype=self.stype, data=self.data).deflate()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Array):

@@ -104,6 +104,7 @@ CASES = {
     "round": Case("secure_over_plain_seconds_1e3"),
     "secagg_scale": Case("upload_over_vector_n40"),
     "serving": Case("upload_over_raw_tls"),
+    "large_runs": Case("client_over_model"),
     "simulation": Case("processor_seconds_10_secure"),
     "ssp": Case("staleness_beyond_bound"),
     "startup": Case("slowest_over_smallest_typer_program"),

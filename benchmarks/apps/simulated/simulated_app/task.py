@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,13 @@ def cifar_cnn() -> nn.Sequential:
     )
 
 
+def wide(parameters: int) -> nn.Sequential:
+    """Ten square layers with that many parameters together, roughly."""
+    width = math.isqrt(parameters // 10)
+    layers = [layer for _ in range(10) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *layers, nn.Linear(width, 10))
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model with ten classes, and the shape of its examples."""
@@ -58,6 +66,8 @@ MODELS: Final[Mapping[str, Model]] = {
     "digits": Model(digits_mlp, (64,)),
     "2nn": Model(mcmahan_2nn, (28, 28)),
     "cifar-cnn": Model(cifar_cnn, (32, 32, 3)),
+    "wide-1e6": Model(lambda: wide(10**6), (64,)),
+    "wide-1e8": Model(lambda: wide(10**8), (64,)),
 }
 
 
