@@ -34,7 +34,7 @@ def test_equals_flowers_array(values: NDArray[Any]) -> None:
     assert (view.dtype, view.shape, view.stype) == (own.dtype, own.shape, own.stype)
     assert view.deflate() == own.deflate()
     assert copy.deepcopy(view) == own
-    assert pickle.loads(pickle.dumps(view)) == own  # noqa: S301 - its own
+    assert pickle.loads(pickle.dumps(view)) == own
     np.testing.assert_array_equal(view.numpy(), values, strict=True)
 
 
