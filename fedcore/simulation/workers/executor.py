@@ -239,7 +239,7 @@ class InlineExecutor:
 
 
 def _here(task: PlainTask) -> PlainTask | _InlineTask:
-    """The task with its reply in memory if that is likely to be small: a cohort's replies are there at once."""
+    """The task with its reply in memory if that is likely to be small: a whole cohort sends one each."""
     if task.content.stat().st_size > MOST_IN_MEMORY:
         return task
     return _InlineTask(task=task.task, content=task.content)
