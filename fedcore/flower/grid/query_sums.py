@@ -66,7 +66,7 @@ class SumReader:
     messages: list[Message] = field(default_factory=list, init=False)
     _accepted: dict[int, CodeType] = field(default_factory=dict, init=False)
 
-    def replies(self, total: Message, asked: Sequence[Message]) -> list[Message]:
+    def replies(self, total: Message, messages: Sequence[Message]) -> list[Message]:
         """The reply with the sum as the first of as many as clients were asked; the others hold zeros."""
         nothing = RecordDict(
             {
@@ -74,8 +74,8 @@ class SumReader:
                 for key, record in total.content.metric_records.items()
             }
         )
-        for message in asked:
-            content = total.content if message is asked[0] else nothing
+        for message in messages:
+            content = total.content if message is messages[0] else nothing
             metadata = total.metadata.__class__(**_fields(total, message))
             self.messages.append(_GuardedReply.of(message_from(content, metadata), self))
         return list(self.messages)
@@ -90,9 +90,9 @@ class SumReader:
         for frame in frames:
             if of_flower(frame.f_code) or frame.f_code.co_name.startswith("<"):
                 continue
-            found = self._argument(frame)
-            if found is not None:
-                function, name, arguments = found
+            call = self._argument(frame)
+            if call is not None:
+                function, name, arguments = call
                 if self._adds(function, name, arguments):
                     self._accepted[id(frame.f_code)] = frame.f_code
                     return
@@ -192,7 +192,7 @@ def _function_of(frame: FrameType) -> FunctionType | None:
     """The function that runs in a frame, as its module or its caller names it."""
     code, caller = frame.f_code, frame.f_back
     places = [frame.f_globals, *([caller.f_locals, caller.f_globals] if caller is not None else [])]
-    values = [place[code.co_name] for place in places if code.co_name in place]
+    values = [scope[code.co_name] for scope in places if code.co_name in scope]
     return next((one for one in values if isinstance(one, FunctionType) and one.__code__ is code), None)
 
 
