@@ -54,7 +54,7 @@ from fedcore.codec import (
 from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from tests.support.error_bound import error_bound, magnitudes_of
+from tests.support.error_bound import error_bound_of
 
 WIDTHS = (16, 21, 32)
 COHORTS = (8, 100)
@@ -202,14 +202,7 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
         )
         decoded = cohort.round(encoding)
     assert decoded.state is not None
-    bound = error_bound(
-        encoding,
-        survivors=clients,
-        examples=decoded.examples,
-        statistics=decoded.statistics,
-        base=cohort.base,
-        magnitudes=magnitudes_of(encoding, cohort.base, cohort.locals, cohort.examples),
-    )
+    bound = error_bound_of(encoding, decoded, cohort.base, cohort.locals, cohort.examples)
     error = np.abs(decoded.state["weight"].astype(np.float64) - cohort.exact()).max()
     return Found(
         bits=bits,

@@ -39,7 +39,7 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.events import FiguresFound
-from tests.support.error_bound import error_bound, magnitudes_of
+from tests.support.error_bound import error_bound_of
 
 ROUNDS = 20
 SHAPES = {"weight": 2000, "bias": 10}
@@ -256,16 +256,7 @@ class _Secure(_Grid):
             total += sent.words
         decoded = decode(encoding, total, survivors=len(kept), base=model)
         self._plan.learn("train", encoding, decoded)
-        self.bounds.append(
-            error_bound(
-                encoding,
-                survivors=len(kept),
-                examples=decoded.examples,
-                statistics=decoded.statistics,
-                base=model,
-                magnitudes=magnitudes_of(encoding, model, *zip(*kept, strict=True)),
-            )
-        )
+        self.bounds.append(error_bound_of(encoding, decoded, model, *zip(*kept, strict=True)))
         assert decoded.state is not None
         return decoded.state, decoded.examples
 

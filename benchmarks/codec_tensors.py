@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcore.codec import CodecSettings, Decoded, Encoding, ScaleTrack, decode, encode
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from tests.support.error_bound import error_bound, magnitudes_of
+from tests.support.error_bound import error_bound_of
 
 EXCHANGES = 5
 EXAMPLES = (400, 410, 420, 430)
@@ -93,14 +93,7 @@ def worst_ratio(case: str, bits: int, *, exchanges: int = EXCHANGES) -> float:
         locals_ = [ModelState.from_arrays(draw(rng)) for _ in EXAMPLES]
         encoding, decoded = _opened(track, settings, base, locals_)
         assert decoded.state is not None
-        bounds = error_bound(
-            encoding,
-            survivors=len(EXAMPLES),
-            examples=sum(EXAMPLES),
-            statistics=decoded.statistics,
-            base=base,
-            magnitudes=magnitudes_of(encoding, base, locals_, EXAMPLES),
-        )
+        bounds = error_bound_of(encoding, decoded, base, locals_, EXAMPLES)
         for name, value in decoded.state.items():
             exact = np.average([one[name].astype(np.float64) for one in locals_], axis=0, weights=EXAMPLES)
             worst = max(worst, float(np.abs(value.astype(np.float64) - exact).max()) / bounds[name])

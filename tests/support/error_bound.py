@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcore.codec import Encoding, MagnitudeStatistics
+from fedcore.codec import Decoded, Encoding, MagnitudeStatistics
 from fedcore.state import ModelState, TensorSpec
 
 _ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
@@ -67,7 +67,25 @@ def error_bound(
     return bounds
 
 
-def magnitudes_of(
+def error_bound_of(
+    encoding: Encoding,
+    decoded: Decoded,
+    base: ModelState,
+    locals_: Sequence[ModelState],
+    examples: Sequence[int],
+) -> dict[str, float]:
+    """`error_bound` of the state that a sum of these updates was decoded to; they are not rotated."""
+    return error_bound(
+        encoding,
+        survivors=len(locals_),
+        examples=sum(examples),
+        statistics=decoded.statistics,
+        base=base,
+        magnitudes=_magnitudes_of(encoding, base, locals_, examples),
+    )
+
+
+def _magnitudes_of(
     encoding: Encoding, base: ModelState, locals_: Sequence[ModelState], examples: Sequence[int]
 ) -> dict[str, float]:
     """By tensor the sum of the clients' largest |w * delta|, of updates that are not rotated."""

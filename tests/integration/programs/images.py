@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from fedcore import supervised_app
-from tests.integration.programs.program import Listed, Program, choices, drawn, loop
+from tests.integration.programs.program import Program, choices, drawn, loop
 from tests.integration.programs.tables import SGD, both, made
+from tests.support.several_tensors import Listed
 
 PICTURES, KINDS = drawn(61, 11, 2, 8, 8), choices(62, 3, 11)
 ROWS = Listed(list(zip(PICTURES, KINDS, strict=True)))

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 from fedcore import LocalJob, OptimizerConfig, local_app, supervised_app
 from fedcore.training import Engine
-from tests.integration.programs.program import Listed, Program, choices, drawn, loop
+from tests.integration.programs.program import Program, choices, drawn, loop
 from tests.integration.programs.tables import SGD, both, made, mlp
+from tests.support.several_tensors import Listed
 
 REAL, NOISE = drawn(11, 15, 4), drawn(12, 15, 4)
 TABLE, CLASS = drawn(13, 15, 5), choices(14, 3, 15)

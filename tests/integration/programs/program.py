@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from fedcore import LocalJob
 from fedcore.flower.apps.engine_app import LocalApp
@@ -33,21 +32,6 @@ class Program:
     bare: Callable[[], nn.Module]
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     bound: float = 1e-5
-
-
-class Listed(Dataset[Any]):
-    """Examples in a list, and maybe a way to make batches of them."""
-
-    def __init__(self, examples: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
-        self.examples = examples
-        if collate_fn is not None:
-            self.collate_fn = collate_fn
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, row: int) -> Any:
-        return self.examples[row]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

@@ -15,7 +15,8 @@ from fedcore import OptimizerConfig, supervised_app
 from fedcore.data import Split
 from fedcore.training import seeded
 from fedcore.training.losses import binary_cross_entropy, cox, multi_label, squared_error
-from tests.integration.programs.program import Listed, Program, choices, drawn, loop
+from tests.integration.programs.program import Program, choices, drawn, loop
+from tests.support.several_tensors import Listed
 
 X, NUMBER, CLASS = drawn(1, 14, 5), drawn(2, 14), choices(3, 3, 14)
 PAIRS = Listed(list(zip(X, NUMBER, strict=True)))

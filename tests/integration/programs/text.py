@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 from fedcore import OptimizerConfig, supervised_app
 from fedcore.training.losses import model_loss
-from tests.integration.programs.program import Listed, Program, choices, drawn, loop
+from tests.integration.programs.program import Program, choices, drawn, loop
 from tests.integration.programs.tables import SGD, both, made
+from tests.support.several_tensors import Listed
 
 LENGTHS = choices(31, 6, 10) + 2
 TEXTS = [choices(40 + n, 19, int(length)) + 1 for n, length in enumerate(LENGTHS)]

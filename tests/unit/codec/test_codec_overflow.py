@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.error_bound import error_bound, magnitudes_of
+from support.error_bound import error_bound_of
 from support.privacy import seeded
 from support.raising import raises
 
@@ -266,14 +266,7 @@ class Federation:
             assert decoded.state is not None
             weights = [self.sizes[site] for site in present]
             exact = np.average([self.locals[site]["w"].astype(np.float64) for site in present], axis=0, weights=weights)
-            bound = error_bound(
-                encoding,
-                survivors=len(present),
-                examples=sum(weights),
-                statistics=decoded.statistics,
-                base=BASE,
-                magnitudes=magnitudes_of(encoding, BASE, [self.locals[site] for site in present], weights),
-            )
+            bound = error_bound_of(encoding, decoded, BASE, [self.locals[site] for site in present], weights)
             error = np.abs(decoded.state["w"] - exact)
             assert error.max() <= bound["w"] < 0.01 + 2.0**-20 * np.abs(exact).max()
             self.usual_error = float(error[np.abs(exact) < 1].max())

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.encodings import following
-from support.error_bound import error_bound, magnitudes_of
+from support.error_bound import error_bound, error_bound_of
 
 from fedcore.codec import (
     CodecSettings,
@@ -104,14 +104,7 @@ def assert_within_bound(
     encoding: Encoding, base: ModelState, locals_: list[ModelState], examples: list[int], decoded: Decoded
 ) -> None:
     assert decoded.state is not None
-    bound = error_bound(
-        encoding,
-        survivors=len(locals_),
-        examples=sum(examples),
-        statistics=decoded.statistics,
-        base=base,
-        magnitudes=magnitudes_of(encoding, base, locals_, examples),
-    )
+    bound = error_bound_of(encoding, decoded, base, locals_, examples)
     for spec in encoding.floats:
         mean = sum(
             count * (floats(local, spec.name) - floats(base, spec.name))
