@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
@@ -77,11 +78,9 @@ class Export:
             checked = self._write(trained, inputs, expected)
         shapes = [list(one.shape) for one in inputs]
         if as_json:
-            facts = asdict(trained.facts) if trained.facts is not None else None
             summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "checked": checked}
-            typer.echo(
-                json.dumps({**summary, "inputs": shapes, "output": list(expected.shape), "facts": facts}, indent=2)
-            )
+            of_module = {"inputs": shapes, "output": list(expected.shape), "facts": _facts_of(trained)}
+            typer.echo(json.dumps({**summary, **of_module}, indent=2))
         else:
             how = f"its output is the module's ({checked})" if checked else "its output was not checked: no onnxruntime"
             typer.echo(
@@ -102,21 +101,15 @@ class Export:
 
         with user_output_to_stderr():
             trained = open_trained(self.app, self.model, self.run_config)
-        draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
-        try:
+        facts = _facts_of(trained)
+        with self._draft() as draft:
             draft.mkdir(parents=True)
             save_peft(trained.module, draft)
-            if trained.facts is not None:
-                (draft / FACTS_FILE).write_text(json.dumps(asdict(trained.facts), indent=2), encoding="utf-8")
+            if facts is not None:
+                (draft / FACTS_FILE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
             if self.force and self.out.is_dir():
                 shutil.rmtree(self.out)
-            os.replace(draft, self.out)
-        except OSError as error:
-            raise EnvironmentFailure(f"--out: {self.out} cannot be written: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         if as_json:
-            facts = asdict(trained.facts) if trained.facts is not None else None
             summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "facts": facts}
             typer.echo(json.dumps(summary, indent=2))
         else:
@@ -124,9 +117,8 @@ class Export:
 
     def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
         """Write next to `out`, check, and only then take its place; what it was checked with."""
-        draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
         make, run = (_make_onnx, _run_onnx) if self.kind == "onnx" else (_make_torch, _run_torch)
-        try:
+        with self._draft() as draft:
             make(trained, inputs, draft)
             output, checked = run(draft, inputs)
             if output is not None and not torch.allclose(output, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
@@ -135,12 +127,27 @@ class Export:
                     f"the exported program's output differs from the module's by {worst:.3g}; it is not kept",
                     check="differs",
                 )
+        return checked
+
+    @contextlib.contextmanager
+    def _draft(self) -> Iterator[Path]:
+        """A path next to `out` that takes its place when the block has ended well; raises EnvironmentFailure."""
+        draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
+        try:
+            yield draft
             os.replace(draft, self.out)
         except OSError as error:
             raise EnvironmentFailure(f"--out: {self.out} cannot be written: {error.strerror or error}") from error
         finally:
-            draft.unlink(missing_ok=True)
-        return checked
+            if draft.is_dir():
+                shutil.rmtree(draft, ignore_errors=True)
+            else:
+                draft.unlink(missing_ok=True)
+
+
+def _facts_of(trained: TrainedModel) -> dict[str, Any] | None:
+    """The facts of the model's file as JSON has them."""
+    return asdict(trained.facts) if trained.facts is not None else None
 
 
 def _free_batch(inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:

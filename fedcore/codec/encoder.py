@@ -212,9 +212,11 @@ def _encode_floats(
         _check_fits(encoding, group, clipped[index], ratios[index] * encoding.scales[index])
     # Who is within its scale but for the roundoff of the weight tells no more than the scale.
     unlocked = [ratio if count else min(ratio, 1.0) for ratio, count in zip(ratios, clipped, strict=True)]
-    rungs = [ladder.rung_of(ratio) for ladder, ratio in zip(encoding.ladders, unlocked, strict=True)]
-    elements = (ladder.element(rung, randomness) for ladder, rung in zip(encoding.ladders, rungs, strict=True))
-    words[sections["peaks"]] = [word for element in elements for word in element]
+    words[sections["peaks"]] = [
+        word
+        for ladder, ratio in zip(encoding.ladders, unlocked, strict=True)
+        for word in ladder.element(ladder.rung_of(ratio), randomness)
+    ]
     if encoding.settings.clips:
         words[sections["clipped"]] = clipped
     return sum(clipped)

@@ -24,13 +24,14 @@ class ArrayView(Array):
     """
 
     def __init__(self, values: NDArray[Any]) -> None:
-        self.dtype, self.shape, self.stype = str(values.dtype), tuple(values.shape), NUMPY
+        self.dtype, self.shape, self.stype = description(values)
         self._values = np.ascontiguousarray(values).reshape(values.shape)
 
     @property
     def view(self) -> NDArray[Any] | None:
-        """The values, only to be read; None if others were written to `data`."""
-        return None if "data" in self.__dict__ else self._values
+        """The values, only to be read; None if somebody has given the Array other bytes, or described it otherwise."""
+        described = (self.dtype, self.shape, self.stype) == description(self._values)
+        return self._values if described and "data" not in self.__dict__ else None
 
     def __getattr__(self, name: str) -> Any:
         if name != "data" or "_values" not in self.__dict__:
@@ -52,6 +53,16 @@ class ArrayView(Array):
         return all(getattr(self, name) == getattr(other, name) for name in ("dtype", "shape", "stype", "data"))
 
     __hash__ = None  # type: ignore[assignment]  # as Flower's
+
+
+def description(values: NDArray[Any]) -> tuple[str, tuple[int, ...], str]:
+    """dtype, shape and stype of Flower's Array of these values."""
+    return str(values.dtype), tuple(values.shape), NUMPY
+
+
+def view_of(array: Array) -> NDArray[Any] | None:
+    """The values of an Array that lie there already; None if it holds bytes."""
+    return array.view if isinstance(array, ArrayView) else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, EncodingError, PeerError
-from fedcore.flower.array_view import ArrayView, npy_header
+from fedcore.flower.array_view import ArrayView, description, npy_header, view_of
 from fedcore.state import Layout, ModelState, TensorSpec, from_float
 from fedcore.state.model import NAME_OF
 from fedcore.wire.record_file import (
@@ -138,8 +138,8 @@ def _ndarray(name: str, array: Array) -> NDArray[Any]:
     """The array behind Flower's serialised form, without a copy (NumPy's .npy format, version 1.0 to 3.0)."""
     if array.stype != NUMPY:
         raise AppError(f"array {name!r} is serialised as {array.stype!r}; fedcore reads {NUMPY!r} only")
-    if isinstance(array, ArrayView) and array.view is not None:
-        return array.view
+    if (values := view_of(array)) is not None:
+        return values
     stream = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -192,8 +192,8 @@ def _tensor_of(array: Array) -> NDArray[Any] | None:
         return None
     if tensor.dtype not in NAME_OF or not tensor.flags.c_contiguous:
         return None
-    if isinstance(array, ArrayView) and array.view is not None:
-        return tensor if (array.dtype, array.shape, array.stype) == _described(tensor) else None
+    if view_of(array) is not None:
+        return tensor
     header = npy_header(tensor.dtype, tensor.shape)
     return tensor if len(array.data) == len(header) + tensor.nbytes and array.data.startswith(header) else None
 
@@ -206,15 +206,11 @@ def _flower_record(record: StoredRecord) -> ArrayRecord | MetricRecord | ConfigR
 
 
 def _flower_array(array: StoredArray) -> Array:
-    if array.form == "npy" and (array.dtype, array.shape, array.stype) == _described(array.values):
+    if array.form == "npy" and (array.dtype, array.shape, array.stype) == description(array.values):
         return ArrayView(array.values)
     header = npy_header(array.values.dtype, array.values.shape) if array.form == "npy" else b""
     data = b"".join((header, array.values.data))  # one copy
     return Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
-
-
-def _described(values: NDArray[Any]) -> tuple[str, tuple[int, ...], str]:
-    return str(values.dtype), tuple(values.shape), NUMPY
 
 
 def _to_json(value: Any) -> Any:

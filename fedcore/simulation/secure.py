@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from fedcore.simulation.dropouts import DropoutModel
 from fedcore.simulation.memory_round import SIMULATED, MemoryRound
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.sessions.processes import ProcessSessions, SessionProcesses
-from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions, is_large
+from fedcore.simulation.sessions.sessions import InlineSessions, Members, SecureSessions, is_large, threads_for
 from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.simulation.workers.local_failures import LocalFailures
 from fedcore.state import ModelState
@@ -187,7 +186,7 @@ class SecureAggregator:
                 base=base,
                 out_path=None,
                 sums=task.queries,
-                threads=(os.cpu_count() or 1) if is_large(encoding) else 1,
+                threads=threads_for(encoding),
             )
         except ProtocolViolation as refusal:  # an owner's budget is spent as its update is about to leave
             raise self.refused(task, refusal) from refusal

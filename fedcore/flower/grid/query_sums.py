@@ -24,11 +24,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedcore.errors import AppError
 from fedcore.flower.grid.aggregation_guard import callers, of_flower
-from fedcore.flower.grid.weighted_means import only_computes
+from fedcore.flower.grid.weighted_means import REPLIES, only_computes, plain
 from fedcore.flower.records import message_from
 
 _CONTENT: Final = "content"
-_COUNTS: Final = (2, 3, 5)
 Numbers: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Of the MetricRecords of a reply, by their keys."""
 
@@ -123,7 +122,9 @@ class SumReader:
         try:
             trial = _without_assertions(function)
             with _silent():
-                return all(self._same(trial, name, arguments, shapes, count, draw) for count in _COUNTS for _ in "123")
+                return all(
+                    self._same(trial, name, arguments, shapes, count, draw) for count in REPLIES for _ in range(3)
+                )
         except Exception:  # it may fail on made-up replies in any way
             return False
 
@@ -138,7 +139,7 @@ class SumReader:
     ) -> bool:
         made = [_mapped(shapes, lambda value: _drawn(value, draw)) for _ in range(count)]
         total = {
-            key: {one: _plain(sum(np.asarray(reply[key][one]) for reply in made)) for one in record}
+            key: {one: plain(sum(np.asarray(reply[key][one]) for reply in made)) for one in record}
             for key, record in shapes.items()
         }
         nothing = _mapped(shapes, lambda value: _like(value, 0.0))
@@ -252,10 +253,6 @@ def _drawn(value: Any, draw: np.random.Generator) -> Any:
     if isinstance(value, list):
         return [_drawn(0.0, draw) for _ in value]
     return float(draw.integers(1, 100)) if draw.random() < 0.8 else float(draw.normal(0.0, 100.0))
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else float(value)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -38,7 +38,8 @@ _WRITES: Final = frozenset(
     ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR", "IMPORT_NAME", "LOAD_SUPER_ATTR")
 )
 _MOST_NAMES: Final = 30
-_REPLIES: Final = (2, 3, 5)
+REPLIES: Final = (2, 3, 5)
+"""How many made-up replies a function is tried on."""
 _RECORD: Final = "metrics"
 
 
@@ -114,7 +115,7 @@ def is_weighted_mean(function: object, api: Api, weight_key: str, metrics: Metri
     draw = np.random.default_rng(0)
     try:
         shapes = dict(metrics) if metrics is not None else _asked_for(function, api, weight_key)
-        return all(_same(function, api, weight_key, shapes, count, draw) for count in _REPLIES for _ in range(3))
+        return all(_same(function, api, weight_key, shapes, count, draw) for count in REPLIES for _ in range(3))
     except Exception:  # it may fail on made-up replies in any way
         return False
 
@@ -144,7 +145,7 @@ def _same(
     ]
     total = sum(examples for examples, _ in replies)
     mean = {
-        name: _plain(sum(examples / total * np.asarray(metrics[name]) for examples, metrics in replies))
+        name: plain(sum(examples / total * np.asarray(metrics[name]) for examples, metrics in replies))
         for name in shapes
     }
     of_all = _called(function, api, weight_key, replies)
@@ -163,7 +164,8 @@ def _drawn(value: float | Sequence[float], draw: np.random.Generator) -> Any:
     return float(draw.random() if draw.random() < 0.7 else draw.normal(0.0, 100.0))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A number or an array as a record has it."""
     return value.tolist() if isinstance(value, np.ndarray) else float(value)
 
 

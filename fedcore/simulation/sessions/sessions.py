@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -112,6 +113,11 @@ def is_large(encoding: AnyEncoding) -> bool:
     return encoding.words >= LARGE_WORDS
 
 
+def threads_for(encoding: AnyEncoding) -> int:
+    """Threads that work on one vector: all on a large one, which is the only one at a time."""
+    return (os.cpu_count() or 1) if is_large(encoding) else 1
+
+
 class SecureSessions(Protocol):
     """Each method is a step of `ClientSession`, for several of them; what they answer comes in any order."""
 
@@ -179,8 +185,8 @@ class InlineSessions:
         self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
     ) -> Iterator[MaskedUpdate]:
         """R2; in the order of the updates."""
-        threads = os.cpu_count() or 1
-        large = is_large(encoding)  # then the threads share one vector, and it is the only one
+        threads, of_one = os.cpu_count() or 1, threads_for(encoding)
+        most = 0 if is_large(encoding) else threads
         waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes], Exception | None]] = deque()
 
         def first() -> MaskedUpdate:
@@ -192,19 +198,12 @@ class InlineSessions:
         with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
             for update in updates:
                 result, start = update.result, update.start
-                words, error = encoded_or_nothing(
-                    encoding,
-                    start.model,
-                    result.state(),
-                    result.examples,
-                    result.metrics,
-                    factor=start.factor,
-                    threads=threads if large else 1,
-                )
-                digest = pool.submit(masked, self._sessions[update.client], words, threads if large else 1)
+                encode_it = partial(encoded, encoding, start.model, result.state(), result.examples, result.metrics)
+                words, error = or_nothing(encoding, partial(encode_it, factor=start.factor, threads=of_one))
+                digest = pool.submit(masked, self._sessions[update.client], words, of_one)
                 waiting.append((update.client, words, digest, error))
                 del words
-                while len(waiting) > (0 if large else threads):
+                while len(waiting) > most:
                     yield first()
             while waiting:
                 yield first()
@@ -253,19 +252,12 @@ def encoded(
     ).words
 
 
-def encoded_or_nothing(
-    encoding: AnyEncoding,
-    model: ModelState | None,
-    local: ModelState | None,
-    examples: int,
-    metrics: Mapping[str, MetricValue],
-    *,
-    factor: float = 1.0,
-    threads: int = 1,
+def or_nothing(
+    encoding: AnyEncoding, make: Callable[[], NDArray[np.uint64]]
 ) -> tuple[NDArray[np.uint64], Exception | None]:
-    """`encoded`, but nothing for what cannot be encoded, and why; it is the client's own failure in a federation."""
+    """What `make` encodes, or nothing if it cannot, and why; that is the client's own failure in a federation."""
     try:
-        return encoded(encoding, model, local, examples, metrics, factor=factor, threads=threads), None
+        return make(), None
     except (EncodingError, AppError) as error:
         return encode_nothing(encoding, randomness=os.urandom).words, error
 

@@ -6,7 +6,7 @@ The simulation calls its public methods through `CALLS`, whose messages have the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from fedcore.secagg import (
     UnmaskShares,
     verifies,
 )
-from fedcore.simulation.sessions.sessions import Members, encoded_or_nothing, masked
+from fedcore.simulation.sessions.sessions import Members, encoded, masked, or_nothing
 from fedcore.state import ModelState
 from fedcore.system.workers.calls import Calls
 from fedcore.system.workers.failures import RaisedError
@@ -114,7 +114,8 @@ class SessionShard:
         """
         assert self._encoding is not None  # noqa: S101 - the sum has begun
         local = None if file is None else ModelState.open(file)
-        words, error = encoded_or_nothing(self._encoding, self._model(model), local, examples, metrics, factor=factor)
+        make = partial(encoded, self._encoding, self._model(model), local, examples, metrics, factor=factor)
+        words, error = or_nothing(self._encoding, make)
         digest = masked(self._sessions[client], words)
         np.add(self._sum, words, out=self._sum)
         return client, digest, None if error is None else RaisedError.of(error)

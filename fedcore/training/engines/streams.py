@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -141,7 +141,7 @@ class StreamShare:
 def training_batches(ranks: DataRanks, data: TrainingData, plan: StreamPlan) -> Iterator[Batch]:
     """This rank's share of each batch."""
     done = 0
-    for number in range(plan.epochs) if plan.epochs else _forever():
+    for number in range(plan.epochs) if plan.epochs else count():
         before = done
         for share in shares(ranks, data, plan, number):
             yield share.batch(ranks)
@@ -179,10 +179,9 @@ def shares(ranks: DataRanks, data: TrainingData, plan: StreamPlan, number: int) 
     source = cast(Iterable[Any], data)
     seed = derive_seed("stream", plan.seed, number, *([ranks.data_rank] if plan.sharded else []))
     if isinstance(data, DataLoader) or not plan.batch_size:
-        batches = _OwnDraws(_batches_of(source), seed)
+        batches, collate = _OwnDraws(_batches_of(source), seed), None
     else:
-        batches = _OwnDraws(_chunks(source, _size(ranks, plan)), seed)
-    collate = None if isinstance(data, DataLoader) or not plan.batch_size else _collate_of(data)
+        batches, collate = _OwnDraws(_chunks(source, _size(ranks, plan)), seed), _collate_of(data)
     if plan.sharded and ranks.data_size > 1:
         yield from _own_parts(ranks, batches, collate)
         return
@@ -238,13 +237,6 @@ def _chunks(source: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _collate_of(data: Any) -> Any:
     return getattr(data, "collate_fn", None) or default_collate
-
-
-def _forever() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 class _OwnDraws(Iterator[T]):
