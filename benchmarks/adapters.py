@@ -32,6 +32,7 @@ import fedcore
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
 from fedcore import LocalJob, OptimizerConfig, averaging_server, supervised_app
 from fedcore.cli.new.examples import chats, messages
+from fedcore.system.standard_output import user_output_to_stderr
 from fedcore.training import local_engine, train
 from fedcore.training.huggingface import CausalLM
 from fedcore.training.language import ChatDataset, Conversation, chat_tokenizer, load_base, with_adapter
@@ -164,14 +165,15 @@ def tuned(arm: Arm, folder: str, rate: float, rounds: int, count: int) -> Tuned:
         weigh="targets",
         adapter=True,
     )
-    result = fedcore.simulate(
-        (client, averaging_server(client)),
-        clients=SITES,
-        aggregation="secure",
-        run_config={"num-server-rounds": rounds, "batch-size": 8, "seed": 1, "local-epochs": 1},
-        settings={"field-bits": 16},
-        progress=False,
-    )
+    with user_output_to_stderr():  # the ServerApp prints its figures
+        result = fedcore.simulate(
+            (client, averaging_server(client)),
+            clients=SITES,
+            aggregation="secure",
+            run_config={"num-server-rounds": rounds, "batch-size": 8, "seed": 1, "local-epochs": 1},
+            settings={"field-bits": 16},
+            progress=False,
+        )
     history, state = result.history, result.model
     assert state is not None
     sent = [column for column in history.columns if column.startswith("bytes") and "up" in column]
