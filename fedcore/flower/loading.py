@@ -23,7 +23,7 @@ def load_object(folder: Path, reference: str, kind: type[T]) -> T:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):  # not another whose name begins alike
             raise AppError(f"the app in {folder} has no module {module_name!r} (for {reference!r})") from None
         raise
     target = module

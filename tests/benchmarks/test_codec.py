@@ -82,8 +82,9 @@ def test_errors_stay_within_the_bound_and_are_not_nothing(case):
 def test_secure_runs_stay_within_the_bound_of_plain_ones(story, bits, strategy):
     apart = compare(STORIES[story], strategy, bits=bits, rounds=7)
     assert 0.01 < apart.ratio <= 1
-    # In 16 bits one more where the sites that are left in a round change the model by little.
-    assert apart.repeats == (1 if "comes" in story else 1 if "5 sites" in story and bits == 16 else 0)
+    # In 16 bits one more where the sites that are left in a round change the model by little, for all but FedAvg.
+    little = "5 sites" in story and bits == 16 and strategy != "FedAvg"
+    assert apart.repeats == (1 if "comes" in story or little else 0)
 
 
 def test_a_large_run_in_small(tmp_path):

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ from support.raising import raises
 
 from fedcore.errors import AppError, ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.loading import load_object
 
 GOOD = """
 [project]
@@ -64,3 +66,16 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message
 def test_no_pyproject(tmp_path: Path) -> None:
     with raises(AppError, check="not-an-app"):
         FlowerApp.load(tmp_path)
+
+
+def test_a_library_that_is_not_installed_is_no_missing_module_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "absentlib_app").mkdir()
+    (tmp_path / "absentlib_app" / "server_app.py").write_text("import absentlib\n", encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError) as error:
+        load_object(tmp_path, "absentlib_app.server_app:app", object)
+    assert error.value.name == "absentlib"
+    with raises(AppError):
+        load_object(tmp_path, "absentlib_app.client_app:app", object)
