@@ -83,8 +83,9 @@ def test_a_lost_process_is_named_and_gloo_speaks_to_the_log_alone(tmp_path: Path
     be_local()
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(Pair.serve, tmp_path / "pair", "client-2", seconds=60.0)
-        Pair.join(tmp_path / "pair", "shard-0", seconds=60.0)  # and gone with this line
+        worker = Pair.join(tmp_path / "pair", "shard-0", seconds=60.0)
         pair = serving.result()
+    del worker  # not before both have met: one that leaves while they meet is lost to its peer already
     with pytest.raises(PeerLost, match=r"^client-2 .* 60 s$") as lost:
         pair.receive(new_header())
     assert "gloo/transport/" in str(lost.value.__cause__)
