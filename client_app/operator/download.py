@@ -21,6 +21,7 @@ from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import read_facts, sha256_file
+from fedcore.system.files import check_own_folder
 from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
@@ -57,6 +58,9 @@ def _read(path: Path) -> Any:
 
 
 MODEL_FILE: Final = "model.safetensors"
+_RUN_FILE: Final = "run.json"
+_ENTRIES: Final = (_RUN_FILE, "events.jsonl", MODEL_FILE, RESULTS_FILE, "files", TRANSCRIPT_FILE)
+"""What the folder of a run has."""
 _ARCHIVES: Final = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz"}
 
 
@@ -105,6 +109,10 @@ def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bo
     if target.exists() and not force:
         raise ConfigurationError(f"--out: {target} exists already; name another path, or replace it with --force")
     archive = _ARCHIVES.get(target.suffix)
+    if archive is None:
+        check_own_folder(target, _ENTRIES, mark=_RUN_FILE)
+    elif target.is_dir():
+        raise ConfigurationError(f"--out: {target} is a folder; name a file", check="is-a-folder")
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.absolute().parent, prefix=".export-") as made:
@@ -124,7 +132,7 @@ def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bo
 
 def _gather(client: OperatorClient, state: RunOut, folder: Path) -> None:
     settings = state.model_dump(mode="json", exclude={"events"})
-    (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / _RUN_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     events = "".join(item.model_dump_json() + "\n" for item in state.events)
     (folder / "events.jsonl").write_text(events, encoding="utf-8")
     if state.model is not None:

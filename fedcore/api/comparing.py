@@ -16,6 +16,7 @@ from fedcore.api.result import OutputFolder
 from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
 from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
 from fedcore.state import ModelState
+from fedcore.system.files import check_own_folder
 from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
@@ -185,10 +186,20 @@ class ComparisonResult:
         return axes
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Copy the whole folder, report.html in it, to another place; raises ConfigurationError if one is there."""
+        """Copy the whole folder, report.html in it, to another place; raises ConfigurationError if one is there.
+
+        Args:
+            force: replace a comparison that is there; a folder with anything else in it stays.
+        """
         target = Path(folder).expanduser().absolute()
         if target.exists() and not force:
             raise ConfigurationError(f"{target} exists already; name another folder, or replace it with force=True")
+        from fedcore.comparison.folder import JOB_FILE, OWN_ENTRIES
+
+        source = self.folder.resolve()
+        if target.resolve().is_relative_to(source) or source.is_relative_to(target.resolve()):
+            raise ConfigurationError(f"{target} is where this comparison is; name another folder", check="same-folder")
+        check_own_folder(target, OWN_ENTRIES, mark=JOB_FILE, option="folder")
         shutil.rmtree(target, ignore_errors=True)
         self.metrics.to_csv(shutil.copytree(self.folder, target) / "metrics.csv")
         self.history.to_csv(target / "history.csv")

@@ -15,7 +15,7 @@ from fedcore.api.showing import axes_or_new, html_table, metrics_line, metrics_t
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.state import ModelFacts, ModelState, write_model
-from fedcore.system.files import make_private_folder, remove_tree, write_file
+from fedcore.system.files import check_own_folder, make_private_folder, remove_tree, write_file
 from fedcore.wire.base import Scalar
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MODEL_FILE: Final = "model.safetensors"
+_SAVED: Final = ("run.json", MODEL_FILE, "history.csv", "files")
+"""What the folder of a saved run has."""
 
 
 class OutputFolder:
@@ -113,13 +115,14 @@ class Run:
         Raises ConfigurationError if there is one, OSError.
 
         Args:
-            force: replace a folder that is there.
+            force: replace a folder that this made earlier; one with anything else in it stays.
         """
         target = Path(folder).expanduser().absolute()
         if target.exists() and not force:
             raise ConfigurationError(
                 f"{target} exists already; name another folder, or replace it with force=True", check="exists"
             )
+        check_own_folder(target, _SAVED, mark=_SAVED[0], option="folder")
         if target.exists():
             remove_tree(target)
         target.mkdir(parents=True)

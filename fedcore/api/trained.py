@@ -26,7 +26,7 @@ from torch import Tensor
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
-from fedcore.system.files import check_target, write_file
+from fedcore.system.files import check_own_folder, check_target, write_file
 from fedcore.system.standard_output import user_output_to_stderr
 
 
@@ -47,6 +47,8 @@ def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedMo
 KINDS: Final = {"onnx": ".onnx", "torch": ".pt2", "peft": ""}
 """What can be made, and how such a file usually ends; for PEFT it is a folder."""
 FACTS_FILE: Final = "fedcore.json"
+_ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors", FACTS_FILE)
+"""What the folder of an adapter has; the first is always there."""
 _TOLERANCE: Final = 1e-3
 """Of the outputs, relative and absolute: another runtime adds up in another order."""
 
@@ -94,6 +96,10 @@ class Export:
         if self.kind == "onnx" and lacking:
             raise ConfigurationError(f"--to onnx needs {' and '.join(lacking)}: pip install 'fedcore[export]'")
         check_target(self.out, force=self.force)
+        if self.kind == "peft":
+            check_own_folder(self.out, _ADAPTER, mark=_ADAPTER[0])
+        elif self.out.is_dir():
+            raise ConfigurationError(f"--out: {self.out} is a folder; name a file", check="is-a-folder")
 
     def _write_adapter(self, as_json: bool) -> None:
         """Make a folder with the adapter in PEFT's format."""
@@ -108,6 +114,7 @@ class Export:
             if facts is not None:
                 (draft / FACTS_FILE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
             if self.force and self.out.is_dir():
+                check_own_folder(self.out, _ADAPTER, mark=_ADAPTER[0])  # again, since loading a model takes a while
                 shutil.rmtree(self.out)
         if as_json:
             summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "facts": facts}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.comparison.app_probe import AppFacts
-from fedcore.comparison.plan import CompareJob
+from fedcore.comparison.plan import RUNS_FOLDER, CompareJob
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle
 from fedcore.system.files import Lock, write_file
@@ -21,6 +21,13 @@ from fedcore.system.files import Lock, write_file
 JOB_FILE = "job.json"
 LOCK_FILE = ".lock"
 SCHEMA = "fedcore/compare/job/2"
+OWN_ENTRIES = frozenset(
+    {
+        JOB_FILE, LOCK_FILE, RUNS_FOLDER, "federation", "figures", "report.html", "report.json", "report.md",
+        "metrics.csv", "history.csv",
+    }
+)  # fmt: skip
+"""What the folder of a comparison has, those of `ComparisonResult.save` among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
@@ -67,6 +67,31 @@ def check_target(path: Path, *, force: bool, option: str = "--out") -> None:
     check_replaceable(path, force=force, option=option)
     if not path.absolute().parent.is_dir():
         raise ConfigurationError(f"{option}: there is no folder {path.absolute().parent}")
+
+
+def check_own_folder(path: Path, own: Collection[str], *, mark: str, option: str = "--out") -> None:
+    """Refuse to replace anything but a folder that the same command made, or an empty one; nothing if there is none.
+
+    Raises ConfigurationError that names the option and what else is there.
+
+    Args:
+        own: names that the command gives the folder's entries.
+        mark: the one of them that is always there.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    if path.is_symlink() or not path.is_dir():
+        what = "is a link" if path.is_symlink() else "is a file"
+        raise ConfigurationError(f"{option}: {path} {what}; name a folder", check="not-a-folder")
+    names = sorted(entry.name for entry in path.iterdir())
+    others = [name for name in names if name not in own]
+    if names and (others or mark not in names):
+        there = f"has {', '.join((others or names)[:4])}{', ...' if len(others or names) > 4 else ''}"
+        why = "which this command did not write" if others else f"and no {mark}"
+        raise ConfigurationError(
+            f"{option}: {path} {there}, {why}, so it is not replaced, even by force; name another folder",
+            check="not-own-folder",
+        )
 
 
 def check_makeable(path: Path, *, option: str = "--out") -> None:

@@ -295,6 +295,10 @@ def test_save_writes_all_of_it(tmp_path: Path):
     with raises(ConfigurationError, check="exists"):
         run.save(folder)
     run.save(folder, force=True)
+    (folder / "notes.md").write_text("a person's own")
+    with raises(ConfigurationError, check="not-own-folder"):
+        run.save(folder, force=True)
+    assert (folder / "notes.md").is_file()
 
 
 def test_files_that_the_server_app_wrote_are_saved(tmp_path: Path):

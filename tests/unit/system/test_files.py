@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from support.raising import raises
 
 from fedcore.errors import ConfigurationError
-from fedcore.system.files import Lock, replacing, write_file
+from fedcore.system.files import Lock, check_own_folder, replacing, write_file
 
 
 @pytest.fixture
@@ -60,3 +61,40 @@ def test_a_folder_or_a_file_is_held_once(tmp_path: Path, name: str) -> None:
     lock.close()
     with Lock(tmp_path / name, in_use="taken"):
         pass
+
+
+OWN = ("run.json", "model.safetensors", "files")
+
+
+@pytest.mark.parametrize("entries", [None, (), ("run.json",), ("run.json", "files/notes/a.txt")])
+def test_a_folder_that_a_command_made_may_be_replaced(tmp_path: Path, entries: tuple[str, ...] | None) -> None:
+    folder = tmp_path / "out"
+    fill(folder, entries)
+    check_own_folder(folder, OWN, mark="run.json")
+
+
+@pytest.mark.parametrize(
+    "entries", [("thesis.tex",), ("run.json", "thesis.tex"), ("model.safetensors",), (".git/HEAD",)]
+)
+def test_a_folder_with_anything_else_is_never_replaced(tmp_path: Path, entries: tuple[str, ...] | None) -> None:
+    folder = tmp_path / "out"
+    fill(folder, entries)
+    with raises(ConfigurationError, check="not-own-folder"):
+        check_own_folder(folder, OWN, mark="run.json")
+    assert all((folder / name).is_file() for name in entries)
+
+
+def test_a_link_to_a_folder_and_a_file_are_no_folders(tmp_path: Path) -> None:
+    fill(tmp_path / "there", ("run.json",))
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    for path in (tmp_path / "link", tmp_path / "there" / "run.json"):
+        with raises(ConfigurationError, check="not-a-folder"):
+            check_own_folder(path, OWN, mark="run.json")
+
+
+def fill(folder: Path, entries: tuple[str, ...] | None) -> None:
+    for name in entries or ():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    if entries == ():
+        folder.mkdir()

@@ -202,3 +202,8 @@ async def test_all_of_it_in_one_place(here: Site, model: ModelState, tmp_path: P
     )
     with pytest.raises(ConfigurationError, match=r"--out.*kept"):
         await operate(here, functools.partial(export_run, word=run, out=folder, force=False, as_json=False))
+    await operate(here, functools.partial(export_run, word=run, out=folder, force=True, as_json=False))
+    (folder / "notes.md").write_text("a person's own")
+    with raises(ConfigurationError, check="not-own-folder"):
+        await operate(here, functools.partial(export_run, word=run, out=folder, force=True, as_json=False))
+    assert (folder / "notes.md").is_file()
