@@ -48,6 +48,8 @@ class Decoded:
         What the next encoding follows from.
     state
         base + mean in the layout's dtypes; None for an encoding without a layout.
+    rounded
+        The names of the integer and bool tensors whose mean is no whole number: the state has the nearest one.
     """
 
     examples: int
@@ -57,6 +59,7 @@ class Decoded:
     names: tuple[MetricName, ...] | None
     statistics: MagnitudeStatistics
     state: ModelState | None
+    rounded: tuple[str, ...] = ()
 
 
 def decode(
@@ -113,6 +116,7 @@ def decode(
         )
     names, metrics = _metrics(encoding, words, contributors, examples, sums=sums)
     state = None
+    rounded: tuple[str, ...] = ()
     if base is not None:
         mean = WeightedMean(
             encoding=encoding,
@@ -126,7 +130,7 @@ def decode(
             releases=(base.release, release),
         )
         state = filled(base.layout, mean.write, out_path)
-        statistics = mean.statistics
+        statistics, rounded = mean.statistics, mean.rounded
     return Decoded(
         examples=examples,
         failures=failures,
@@ -135,6 +139,7 @@ def decode(
         names=names,
         statistics=statistics,
         state=state,
+        rounded=rounded,
     )
 
 

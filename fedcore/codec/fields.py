@@ -324,11 +324,18 @@ def encode_integers(
 
 def decode_integers(
     encoding: Encoding, words: NDArray[np.uint64], *, base: ModelState, examples: int, sink: StateSink
-) -> None:
-    """Write base + mean to the sink. Raises PeerError when that is no value of the dtype."""
+) -> tuple[str, ...]:
+    """Write base + mean to the sink; the names of the tensors whose mean is no whole number, and was rounded.
+
+    Raises PeerError when the mean is no value of the dtype.
+    """
+    rounded: dict[str, None] = {}
     for spec, start, stop, position in _blocks(encoding):
         old = base[spec.name].reshape(-1)[start:stop]
-        delta = _nearest_quotient(words[position : position + old.size].view(np.int64), examples)
+        sums = words[position : position + old.size].view(np.int64)
+        delta = _nearest_quotient(sums, examples)
+        if (delta * examples != sums).any():
+            rounded[spec.name] = None
         mean = _as_int64(old) + delta
         new = mean.view(np.uint64) if spec.dtype == "U64" else mean.astype(spec.storage)
         intact = (_as_int64(new) == mean) & ((new >= old) == (delta >= 0))
@@ -338,6 +345,7 @@ def decode_integers(
                 check="malformed-update",
             )
         sink.write(spec, start, new)
+    return tuple(rounded)
 
 
 def _blocks(encoding: Encoding) -> Iterator[tuple[TensorSpec, int, int, int]]:

@@ -33,6 +33,7 @@ class WeightedMean:
     """The base and the mean of the updates to it.
 
     statistics: what the sum tells; `write` adds by how much it changed each large tensor, and the small ones at most.
+    rounded: of `write`, the names of the integer tensors whose mean is no whole number.
     """
 
     encoding: Encoding
@@ -44,6 +45,7 @@ class WeightedMean:
     statistics: MagnitudeStatistics
     threads: int
     releases: Releases
+    rounded: tuple[str, ...] = field(default=(), init=False)
     _moved: list[tuple[int, TensorChange]] = field(default_factory=list)
 
     def write(self, sink: StateSink) -> None:
@@ -57,7 +59,7 @@ class WeightedMean:
             else:
                 _decode_rotated(sums, encoding.rotation, base, sink, self.releases)
         integers = self.words[encoding.sections["integers"]]
-        decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
+        self.rounded = decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
         self._check_rounding()
 
     def _note(self, sums: _Sums, changes: Sequence[tuple[TensorSpec, Change]]) -> None:

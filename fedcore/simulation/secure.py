@@ -22,6 +22,7 @@ from fedcore.run.engine.events import Sums, sums_done
 from fedcore.run.engine.outcome import AggregateResult, ExchangeFailure, ExchangeOutcome, ExchangeUsage
 from fedcore.run.engine.state import RunState
 from fedcore.run.exchange import ExchangeRequest, round_parameters
+from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import Attempts, final_reason
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
@@ -207,7 +208,10 @@ class SecureAggregator:
 
     def close(self, task: Task, end: ExchangeOutcome) -> bool:
         """An attempt has ended; returns whether it evaluated the best model so far."""
+        before = self.state.rounded
         best = self.state.take(task, end)
+        if self.state.rounded and not before:
+            self.emit(Warned(line=rounded_line(self.state.rounded)))
         self.on_end(task, end)
         return best
 

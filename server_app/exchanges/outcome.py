@@ -62,6 +62,7 @@ async def _decoded(total: AggregateResult, fetch: Fetch) -> Decoded:
         names=total.names,
         statistics=total.statistics,
         state=ModelState.open(await fetch(total.mean)) if total.mean is not None else None,
+        rounded=total.rounded,
     )
 
 

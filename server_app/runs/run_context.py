@@ -17,6 +17,7 @@ from fedcore.run.engine.events import Names, exchange_failed, group_ended, names
 from fedcore.run.engine.outcome import ExchangeOutcome, ExchangeUsage
 from fedcore.run.engine.state import RunState, evaluates
 from fedcore.run.groups import groups_in
+from fedcore.run.integer_means import rounded_line
 from fedcore.run.retries import attempt_ended
 from fedcore.state import ModelFacts
 from fedcore.wire.events import ExchangeStarted, FiguresFound, GroupStarted
@@ -125,6 +126,8 @@ class RunContext:
     async def close(self, task: Task, end: ExchangeOutcome) -> bool:
         """An exchange has ended: count it, and exclude clients that cheated; whether it evaluated the best model."""
         best = self.state.take(task, end)
+        if self.state.rounded:
+            self.event_log.warn_once(rounded_line(self.state.rounded))
         self.clients.exclude(end.blamed)
         columns = {"rounds": self.state.rounds, "epsilon": self.state.budget.epsilon_spent}
         await self.services.store.update_run(self.plan.run, **columns)

@@ -58,17 +58,19 @@ class Failure(AssertionError):
 
 @dataclass
 class Local:
-    """What a member contributes: `by` is added to every float, integers grow by one."""
+    """What a member contributes: `by` is added to every float, `counted` to every integer."""
 
     by: float = 1.0
     examples: int = 10
+    counted: int = 1
     fails: bool = False
     """Whether it contributes nothing."""
     metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
 
     def train(self, model: ModelState) -> ModelState:
         arrays = {
-            name: value + (np.float32(self.by) if value.dtype.kind == "f" else 1) for name, value in model.items()
+            name: value + (np.float32(self.by) if value.dtype.kind == "f" else self.counted)
+            for name, value in model.items()
         }
         return ModelState.from_arrays({name: np.asarray(value, model[name].dtype) for name, value in arrays.items()})
 

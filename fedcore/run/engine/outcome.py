@@ -116,7 +116,7 @@ class ExchangeFailure:
 class AggregateResult:
     """What a secure sum says; the fields are those of `fedcore.codec.Decoded`.
 
-    mean: the key of the new model. mean_sha256: of its file; "" where an earlier fedcore kept it.
+    mean: the key of the new model. mean_sha256: of its file; "" where an earlier fedcore kept it. rounded: empty there.
     """
 
     examples: int
@@ -127,6 +127,7 @@ class AggregateResult:
     statistics: MagnitudeStatistics
     mean: str | None
     mean_sha256: str = ""
+    rounded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, decoded: Decoded, mean: str | None, mean_sha256: str) -> Self:
@@ -140,6 +141,7 @@ class AggregateResult:
             statistics=decoded.statistics,
             mean=mean,
             mean_sha256=mean_sha256,
+            rounded=decoded.rounded,
         )
 
 

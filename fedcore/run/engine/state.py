@@ -33,6 +33,8 @@ class RunState:
         Of a buffered run: for each client the version whose update was in a sum last, as in `WorkBook`.
     selection
         The best evaluation so far.
+    rounded
+        The integer tensors whose mean was rounded in the first sum that rounded any.
     """
 
     settings: JobSettings
@@ -45,6 +47,7 @@ class RunState:
     rounds: int = field(default=0, init=False)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     spent: dict[int, int] = field(default_factory=dict, init=False)
+    rounded: tuple[str, ...] = field(default=(), init=False)
     _groups: dict[str, list[tuple[Task, AggregateResult]]] = field(default_factory=dict, init=False)
     """The sums of the draw whose groups came last."""
 
@@ -89,6 +92,8 @@ class RunState:
             repeated = task.group is not None and task.group.draw in self._groups
             self.rounds += task.trains and bool(end.survivors) and not repeated
             self.configs = task.configs if task.trains else self.configs
+        if end.total is not None:
+            self.rounded = self.rounded or end.total.rounded
         self._learn(task, end)
         return evaluates(task, end) and self.selection.judge(end.total.metrics if end.total else {})
 

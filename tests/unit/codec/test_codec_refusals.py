@@ -150,6 +150,7 @@ def test_edge_sums_of_integers_are_exact() -> None:
     decoded = decode(ENCODING, total, survivors=4, base=BASE)
     assert decoded.state is not None
     assert decoded.state["n"].tolist() == [largest, -largest]
+    assert decoded.rounded == ()
 
 
 def test_arguments_that_do_not_belong_together_are_our_callers_fault() -> None:

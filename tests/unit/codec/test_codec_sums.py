@@ -339,6 +339,19 @@ def test_integer_means_round_to_nearest_with_ties_to_the_global_model() -> None:
     assert won.state is not None
     assert won.state["n"].tolist() == [1, -1, 2, -2, 12]
     assert won.state["m"].tolist() == [False, True]
+    assert tied.rounded == won.rounded == ("n", "m")
+
+
+def test_integers_that_all_clients_count_alike_are_exact_at_any_weights() -> None:
+    base = ModelState.from_arrays({"n": np.array([2**53 + 1, -7]), "m": np.array([True, False])})
+    up = ModelState.from_arrays({"n": np.array([2**53 + 8, -9]), "m": np.array([False, False])})
+    encoding = first_encoding(CodecSettings(w_max=10), base.layout, 3)
+    alike = run_round(encoding, base, [up, up, up], [7, 3, 1])
+    assert alike.state is not None
+    assert {name: values.tolist() for name, values in alike.state.items()} == {
+        name: values.tolist() for name, values in up.items()
+    }
+    assert alike.rounded == ()
 
 
 def test_errors_average_out_over_rounds() -> None:

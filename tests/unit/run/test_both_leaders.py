@@ -69,6 +69,22 @@ class TestRepeats:
         assert (repeat["coarse"], repeat["large"], repeat["survivors"]) == ("weight", 0, 6)
 
 
+class TestIntegers:
+    async def test_means_that_are_rounded_are_said_once(self, leader: Begin) -> None:
+        """Not of a count that is the same everywhere."""
+        model = ModelState.from_arrays({"batches": np.array(3), "weight": np.zeros(3, np.float32)})
+        async with leader() as run:
+            for counts in ((2,) * 6, (1, 2, 3, 4, 5, 7), (1, 1, 1, 1, 1, 5)):
+                run.locals.update({client: Local(counted=n) for client, n in zip(ALL, counts, strict=True)})
+                (reply,) = await run.exchange(model)
+                model = reply.model()
+                assert model is not None
+            events = await run.finish()
+        assert model["batches"] == 3 + 2 + 4 + 2
+        (line,) = (one["line"] for one in events["warning"] if "batches" in one["line"])
+        assert "weight" not in line
+
+
 class TestRequirements:
     async def test_a_sum_of_too_few_is_refused_before_anybody_is_asked(self, leader: Begin) -> None:
         async with leader() as run:

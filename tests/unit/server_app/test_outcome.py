@@ -100,6 +100,7 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
         names=(("loss", None), ("pair", 2)),
         statistics=STATISTICS,
         state=state,
+        rounded=("batches",),
     )
     usage = ExchangeUsage({"input": 1.5, "result": 0.25}, {1: 3, 2: 4}, {1: 5})
     end = again(
@@ -121,7 +122,7 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     assert result.decoded is not None
     assert result.decoded.state is not None
     assert dict(result.decoded.state)["weight"].tobytes() == state["weight"].tobytes()
-    for name in ("examples", "failures", "lost_norm", "metrics", "names", "statistics"):
+    for name in ("examples", "failures", "lost_norm", "metrics", "names", "statistics", "rounded"):
         assert getattr(result.decoded, name) == getattr(decoded, name)
     assert (result.survivors, result.examples) == ({1, 2}, 64)
     assert (end.usage.seconds, end.usage.up, end.blamed) == (1.75, {1: 3, 2: 4}, {3: Fault.WRONG_SHARE})
