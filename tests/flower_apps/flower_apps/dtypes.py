@@ -17,7 +17,7 @@ Arrays = dict[str, NDArray]
 
 
 def counters() -> Arrays:
-    """Optimizer steps, as a number without an axis, which rows of an embedding were seen, and a table of small numbers."""
+    """Optimizer steps (without an axis), which rows were seen, a table of small numbers, and negative ones."""
     return {
         "steps": np.array(3, np.int64),
         "seen": np.array([True, False, False]),
