@@ -17,6 +17,9 @@ the largest error over the bound of its tensor.
 neighbour_over_roundoff: a small tensor next to one that changes 10^15 times as much, in a run's third exchange: its
 error over the roundoff of float32 in its update, both as L2 norms.
 
+table_accuracy: the accuracy of ten rounds of a network with BatchNorm over raw columns (codec_table.py), secure minus
+plain, over five seeds: the largest in size.
+
 outlier_over_update: 20 exchanges, in one of which one element of one client changes by 1e5: the largest error of any
 other element in any of them, over the size of a typical update.
 """
@@ -40,6 +43,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.codec_runs import ROUNDS, STORIES, STRATEGIES, compare
+from benchmarks.codec_table import difference
 from benchmarks.codec_tensors import CASES as TENSOR_CASES
 from benchmarks.codec_tensors import worst_ratio
 from benchmarks.common import Figure, Report, Table, parser, run, say, sized
@@ -65,6 +69,7 @@ SPARSITY = 0.999
 MOST_ROUNDS = 16
 OUTLIER, OUTLIER_ROUND = 1e5, 6
 APART = 1e15
+TABLE_AIM = 0.002
 OUTLIER_AIM = 1 / 8
 """1/32 of a client's largest element, which is about four times as large as a typical one."""
 
@@ -158,6 +163,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             Figure(name="run_over_bound", value=worst, aim=1.0),
             *(Figure(name=f"{case}_over_bound", value=tensors_over_bound(case), aim=1.0) for case in tensor_cases),
             Figure(name="neighbour_over_roundoff", value=max(map(neighbour_error, WIDTHS)), aim=1.0),
+            Figure(name="table_accuracy", value=largest_difference(arguments), aim=TABLE_AIM),
             Figure(name="outlier_over_update", value=max(map(outlier_error, WIDTHS)) / STEP, aim=OUTLIER_AIM),
         ),
         tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
@@ -167,6 +173,11 @@ def measure(arguments: argparse.Namespace) -> Report:
 def tensors_over_bound(case: str) -> float:
     """The largest error over the bound of its tensor, at any width."""
     return max(worst_ratio(case, bits) for bits in WIDTHS)
+
+
+def largest_difference(arguments: argparse.Namespace) -> float:
+    """Between the accuracies of a secure and a plain run."""
+    return max(abs(difference(seed)) for seed in range(sized(arguments, smallest=1, quick=2, whole=5)))
 
 
 def elements_of(arguments: argparse.Namespace) -> int:

@@ -14,8 +14,9 @@ from fedcore.codec import AnyEncoding
 from fedcore.federation.admission.simulated import AdmittedExchange
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
-from fedcore.simulation.sessions.sessions import SecureSessions, TrainingStart, Update
+from fedcore.simulation.sessions.sessions import SecureSessions, TrainingStart, Update, is_large
 from fedcore.state import ModelState
+from fedcore.system.mapped import mapped_zeros
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
 SIMULATED: Final = "simulated dropout"
@@ -67,7 +68,7 @@ class MemoryRound:
         for shares in self.sessions.share_keys(self._present("share"), self.server.advertised):
             self.server.receive_shares(shares)
         self.server.close_stage()
-        total = np.zeros(encoding.words, np.uint64)
+        total = mapped_zeros(encoding.words) if is_large(encoding) else np.zeros(encoding.words, np.uint64)
         present = self._present("input")
         self.sessions.receive_shares(present, self.server.delivery)
         updates = self._updates(model, work(self._in_time(present, work)), starts)
