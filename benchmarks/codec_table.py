@@ -105,7 +105,9 @@ def app_of(train: Callable[..., State]) -> tuple[ClientApp, ServerApp]:
     @client.train()
     def trains(message: Message, context: Context) -> Message:
         state = message.content.array_records["arrays"].to_torch_state_dict()
-        new = train(state, context.node_config["partition-id"], message.content.config_records["config"]["server-round"])
+        new = train(
+            state, context.node_config["partition-id"], message.content.config_records["config"]["server-round"]
+        )
         metrics = MetricRecord({"num-examples": 300})
         return Message(content=RecordDict({"arrays": ArrayRecord(new), "metrics": metrics}), reply_to=message)
 
