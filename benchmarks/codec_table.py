@@ -49,7 +49,7 @@ def by_sgd(state: State, site: int, server_round: int) -> State:
 
 
 def by_adamw(state: State, site: int, server_round: int) -> State:
-    """The same with AdamW, whose moments and step counters travel beside the model."""
+    """The same with AdamW, whose moments and step counters travel next to the model."""
     network = Network()
     network.load_state_dict({name: value for name, value in state.items() if not name.startswith("adamw/")})
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
