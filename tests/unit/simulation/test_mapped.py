@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from fedcore.system.mapped import mapped_zeros
+from fedcore.simulation.sessions.mapped import mapped_zeros
 
 
 def test_a_vector_is_in_a_file_and_takes_no_anonymous_memory() -> None:
