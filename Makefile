@@ -62,17 +62,20 @@ PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q
 QUICK_WORKERS := -n logical --maxprocesses 8 --dist worksteal
 SLOW_WORKERS := -n 4 --dist loadgroup --no-loadscope-reorder
 ONE_FEDERATION := tests/integration/test_one_federation.py
+# Each worker collects all that it is given. Of the quick folders, the slow ones need the files with property tests.
+QUICK := tests/unit tests/architecture
+SLOW_FILES = $(filter-out $(QUICK) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(shell grep -rl --include='*.py' hypothesis $(QUICK))
 # Of each property 50 new examples; 250 with PROFILE=thorough.
 PROFILE := fresh
 SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile $(PROFILE)
 
 test: $(STAMP)  ## run all that is quick, and one real federation
-	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) tests/unit tests/architecture
+	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) $(QUICK)
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
 
 test-slow: $(STAMP)  ## run what `make test` leaves out
-	$(PYTEST) $(SLOW_WORKERS) $(SLOW) --ignore $(ONE_FEDERATION) tests
+	@$(PYTEST) $(SLOW_WORKERS) $(SLOW) --ignore $(ONE_FEDERATION) $(SLOW_FILES)
 
 test-all: test test-slow  ## run all tests
 

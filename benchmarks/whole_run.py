@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.common import Figure, Report, Table, data_parser, run, say, sized
 from benchmarks.hospitals import EVERYBODY, HOSPITALS, RATES, Closeness, Hospitals, Vector
-from benchmarks.whole_run_near import ROUNDS_OF_A_RUN, attacks, median, near_enough, run_twice, simulated
+from benchmarks.whole_run_near import ROUNDS_OF_A_RUN, TWICE, attacks, median, near_enough, run_twice, simulated
 from fedcore.codec import release_of
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import TooFewContributed
@@ -64,16 +64,20 @@ def measure(arguments: argparse.Namespace) -> Report:
     honest = {(rate, number): list(consecutive(sites[rate], number)) for rate, number in product(rates, rounds)}
     say("consecutive rounds: done")
     app_rate = RATES[1]
-    moved = {(kept, move): list(moving(sites[app_rate], move, kept)) for kept, move in product((True, False), MOVES)}
-    answers = {move: near_enough(sites[app_rate], move) for move in MOVES}
+    moves = sized(arguments, smallest=(MOVES[0], MOVES[-1]), quick=MOVES, whole=MOVES)
+    length = sized(arguments, smallest=2, quick=ROUNDS_OF_A_RUN, whole=ROUNDS_OF_A_RUN)
+    moved = {(kept, move): list(moving(sites[app_rate], move, kept)) for kept, move in product((True, False), moves)}
+    answers = {move: near_enough(sites[app_rate], move) for move in moves}
     twice = (
-        attacks(exact),
-        run_twice(exact, sized(arguments, smallest=1, quick=2, whole=6)),
-        simulated(sized(arguments, smallest=1, quick=1, whole=3)),
+        attacks(exact, TWICE[: 1 if arguments.smallest else None]),
+        run_twice(exact, sized(arguments, smallest=1, quick=2, whole=6), length),
+        simulated(
+            sized(arguments, smallest=1, quick=1, whole=3), {"num-server-rounds": 2} if arguments.smallest else {}
+        ),
     )
     say("the app twice: done")
     say("models that move less: done")
-    lost = {drop: dropouts(sites[app_rate], drop, seeds=1 if arguments.quick else 3) for drop in DROPS}
+    lost = {drop: dropouts(sites[app_rate], drop, 1 if arguments.quick else 3, length) for drop in DROPS}
     single = list(alone(sites[app_rate], sized(arguments, smallest=1, quick=3, whole=8)))
     say("crafted models: done")
     noised = {epsilon: list(_noised(epsilon)) for epsilon in EPSILONS}
@@ -85,7 +89,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             _of_rounds(honest),
             _of_moves(moved, answers),
             *twice,
-            _of_dropouts(lost),
+            _of_dropouts(lost, length),
             _of_alone(single),
             _of_noise(noised),
             small_cohorts(),
@@ -124,14 +128,14 @@ def moving(hospitals: Hospitals, move: float, kept: bool, server_round: int = 1)
         yield Closeness.of(full - partial, hospitals.update(weights, site, server_round))
 
 
-def dropouts(hospitals: Hospitals, drop: float, seeds: int) -> list[list[Closeness]]:
+def dropouts(hospitals: Hospitals, drop: float, seeds: int, rounds: int) -> list[list[Closeness]]:
     """Runs in which each hospital honestly drops out with this chance; all pairs of rounds that differ by one."""
-    return [list(_dropping(hospitals, drop, random.Random(seed))) for seed in range(seeds)]
+    return [list(_dropping(hospitals, drop, rounds, random.Random(seed))) for seed in range(seeds)]
 
 
-def _dropping(hospitals: Hospitals, drop: float, chance: random.Random) -> Iterator[Closeness]:
+def _dropping(hospitals: Hospitals, drop: float, rounds: int, chance: random.Random) -> Iterator[Closeness]:
     weights, before = hospitals.start, None
-    for number in range(1, ROUNDS_OF_A_RUN + 1):
+    for number in range(1, rounds + 1):
         here = tuple(site for site in EVERYBODY if chance.random() >= drop)
         if len(here) < 3:
             continue  # below the quorum: no sum
@@ -265,12 +269,13 @@ def _of_moves(moved: dict[tuple[bool, float], list[Closeness]], answers: dict[fl
         title="The second model lies a fraction of a round's step from the first",
         header=("fraction", "server-round named again", "the next server-round", "stock clients, in another run"),
         rows=tuple(
-            (f"{move:g}", *(str(median(moved[kept, move])) for kept in (True, False)), answers[move]) for move in MOVES
+            (f"{move:g}", *(str(median(moved[kept, move])) for kept in (True, False)), answer)
+            for move, answer in answers.items()
         ),
     )
 
 
-def _of_dropouts(lost: dict[float, list[list[Closeness]]]) -> Table:
+def _of_dropouts(lost: dict[float, list[list[Closeness]]], rounds: int) -> Table:
     rows = []
     for drop, runs in lost.items():
         pairs = [one for found in runs for one in found]
@@ -284,7 +289,7 @@ def _of_dropouts(lost: dict[float, list[list[Closeness]]]) -> Table:
             )
         )
     return Table(
-        title=f"Honest dropouts in {ROUNDS_OF_A_RUN} rounds at the app's learning rate",
+        title=f"Honest dropouts in {rounds} rounds at the app's learning rate",
         header=("chance a round", "pairs of rounds that differ by one, a run", "median", "best"),
         rows=tuple(rows),
     )

@@ -70,12 +70,12 @@ class Client:
         return True
 
 
-def attacks(settings: JobSettings) -> Table:
-    """The app twice, all four hospitals in the first run; one is lost in a later round of the second run."""
+def attacks(settings: JobSettings, rounds: Sequence[int]) -> Table:
+    """The app twice, all four hospitals in the first run; one is lost in one of these rounds of the second run."""
     one, two = Hospitals(RATES[1], settings), Hospitals(RATES[1], settings)
-    first, second = (_trajectory(hospitals, max(TWICE)) for hospitals in (one, two))
+    first, second = (_trajectory(hospitals, max(rounds)) for hospitals in (one, two))
     rows = []
-    for number in TWICE:
+    for number in rounds:
         distance = float(((first[number - 1] - second[number - 1]) ** 2).sum() ** 0.5)
         step = float(((first[number] - first[number - 1]) ** 2).sum() ** 0.5)
         found = []
@@ -114,15 +114,15 @@ def near_enough(hospitals: Hospitals, move: float) -> str:
     return "agree" if client.agrees(client.have("two", hospitals, moved), EVERYBODY[:3]) else "differencing"
 
 
-def run_twice(settings: JobSettings, seeds: int) -> Table:
+def run_twice(settings: JobSettings, seeds: int, rounds: int) -> Table:
     """The share of rounds that clients refuse, if one in ten is lost a round: in a first run, and in the app's next."""
     hospitals = Hospitals(RATES[1], settings)
     rows = []
     for within in FRACTIONS:
-        runs = [list(_honest(hospitals, Client(within), random.Random(seed))) for seed in range(seeds)]
+        runs = [list(_honest(hospitals, Client(within), rounds, random.Random(seed))) for seed in range(seeds)]
         rows.append((f"{within:g}", *(_rounds(run) for run in zip(*runs, strict=True))))
     return Table(
-        title=f"heart_disease, {ROUNDS_OF_A_RUN} rounds with {ATTEMPTS} attempts, one in ten lost: rounds, refusals",
+        title=f"heart_disease, {rounds} rounds with {ATTEMPTS} attempts, one in ten lost: rounds, refusals",
         header=("near-models", "first run", "the same app again"),
         rows=tuple(rows),
     )
@@ -136,11 +136,11 @@ class Course:
     refused: int = 0
 
 
-def _honest(hospitals: Hospitals, client: Client, chance: random.Random) -> Iterator[Course]:
+def _honest(hospitals: Hospitals, client: Client, rounds: int, chance: random.Random) -> Iterator[Course]:
     for run in ("one", "two"):
         course, weights = Course(), hospitals.start
         yield course
-        for number in range(1, ROUNDS_OF_A_RUN + 1):
+        for number in range(1, rounds + 1):
             survivors = _survivors(client, client.have(run, hospitals, weights), chance, course)
             if survivors is None:
                 break
@@ -168,14 +168,17 @@ def _rounds(courses: Iterable[Course]) -> str:
     )
 
 
-def simulated(seeds: int) -> Table:
-    """The same by the simulator, whose owners check everything: other apps, with evaluations."""
+def simulated(seeds: int, changes: Mapping[str, float]) -> Table:
+    """The same by the simulator, whose owners check everything: other apps, with evaluations.
+
+    changes: of the run configs.
+    """
     rows = []
     for example, clients, config in RUNS if seeds > 1 else RUNS[:1]:
         told = ", ".join(f"{key} {value:g}" for key, value in config.items())
         name = f"{example}, {clients} clients" + (f", {told}" if told else "")
         for within in (0.0, NEAR_MODELS):
-            counts = [_simulate(example, clients, config, within, seed) for seed in range(seeds)]
+            counts = [_simulate(example, clients, {**config, **changes}, within, seed) for seed in range(seeds)]
             done, refused = (sum(column) for column in zip(*counts, strict=True))
             rows.append((name, f"{within:g}", str(done), str(refused)))
     return Table(

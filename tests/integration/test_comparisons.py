@@ -7,16 +7,18 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 from pydantic import TypeAdapter
 from support.commands import forked
 from support.deployment import fedcore
+from support.later import Later
 from support.tiny import TINY
 
 from fedcore.comparison.results import RunResult
 from fedcore.monitoring.progress import PLAIN_WARNING
 from fedcore.state import ModelState
+
+jsonschema = Later("jsonschema")
 
 SURVIVAL = Path(__file__).parents[1] / "apps" / "survival"
 

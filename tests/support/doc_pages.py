@@ -18,6 +18,9 @@ from support.ports import reserved_port
 FIRST = ("README.md", "docs/tutorial/ten-minutes.md")
 """What a stranger reads first; each starts a federation."""
 
+AS_THEY_STAND = ("README.md",)
+"""Pages whose commands all start by themselves."""
+
 OPERATING = tuple(f"docs/howto/{name}.md" for name in ("server", "client", "runs", "verify", "backup", "proxy"))
 """How a federation is run: each page goes on with what those before it started."""
 
@@ -37,7 +40,8 @@ def do_pages(names: Sequence[str], folder: Path) -> None:
 
     Fails with what was printed last.
 
-    A stranger's first pages start each command as he does; those of the others are forked, which spares their imports.
+    The first page of all starts each command as its reader does; those of the others are forked, which spares their
+    imports.
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in ("FEDCORE_DATA", "VIRTUAL_ENV", "PYTHONPATH")
@@ -49,7 +53,7 @@ def do_pages(names: Sequence[str], folder: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
     }
     log = folder / "page.log"
-    started = commands() if set(FIRST).isdisjoint(names) else contextlib.nullcontext("")
+    started = commands() if set(AS_THEY_STAND).isdisjoint(names) else contextlib.nullcontext("")
     with log.open("w") as out, reserved_port() as port, started as forked:
         process = subprocess.Popen(
             ["bash", "-c", script([ROOT / name for name in names], port, forked)],

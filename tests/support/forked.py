@@ -32,6 +32,7 @@ from pydantic import TypeAdapter
 
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
+from fedcore.system.workers import child_processes
 from fedcore.system.workers.child_processes import ChildProcesses
 
 from .forking import CONTEXT
@@ -201,6 +202,7 @@ def _be_program(
 
 def _run_file(path: Path) -> None:
     """As the program; what processes of its own send back is of the module `__mp_main__` (multiprocessing.spawn)."""
+    child_processes.ChildProcesses = ForkedGroup  # type: ignore[misc] - for what the program imports by that name
     main = ModuleType("__main__")
     main.__file__ = str(path)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main

@@ -1,4 +1,8 @@
-"""First models: two processes derive the same one for every example and template, without its data."""
+"""First models: two processes derive the same one for every example and template, without its data.
+
+For examples, templates and rows the processes are forked, which spares the imports of torch and Flower; generators that
+nobody seeds, and what is not derived, are tested with programs that start by themselves.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import Any
 import pytest
 from support.commands import forked
 from support.flower_rows import APPS, ROWS, Outcome, Row
+from support.forked import start_process
 
 from fedcore.cli.new.choices import TEMPLATES
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.first_model import derive as deriving
 from fedcore.flower.first_model.derive import derive
 from fedcore.flower.first_model.messages import Derivation, FirstModel, FirstModelStart, NotDerived
 from fedcore.flower.first_model.repeat import why_not_derived
@@ -34,6 +40,12 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCORE_DATA", raising=False)
 
 
+@pytest.fixture
+def forked_derivations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deriving, "start_process", start_process)
+
+
+@pytest.mark.usefixtures("forked_derivations")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_derived(example: Path) -> None:
     if example.name == "lightning":
@@ -41,12 +53,14 @@ def test_an_example_is_derived(example: Path) -> None:
     assert repeated(example) == ""
 
 
+@pytest.mark.usefixtures("forked_derivations")
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_is_derived(template: str, tmp_path: Path) -> None:
     forked("new", tmp_path / "app", "--template", template)
     assert repeated(tmp_path / "app") == ""
 
 
+@pytest.mark.usefixtures("forked_derivations")
 @pytest.mark.parametrize("row", [row for row in ROWS if row.checked], ids=lambda row: row.key)
 def test_a_row_of_the_table_that_runs_in_secure_mode_is_derived(row: Row) -> None:
     if Outcome.from_json(KEPT[row.key]).error:

@@ -17,11 +17,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from support.later import Later
 from support.privacy import encoding_for, seeded, weights
 
 from fedcore.codec import PrivateEncoding, encode
 from fedcore.codec.privacy import Accountant
+
+stats = Later("scipy.stats")
 
 SIZE = 4
 SHARES = 2
@@ -37,8 +39,8 @@ def audited_epsilon(encoding: PrivateEncoding, seed: int) -> float:
     with_canary = _hits(encoding, seed, canary=True)
     without = _hits(encoding, seed + 1, canary=False)
     miss = (1 - CONFIDENCE) / 2
-    true_rate = float(beta.ppf(miss, with_canary, TRIALS - with_canary + 1))
-    false_rate = float(beta.ppf(1 - miss, without + 1, TRIALS - without))
+    true_rate = float(stats.beta.ppf(miss, with_canary, TRIALS - with_canary + 1))
+    false_rate = float(stats.beta.ppf(1 - miss, without + 1, TRIALS - without))
     return math.log((true_rate - DELTA) / false_rate) if true_rate > DELTA else -math.inf
 
 

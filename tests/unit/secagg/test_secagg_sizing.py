@@ -19,12 +19,14 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
+from support.later import Later
 
 from fedcore.errors import ConfigurationError
 from fedcore.secagg import Adversary, GraphSize, cohort_graph, corrupt_clients, default_quorum, graph_size, sizing
 from fedcore.secagg.sizing import FULL_GRAPH_BELOW, SECURITY_BITS, withstands
 from tests.support.raising import raises
+
+stats = Later("scipy.stats")
 
 # The published figures
 

@@ -10,13 +10,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from support.helm import render
+from support.later import Later
 
 from fedcore.federation.kits.kit_text import server_text
 from server_app.operation.metrics import Metrics
+
+jsonschema = Later("jsonschema")
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "fedcore"

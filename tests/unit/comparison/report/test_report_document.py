@@ -8,11 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.comparisons import everything, made_up, made_up_run
+from support.later import Later
 from support.raising import raises
 
 from fedcore.comparison.modes import MODES
@@ -20,6 +20,8 @@ from fedcore.comparison.report import Comparison, merge
 from fedcore.comparison.report.files import Report, json_schema, read_reports
 from fedcore.comparison.results import RunResult, Staleness, stored_precision
 from fedcore.errors import ConfigurationError
+
+jsonschema = Later("jsonschema")
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = (files("fedcore.comparison.report") / "schema.json").read_text()

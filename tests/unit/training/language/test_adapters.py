@@ -2,9 +2,9 @@
 
 import copy
 
-import peft
 import pytest
 import torch
+from support.later import Later
 from support.raising import raises
 
 import fedcore
@@ -15,6 +15,8 @@ from fedcore.training.language import ChatDataset, chat_tokenizer, encode_chat, 
 from fedcore.training.losses import IGNORED, token_cross_entropy
 from fedcore.training.metrics import perplexity
 from fedcore.training.shared_tensors import adapter_names
+
+peft = Later("peft")
 
 RANK, ALPHA = 4, 8.0
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-import transformers
+from support.later import Later
 from support.raising import raises
 
 from fedcore.errors import ConfigurationError, DataError
@@ -13,6 +13,8 @@ from fedcore.training.huggingface import CausalLM
 from fedcore.training.language import ChatDataset, byte_tokenizer, chat_tokenizer, encode_chat, read_conversations
 from fedcore.training.losses import IGNORED, token_cross_entropy
 from fedcore.training.metrics import accuracy, perplexity
+
+transformers = Later("transformers")
 
 CHATML = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
