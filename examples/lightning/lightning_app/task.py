@@ -8,7 +8,7 @@ from flwr.app import Context, UserConfig
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class Classifier(lightning.LightningModule):
@@ -25,7 +25,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
         x, y = batch
         loss = functional.cross_entropy(self(x), y)
-        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def test_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
@@ -44,13 +44,15 @@ def make_module(config: UserConfig) -> Classifier:
     return Classifier(float(config["lr"]))
 
 
-def local_data(context: Context, *, seed: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """The loaders of a node's training and test part."""
+def local_data(
+    context: Context, *, seed: int, rank: int = 0, ranks: int = 1
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """The loaders of a node's training and test part; a rank reads its share of each training batch."""
     node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     x, y = load_digits(return_X_y=True)
     features, labels = torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y)
     train = TensorDataset(features[node:1400:nodes], labels[node:1400:nodes])
     test = TensorDataset(features[1400 + node :: nodes], labels[1400 + node :: nodes])
-    order = torch.Generator().manual_seed(seed)
     size = int(context.run_config["batch-size"])
-    return DataLoader(train, batch_size=size, shuffle=True, generator=order), DataLoader(test, batch_size=size)
+    order: DistributedSampler[Any] = DistributedSampler(train, num_replicas=ranks, rank=rank, seed=seed)
+    return DataLoader(train, batch_size=size // ranks, sampler=order), DataLoader(test, batch_size=size)

@@ -1,7 +1,8 @@
 """The ClientApp: a Trainer trains and tests the model that was sent.
 
 Each rank of a client calls it (`fedcore client --nproc-per-node 2`). The Trainer finds the process group that the ranks
-have, and divides every batch among them; rank 0's reply counts.
+have, and divides every batch among them; rank 0's reply counts. It fills the last batch of an epoch up to the size of
+the others with examples of the first, so that several ranks train a little more than one.
 """
 
 import contextlib
@@ -9,11 +10,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction, PrinterCallback, Trainer
 
 from trainer_app.task import arguments, local_data, make_model
@@ -36,21 +37,24 @@ def trainer(message: Message, context: Context) -> Iterator[Trainer]:
             args=arguments(context.run_config, folder=folder, seed=seed, ranks=ranks),
             train_dataset=train,
             eval_dataset=test,
-            compute_metrics=share_of_right,
+            compute_metrics=figures,
         )
         made.remove_callback(PrinterCallback)
         yield made
 
 
-def share_of_right(prediction: EvalPrediction) -> dict[str, float]:
-    scores: Any = prediction.predictions
-    return {"acc": float((scores.argmax(-1) == prediction.label_ids).mean())}
+def figures(prediction: EvalPrediction) -> dict[str, float]:
+    """Of each test example once: the Trainer's own `eval_loss` counts what fills up the ranks' last batch, too."""
+    scores, labels = torch.tensor(prediction.predictions), torch.tensor(prediction.label_ids)
+    right = (scores.argmax(dim=-1) == labels).double().mean()
+    return {"mean_loss": float(cross_entropy(scores, labels)), "acc": float(right)}
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     with trainer(message, context) as own:
-        loss = own.train().training_loss
+        loss = torch.tensor(own.train().training_loss, dtype=torch.float64, device=own.args.device)
+        loss = own.accelerator.reduce(loss, reduction="mean").item()  # the Trainer's is that of one rank
         arrays = ArrayRecord({name: tensor.detach().cpu() for name, tensor in own.model.state_dict().items()})
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(own.train_dataset)})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -62,7 +66,7 @@ def evaluate(message: Message, context: Context) -> Message:
         result = own.evaluate()
     metrics = MetricRecord(
         {
-            "eval_loss": result["eval_loss"],
+            "eval_loss": result["eval_mean_loss"],
             "eval_acc": result["eval_acc"],
             "num-examples": len(own.eval_dataset),
         }

@@ -25,6 +25,8 @@ def make_model(config: UserConfig) -> ViTForImageClassification:
             initializer_range=0.2,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
+            # The gradient of a key's bias is zero: AdamW would make steps of its rounding errors.
+            qkv_bias=False,
         )
     )
 

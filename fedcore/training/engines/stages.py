@@ -115,7 +115,9 @@ def split_model(module: nn.Module, ranks: int, *, runs: int = 1) -> StagedModel:
     if not layers:
         raise ConfigurationError(
             f"a pipeline does not know how to cut {type(skeleton).__name__}: give it a method parallel_plan() that "
-            "returns a ParallelPlan with `layers`, as fedcore.training.models.gpt does, or make it a Sequential"
+            "returns a ParallelPlan with `layers`, as fedcore.training.models.gpt does, or make it a Sequential; "
+            "engine fsdp needs neither",
+            check="pipeline-plan",
         )
     sizes = [sum(p.numel() for p in skeleton.get_submodule(layer).parameters()) for layer in layers]
     ends = _balanced(sizes, ranks * runs)

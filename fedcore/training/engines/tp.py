@@ -129,7 +129,8 @@ def split_layers(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Non
     if not plan.tensor:
         raise ConfigurationError(
             f"tensor parallelism does not know how to split {type(module).__name__}: give it a method parallel_plan() "
-            "that returns a ParallelPlan with `tensor`, as fedcore.training.models.gpt does"
+            "that returns a ParallelPlan with `tensor`, as fedcore.training.models.gpt does; engine fsdp needs none",
+            check="tensor-plan",
         )
     if plan.heads % mesh.size():
         raise ConfigurationError(f"{plan.heads} heads cannot be divided among {mesh.size()} ranks")

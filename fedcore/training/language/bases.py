@@ -1,12 +1,12 @@
 """The models that adapters are put on, and their tokenizers; tiny ones for trying things out.
 
-`base-bits` of a base: 32 (float32), 16 (bfloat16) or 4 (NF4 with bfloat16 arithmetic, by bitsandbytes on a CUDA
-device). The base is frozen in all of them, and the adapter is float32.
+`base-bits` of a base: 32 (float32), 16 (bfloat16) or 4 (NF4 with bfloat16 arithmetic, by bitsandbytes). The base is
+frozen in all of them, and the adapter is float32.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from typing import Any, Final
 
 import torch
@@ -28,6 +28,8 @@ PLAIN_TEMPLATE: Final = (
 
 _BYTES: Final = 256
 _SPECIAL: Final = ("<bos>", "<eos>", "<pad>")
+_ON_PROCESSORS: Final = (0, 46)
+"""The version of bitsandbytes from which on it needs no GPU."""
 
 
 def chat_tokenizer(folder: str) -> Any:
@@ -60,7 +62,7 @@ def load_base(folder: str, *, bits: int = 32, checkpointing: bool = False, seed:
     """
     if bits not in (32, 16, 4):
         raise ConfigurationError(f"a base has 32, 16 or 4 bits, not {bits}", check="base-bits")
-    refusal = _why_not_4_bits() if bits == 4 else ""
+    refusal = _why_not_4_bits(folder) if bits == 4 else ""
     more = _four_bits() if bits == 4 and not refusal else {}
     dtype = torch.float32 if bits == 32 else torch.bfloat16
     if folder:
@@ -68,7 +70,7 @@ def load_base(folder: str, *, bits: int = 32, checkpointing: bool = False, seed:
     else:
         with seeded(derive_seed("initial weights", seed)):
             base = tiny_llama(_BYTES + len(_SPECIAL)).to(dtype)
-    setattr(base, CAUSE, refusal or ("" if folder or bits != 4 else "the tiny model has 32 or 16 bits"))
+    setattr(base, CAUSE, refusal)
     if checkpointing and not hasattr(base, "activation_checkpointing_enable"):  # before transformers 5.23
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     elif checkpointing:
@@ -76,11 +78,18 @@ def load_base(folder: str, *, bits: int = 32, checkpointing: bool = False, seed:
     return base
 
 
-def _why_not_4_bits() -> str:
-    if not torch.cuda.is_available():
-        return "a base of 4 bits needs a CUDA device, and there is none here: set base-bits to 16"
-    if importlib.util.find_spec("bitsandbytes") is None:
+def _why_not_4_bits(folder: str) -> str:
+    if not folder:
+        return "the tiny model has 32 or 16 bits: name a base-model, or set base-bits to 16"
+    try:
+        found = importlib.metadata.version("bitsandbytes")
+    except importlib.metadata.PackageNotFoundError:
         return "a base of 4 bits needs bitsandbytes: pip install bitsandbytes, or set base-bits to 16"
+    if not torch.cuda.is_available() and tuple(map(int, found.split(".")[:2])) < _ON_PROCESSORS:
+        return (
+            f"a base of 4 bits needs a CUDA device with bitsandbytes {found}: pip install -U bitsandbytes, or set "
+            "base-bits to 16"
+        )
     return ""
 
 

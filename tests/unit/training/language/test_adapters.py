@@ -1,6 +1,7 @@
 """Adapters on a tiny base, against PEFT by itself: their training, their mean and their files."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -170,14 +171,46 @@ def test_a_base_of_16_bits_has_an_adapter_of_32(kind):
     assert evaluate(engine, data(), metrics=()).loss < evaluate(begun, data(), metrics=()).loss
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_4_bits_need_a_gpu_but_a_server_without_one_has_the_shapes():
-    module = model(bits=4)
-    assert {name: tensor.shape for name, tensor in adapter(module).items()} == {
-        name: tensor.shape for name, tensor in adapter(model()).items()
-    }
-    with raises(ConfigurationError, check="base-bits", match="CUDA"):
+@pytest.fixture
+def folder(tmp_path):
+    """The tiny model as a base of one's own."""
+    load_base("", seed=1).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def in_4_bits(folder, kind="lora"):
+    return with_adapter(load_base(folder, bits=4), kind, rank=RANK, alpha=ALPHA, seed=2)
+
+
+HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
+
+
+@pytest.mark.skipif(HAS_BITSANDBYTES, reason="is about machines without bitsandbytes")
+def test_4_bits_need_bitsandbytes_but_a_server_without_it_has_the_adapter(folder):
+    module = in_4_bits(folder)
+    assert all(torch.equal(tensor, adapter(model())[name]) for name, tensor in adapter(module).items())
+    with raises(ConfigurationError, check="base-bits", match="pip install bitsandbytes"):
         module(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes: pip install bitsandbytes")
+@pytest.mark.parametrize("kind", ["lora", "sb"])
+def test_a_base_of_4_bits_trains_near_one_of_32(folder, kind):
+    module = in_4_bits(folder, kind)
+    assert all(torch.equal(tensor, adapter(model(kind))[name]) for name, tensor in adapter(module).items())
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        assert distance([module(tokens).double()], [model(kind)(tokens).double()]) < 0.3
+    assert torch.uint8 in {parameter.dtype for parameter in module.parameters()}
+    engine = local_engine(module, OptimizerConfig(name="adamw", lr=0.01), loss=token_cross_entropy)
+    before = evaluate(engine, data(), metrics=()).loss
+    train(engine, data(), batch_size=0, steps=3, seed=0)
+    assert evaluate(engine, data(), metrics=()).loss < before
+
+
+def test_the_tiny_model_has_no_4_bits():
+    with raises(ConfigurationError, check="base-bits", match="base-model"):
+        model(bits=4)(torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_what_cannot_be_is_refused(tmp_path):
