@@ -25,7 +25,7 @@ from fedcore.flower.apps.own_model_store import ContextStore, FolderStore, OwnMo
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
 from fedcore.flower.grid.queries import numbers_of
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
-from fedcore.flower.loading import load_object
+from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.node_config import NodeConfig
 from fedcore.flower.records import (
     SERVER_NODE,
@@ -176,7 +176,7 @@ class ClientRunner:
         if (app := self.local_app(task)) is not None:
             return self._work(app, task, self.job(task), model)
         context = self._context_of(task)
-        with _identity(context, self.client_id):
+        with _identity(context, self.client_id), naming_dtypes(self.app.folder):
             reply = self._client_app(self._message(task, model), context)
         if not isinstance(reply, Message):
             raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
@@ -202,7 +202,7 @@ class ClientRunner:
         if isinstance(content, LocalContent):
             raise UsageError("an app that is not ours reads its messages itself")
         context = self._context_of(task)
-        with _identity(context, self.client_id):
+        with _identity(context, self.client_id), naming_dtypes(self.app.folder):
             reply = self._client_app(self._received_message(task, task.message, content), context)
         if not isinstance(reply, Message):
             raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,3 +38,41 @@ def load_object(folder: Path, reference: str, kind: type[T]) -> T:
     if not isinstance(target, kind):
         raise AppError(f"{reference!r} is a {type(target).__name__}, not a {kind.__name__}")
     return target
+
+
+_NOT_OF_NUMPY = re.compile(r"unsupported ScalarType (\w+)")
+"""How torch says that a tensor has no array of NumPy's."""
+
+
+@contextlib.contextmanager
+def naming_dtypes(folder: Path) -> Iterator[None]:
+    """Around an app's own code: say the rule if it puts a tensor into a record that no record of Flower can hold.
+
+    `ArrayRecord(model.state_dict())` goes through NumPy, which has no bfloat16. Raises AppError for that; all other
+    errors of the app stay as they are.
+
+    Args:
+        folder: the app's.
+    """
+    try:
+        yield
+    except TypeError as error:
+        dtype = _NOT_OF_NUMPY.search(str(error))
+        if dtype is None:
+            raise
+        raise AppError(
+            f"{_line_in(folder, error)}a tensor of {dtype[1].lower()}, which NumPy does not have, and so no record of "
+            "Flower: put {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in "
+            "model.state_dict().items()} into the ArrayRecord, on the server and on the clients; load_state_dict casts "
+            "back",
+            check="dtype-of-record",
+        ) from None
+
+
+def _line_in(folder: Path, error: BaseException) -> str:
+    """The app's last line that led to an error; empty if none did."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(folder):
+            return f"{path.relative_to(folder)}:{frame.lineno}: "
+    return ""

@@ -29,7 +29,7 @@ from fedcore.flower.grid.plain_grid import PlainGrid
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.flower.legacy import legacy_rounds
-from fedcore.flower.loading import load_object
+from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
@@ -139,7 +139,7 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with legacy_rounds(grid), starting_from(initial, grid):
+        with legacy_rounds(grid), starting_from(initial, grid), naming_dtypes(app.folder):
             server_app = load_server_app(app)
             if on_loaded is not None:
                 on_loaded()

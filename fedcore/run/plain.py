@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from fedcore.errors import CohortTooSmall
+from fedcore.errors import CohortTooSmall, FedcoreError
 from fedcore.run.settings import JobSettings
 from fedcore.wire.base import MetricValue, Scalar
 from fedcore.wire.tasks import MessageHead, ModelRef, Task
@@ -141,8 +141,8 @@ def plain_task(
 
 
 def error_of(error: BaseException) -> ReplyError:
-    """An exception of the app's own code, as its line of the traceback."""
-    return app_raised(traceback.format_exception_only(error)[-1])
+    """An exception of the app's own code, as its line of the traceback; of ours what it says."""
+    return app_raised(str(error) if isinstance(error, FedcoreError) else traceback.format_exception_only(error)[-1])
 
 
 def app_raised(line: str) -> ReplyError:

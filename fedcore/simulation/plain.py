@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.errors import RoundFailed
+from fedcore.errors import FedcoreError, RoundFailed
 from fedcore.flower.clientside import Answer
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.run.engine.attempts import Attempt, run_attempts, run_now
@@ -169,7 +169,8 @@ class PlainSimulation:
 
     def _reply(self, client: int, answer: Answer | Exception, out: RecordLocation) -> PlainReply:
         if isinstance(answer, Exception):
-            traceback.print_exception(answer)
+            if not isinstance(answer, FedcoreError):
+                traceback.print_exception(answer)
             return self._dropped(client, error_of(answer))
         if answer.error is not None:
             return self._dropped(client, answer.error)

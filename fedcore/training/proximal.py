@@ -28,8 +28,9 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     """Add the gradient of mu/2 ||w - w0||^2, mu (w - w0), to the gradients of `parameters`, in place.
 
     Call it between the last backward pass and the step, before clipping if the pull is to be clipped too. Frozen
-    parameters are left out; one that the loss did not reach gets a gradient. Raises ConfigurationError for a mu that is
-    negative or not finite, UsageError if the two lists do not have the same shapes.
+    parameters are left out; one that the loss did not reach gets a gradient. A sparse gradient stays one: it gets rows
+    of w - w0 that are not zero. Raises ConfigurationError for a mu that is negative or not finite, UsageError if the
+    two lists do not have the same shapes.
     """
     if not (math.isfinite(mu) and mu >= 0):
         raise ConfigurationError(
@@ -40,7 +41,14 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
         return
     for chunk in _chunks(pairs):
         pulls = torch._foreach_sub([local(w) for w, _ in chunk], [local(w0) for _, w0 in chunk])  # noqa: SLF001
-        torch._foreach_add_([_gradient(w) for w, _ in chunk], pulls, alpha=mu)
+        dense = []
+        for (w, _), pull in zip(chunk, pulls, strict=True):
+            if w.grad is not None and w.grad.is_sparse:
+                w.grad = w.grad + mu * pull.to_sparse(w.grad.sparse_dim())
+            else:
+                dense.append((_gradient(w), pull))
+        if dense:
+            torch._foreach_add_(*map(list, zip(*dense, strict=True)), alpha=mu)
 
 
 def _pairs(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

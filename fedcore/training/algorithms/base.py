@@ -131,9 +131,11 @@ class LocalAlgorithm(LocalRule):
 
 
 def gradient(parameter: Tensor) -> Tensor:
-    """This rank's part of the gradient, zeros if the loss did not reach the parameter."""
+    """This rank's part of the gradient, made dense; zeros if the loss did not reach the parameter."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
     return local(parameter.grad)
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import torch
 from torch import Tensor
 
 from fedcore.errors import ConfigurationError
@@ -34,6 +35,15 @@ class LocalFedDyn(LocalAlgorithm):
         self.alpha = float(settings.get(ALPHA, math.nan))
         if not 0 < self.alpha < math.inf:
             raise ConfigurationError(f"{ALPHA} must be a positive number, not {self.alpha:g}")
+
+    def _check(self) -> None:
+        super()._check()
+        if isinstance(self.engine.optimizer, torch.optim.SparseAdam):
+            raise ConfigurationError(
+                "strategy feddyn adds to the gradient of every element, and SparseAdam takes sparse gradients alone: "
+                "use another optimizer (the gradients of sparse embeddings then become dense), fedavg or fedprox",
+                check="optimizer-sparse",
+            )
 
     def _correct(self, parameters: Sequence[Tensor]) -> None:
         for name, index in self.indices():

@@ -53,6 +53,7 @@ class Batch:
         part in the collectives.
     raw: the dict that the DataLoader gave, if it was one.
     size: how many examples this is, None if the targets say so.
+    stands_in: whether the one row is such an example of weight 0, of which nothing counts.
     """
 
     x: Structure
@@ -61,16 +62,17 @@ class Batch:
     weights: Tensor | None = None
     raw: Any = None
     size: int | None = None
+    stands_in: bool = False
 
     @classmethod
-    def of(cls, content: Any, total: int, weights: Tensor | None = None, *, size: int) -> Self:
+    def of(cls, content: Any, total: int, weights: Tensor | None = None, *, size: int, stands_in: bool = False) -> Self:
         """Of what a DataLoader gave, on the device."""
         pair = pair_in(content)
         if pair is None:
-            return cls(content, None, total, weights, size=size)
+            return cls(content, None, total, weights, size=size, stands_in=stands_in)
         x, y = pair
         features = as_features(x) if isinstance(x, Tensor) else x
-        return cls(features, y, total, weights, content if isinstance(content, Mapping) else None, size)
+        return cls(features, y, total, weights, content if isinstance(content, Mapping) else None, size, stands_in)
 
     def __len__(self) -> int:
         return rows_in(self.y) if self.size is None else self.size
@@ -107,9 +109,11 @@ class Batch:
         size = examples_in_batch(self.content)
         device = next((tensor.device for tensor in self.tensors), None)
         weights = torch.ones(size, device=device) if self.weights is None else self.weights
-        one = Batch.of(rows_of(self.content, 0, 1), self.total, torch.zeros_like(weights[:1]), size=1)
+        zero = torch.zeros_like(weights[:1])
+        one = Batch.of(rows_of(self.content, 0, 1), self.total, zero, size=1, stands_in=True)
         parts = zip(split_rows(self.content, count), torch.tensor_split(weights, count), strict=True)
-        return [Batch.of(part, self.total, w, size=len(w)) if len(w) else one for part, w in parts]
+        own = self.stands_in
+        return [Batch.of(part, self.total, w, size=len(w), stands_in=own) if len(w) else one for part, w in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +379,7 @@ class Loaders:
         for part, batch in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
             size = len(data) if isinstance(part.rows, slice) else len(part.rows)  # type: ignore[arg-type]
             weights = torch.zeros(size, device=self._device) if part.empty else None
-            yield Batch.of(moved(batch, self._device), part.total, weights, size=size)
+            yield Batch.of(moved(batch, self._device), part.total, weights, size=size, stands_in=part.empty)
 
     def _loader(self, data: Dataset[Any], workers: int) -> tuple[_Order, DataLoader[Any]]:
         key = (id(data), workers)
@@ -397,7 +401,8 @@ class Loaders:
         return order, loader
 
     def _batch(self, x: Structure, y: Structure, part: Rows) -> Batch:
-        return Batch(x, y, part.total, torch.zeros(rows_in(y), device=self._device) if part.empty else None)
+        weights = torch.zeros(rows_in(y), device=self._device) if part.empty else None
+        return Batch(x, y, part.total, weights, stands_in=part.empty)
 
 
 def _picked(array: NDArray[Any], rows: Tensor | slice) -> Tensor:

@@ -5,6 +5,7 @@ No `from __future__ import annotations` here: DDP looks at the annotations of a 
 
 import contextlib
 import gc
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from fedcore.errors import ConfigurationError
+from fedcore.run.engine_config import EngineConfig
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import made, prepare
@@ -87,11 +90,12 @@ class DdpEngine(Engine):
 
     model: DistributedDataParallel
     replicates = True
+    _stands_in = False
 
     def _build(self) -> None:
         self.module = prepare(made(self.recipe), self.config).to(self.device)
         if self.recipe.sync_batch_norm:
-            synchronise(self.module)
+            synchronise(self.module, self._has_examples)
         self.model = _Replica(
             self.module,
             self.own_loops,
@@ -109,7 +113,22 @@ class DdpEngine(Engine):
         register_hook(self.model, self.config.hook)
         self._traced = not self.config.static_graph
 
+    def backward(self, batch: Batch | Tensor) -> Tensor:
+        """As every engine's; raises ConfigurationError for layers that go unused in a step, if none may."""
+        try:
+            return super().backward(batch)
+        except RuntimeError as error:
+            reason = _why_all_layers(self.config, self.module, str(error))
+            if not reason:
+                raise
+            raise ConfigurationError(reason, check="layers-unused") from None
+
+    def _has_examples(self) -> bool:
+        """Whether what goes through the model are examples, and not a row that stands in for them."""
+        return not self._stands_in if self.own_loops.idle else self.own_loops.share > 0
+
     def _objective(self, batch: Batch, weight: float) -> Tensor:
+        self._stands_in = batch.stands_in
         loss: Tensor = self.model(loss=lambda module: self._sum_of(module, batch, weight))
         return loss
 
@@ -129,6 +148,30 @@ class DdpEngine(Engine):
         super().close()
         del self.model, self.optimizer
         gc.collect()
+
+
+_NAMED = 5
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""What DDP says of a step that did not reach all layers; and what, if that is not the same in every step."""
+_CHANGED = ("graph has changed", "finished reduction in the prior iteration", "mark a variable ready only once")
+
+
+def _why_all_layers(config: EngineConfig, module: nn.Module, text: str) -> str:
+    """The rule that a program breaks if DDP raises `text`; empty if it is another error."""
+    if not any(part in text for part in _CHANGED) or not (config.static_graph or config.hook == "powersgd"):
+        return ""
+    setting = "static-graph" if config.static_graph else "hook=powersgd"
+    rule = "the same layers" if config.static_graph else "all layers"
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    unused = _UNUSED.search(text)
+    indices = [int(index) for index in unused[1].split()] if unused else []
+    which = ", ".join(names[index] for index in indices[:_NAMED] if index < len(names))
+    more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+    return (
+        f"with {setting} every step has to reach {rule} on every rank"
+        + (f", and one left out {which}{more}" if which else ", and one reached others than those before")
+        + f": leave {setting} out, freeze what is never used (requires_grad_(False)), or let the loss use all of them"
+    )
 
 
 _POWERSGD_RANK = 4

@@ -135,7 +135,8 @@ class StreamShare:
     def batch(self, ranks: DataRanks) -> Batch:
         """The same, on the engine's device."""
         weights = torch.zeros(self.size, device=ranks.device) if self.empty else None
-        return Batch.of(moved(self.content, ranks.device), self.total, weights, size=self.size)
+        content = moved(self.content, ranks.device)
+        return Batch.of(content, self.total, weights, size=self.size, stands_in=self.empty)
 
 
 def training_batches(ranks: DataRanks, data: TrainingData, plan: StreamPlan) -> Iterator[Batch]:

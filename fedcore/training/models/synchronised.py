@@ -7,6 +7,7 @@ backward, so that a step of several ranks is that of one (Ioffe and Szegedy 2015
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,14 +16,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronise(module: nn.Module) -> None:
+def synchronise(module: nn.Module, counts: Callable[[], bool] = lambda: True) -> None:
     """Have all batch normalisation of a model use the statistics of all ranks while it trains, in place.
 
     The forward functions are replaced and not the modules, so that names stay as they are.
+
+    Args:
+        module: the model.
+        counts: whether this rank's rows are in the statistics; a row that only stands in for a rank without examples is
+            not, although it has to go through the model as on the other ranks.
     """
     for part in module.modules():
         if isinstance(part, _BatchNorm):
-            part.forward = functools.partial(_forward, part)  # type: ignore[method-assign]
+            part.forward = functools.partial(_forward, part, counts)  # type: ignore[method-assign]
 
 
 class _Sum(torch.autograd.Function):
@@ -45,7 +51,7 @@ def _summed(value: Tensor) -> Tensor:
     return total
 
 
-def _forward(norm: _BatchNorm, x: Tensor) -> Tensor:
+def _forward(norm: _BatchNorm, counts: Callable[[], bool], x: Tensor) -> Tensor:
     """`norm(x)` for x [n, c, ...], with the statistics of all ranks' examples if it trains."""
     if not norm.training and norm.running_mean is not None:
         return type(norm).forward(norm, x)
@@ -53,14 +59,16 @@ def _forward(norm: _BatchNorm, x: Tensor) -> Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     others = [dimension for dimension in range(x.dim()) if dimension != 1]
     shape = [1, -1, *[1] * (x.dim() - 2)]
+    share = 1.0 if counts() else 0.0  # times 0, so that this rank takes part in the backward pass as well
     own = wide.new_tensor([x.numel() / x.shape[1]])
-    sums: Tensor = _Sum.apply(torch.cat([wide.sum(others), own]))  # type: ignore[no-untyped-call]
-    number = sums[-1].detach()
+    sums: Tensor = _Sum.apply(torch.cat([wide.sum(others), own]) * share)  # type: ignore[no-untyped-call]
+    total = sums[-1].detach()
+    number = total.clamp(min=1)  # of micro-batches all ranks may have none
     mean = sums[:-1] / number
     centred = wide - mean.view(shape)
-    variance: Tensor = _Sum.apply(centred.square().sum(others)) / number  # type: ignore[no-untyped-call]
+    variance: Tensor = _Sum.apply(centred.square().sum(others) * share) / number  # type: ignore[no-untyped-call]
     if norm.training and norm.track_running_stats:
-        _track(norm, mean.detach(), variance.detach() * number / (number - 1).clamp(min=1))
+        _track(norm, mean.detach(), variance.detach() * number / (number - 1).clamp(min=1), total > 0)
     value = centred * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:
         value = value * norm.weight.view(shape) + norm.bias.view(shape)
@@ -68,11 +76,11 @@ def _forward(norm: _BatchNorm, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _track(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Running statistics, as torch updates them."""
+def _track(norm: _BatchNorm, mean: Tensor, variance: Tensor, there: Tensor) -> None:
+    """Running statistics, as torch updates them; there []: whether any examples are."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-    norm.running_var.lerp_(variance.to(norm.running_var.dtype), share)
+    norm.num_batches_tracked.add_(there)
+    share = norm.momentum if norm.momentum is not None else 1.0 / max(float(norm.num_batches_tracked), 1.0)
+    for running, new in ((norm.running_mean, mean), (norm.running_var, variance)):
+        running.lerp_(new.to(running.dtype), there.to(running.dtype) * share)

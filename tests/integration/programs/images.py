@@ -25,8 +25,8 @@ def network(norm: Any) -> nn.Module:
     )  # fmt: skip
 
 
-def normalised(name: str, norm: Any, **config: Any) -> Program:
-    data, model = DataLoader(ROWS, batch_size=4), made(lambda: network(norm))
+def normalised(name: str, norm: Any, size: int = 4, **config: Any) -> Program:
+    data, model = DataLoader(ROWS, batch_size=size), made(lambda: network(norm))
 
     def bare() -> nn.Module:
         own = model()
@@ -38,6 +38,11 @@ def normalised(name: str, norm: Any, **config: Any) -> Program:
 
 def batch_norm() -> Program:
     return normalised("batch norm, synchronised", nn.BatchNorm2d, **{"sync-batch-norm": True})
+
+
+def batch_norm_of_one() -> Program:
+    """The last batch has one example: the other rank has none, and nothing of its own in the statistics."""
+    return normalised("batch norm, a rank with none", nn.BatchNorm2d, 5, **{"sync-batch-norm": True})
 
 
 def group_norm() -> Program:
@@ -138,4 +143,4 @@ def collated() -> Program:
     return Program(name="collate_fn of the dataset", app=app, bare=bare)
 
 
-PROGRAMS = (batch_norm, group_norm, segmentation, detection, collated)
+PROGRAMS = (batch_norm, batch_norm_of_one, group_norm, segmentation, detection, collated)

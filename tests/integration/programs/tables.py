@@ -212,10 +212,10 @@ def double_precision() -> Program:
     return Program(name="float64", app=app, bare=bare, config={"local-epochs": 4}, bound=1e-13)
 
 
-def half_precision() -> Program:
-    """Parameters in bfloat16: eight bits, so that sums in another order differ in the last of them."""
-    x, y = X.bfloat16(), CLASS
-    data, model = Listed(list(zip(x, y, strict=True))), made(lambda: mlp(3).bfloat16())
+def narrow(name: str, dtype: torch.dtype, **settings: Any) -> Program:
+    """Parameters of few bits, so that sums in another order differ in the last of them."""
+    x, y = X.to(dtype), CLASS
+    data, model = Listed(list(zip(x, y, strict=True))), made(lambda: mlp(3).to(dtype))
 
     def bare() -> nn.Module:
         own = model()
@@ -223,7 +223,15 @@ def half_precision() -> Program:
         return loop(own, [(x, y)], each, torch.optim.SGD(own.parameters(), lr=0.1), epochs=4)
 
     app = lambda: supervised_app(model=model, optimizer=SGD, data=both(data))  # noqa: E731
-    return Program(name="bfloat16 parameters", app=app, bare=bare, config={"local-epochs": 4}, bound=2**-7)
+    return Program(name=name, app=app, bare=bare, config={"local-epochs": 4}, **settings)
+
+
+def brain_precision() -> Program:
+    return narrow("bfloat16 parameters", torch.bfloat16, bound=2**-7)
+
+
+def half_precision() -> Program:
+    return narrow("float16 parameters", torch.float16, bound=2**-9)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -304,6 +312,6 @@ def factorisation() -> Program:
 
 
 PROGRAMS = (
-    multi_task, dataclasses, iterable, sampler, quantile, labels, logistic, survival, double_precision, half_precision,
-    lbfgs, clipped_and_scheduled, lazy, factorisation,
+    multi_task, dataclasses, iterable, sampler, quantile, labels, logistic, survival, double_precision,
+    brain_precision, half_precision, lbfgs, clipped_and_scheduled, lazy, factorisation,
 )  # fmt: skip

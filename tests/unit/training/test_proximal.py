@@ -47,6 +47,28 @@ def test_the_gradient_is_that_of_the_penalty(monkeypatch, chunk):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients_stay_sparse_and_step_as_dense_ones_do(momentum):
+    torch.manual_seed(0)
+    sparse = nn.Embedding(6, 3, sparse=True, dtype=torch.float64)
+    dense = nn.Embedding(6, 3, dtype=torch.float64)
+    dense.load_state_dict(sparse.state_dict())
+    anchor = [sparse.weight.detach().clone()]
+    steps = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum) for model in (sparse, dense)]
+    for rows in ([1, 2], [2, 5], [0]):
+        loss = dense(torch.tensor(rows)).square().sum() + penalty_of(dense, anchor)
+        steps[1].zero_grad()
+        loss.backward()
+        steps[0].zero_grad()
+        sparse(torch.tensor(rows)).square().sum().backward()
+        add_proximal_gradient(list(sparse.parameters()), anchor, MU)
+        assert sparse.weight.grad.is_sparse
+        for step in steps:
+            step.step()
+    torch.testing.assert_close(sparse.weight, dense.weight, rtol=1e-12, atol=1e-14)
+    assert torch.equal(sparse.weight[3:5], anchor[0][3:5])
+
+
 def test_at_the_anchor_there_is_no_pull():
     model, _ = model_and_anchor(torch.float32)
     loss_of(model).backward()
