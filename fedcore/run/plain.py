@@ -141,7 +141,7 @@ def plain_task(
 
 
 def error_of(error: BaseException) -> ReplyError:
-    """An exception of the app's own code, as its line of the traceback; of ours what it says."""
+    """An exception of the app's own code, as its line of the traceback; a FedcoreError as what it says."""
     return app_raised(str(error) if isinstance(error, FedcoreError) else traceback.format_exception_only(error)[-1])
 
 
