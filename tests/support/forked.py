@@ -34,6 +34,7 @@ from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
 from fedcore.system.workers import child_processes
 from fedcore.system.workers.child_processes import ChildProcesses
+from fedcore.system.workers.starting import start_as_usual
 
 from .forking import CONTEXT
 
@@ -81,6 +82,7 @@ Output = str | socket.socket
 
 def _settle(made: Made, environment: Mapping[str, str], folder: str, outputs: Sequence[Output]) -> None:
     """In the new process: be by itself, in this environment and folder, with these outputs."""
+    start_as_usual()
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)

@@ -22,6 +22,7 @@ from client_app.ranks.messages import FROM_RANK
 from client_app.ranks.supervisor import RankProcess
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.system.sandbox.sandbox import Sandbox
+from fedcore.system.workers.starting import start_as_usual
 from support.forking import CONTEXT
 
 
@@ -95,6 +96,7 @@ def _become(
     environment: dict[str, str], connection: socket.socket, store: socket.socket | None, printed: socket.socket
 ) -> None:
     """The process of the rank."""
+    start_as_usual()
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from fedcore.system.process_group import join
+from fedcore.system.workers.starting import start_as_usual
 from tests.support.forking import CONTEXT
 
 # Longer than a test may take: a rank that waits for a slow one is told so by the test's own deadline.
@@ -114,6 +115,7 @@ class Ranks:
 def _serve(channel: Connection, rank: int, size: int, meeting: str, device: str, path: list[str]) -> None:
     """A rank's process: does as it is told until the channel closes."""
     sys.path[:] = path
+    start_as_usual()
     # No look-up of the machine's own name, which needs not lead anywhere.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # Nor processes of their own for torch.compile, which would stay when a rank is killed.

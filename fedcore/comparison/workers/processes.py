@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 from fedcore.system.workers.calls import FunctionCall
 from fedcore.system.workers.failures import exit_description
-from fedcore.system.workers.starting import kill_group
+from fedcore.system.workers.starting import kill_group, start_as_usual
 
 PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.comparison.modes", "fedcore.training")
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
@@ -254,6 +254,7 @@ def _main(
     sockets: tuple[socket.socket, ...],
 ) -> NoReturn:
     """The whole life of a worker, in its process; `multiprocessing` pickles these texts and descriptors."""
+    start_as_usual()
     os.setsid()  # Ctrl-C reaches the process that started this one, which then ends all
     threading.Thread(target=_end_with_starter, daemon=True).start()
     _print_to(log)

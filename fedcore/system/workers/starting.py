@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import socket
@@ -23,6 +24,16 @@ Received = TypeVar("Received")
 _PR_SET_PDEATHSIG: Final = 1
 # Looked up here: a lock of the loader that another thread held at the fork would stay locked in the child.
 _PRCTL: Final = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
+def start_as_usual() -> None:
+    """In a process from a fork server: what it starts begins as the platform has it, the workers of a DataLoader say.
+
+    A fork server makes itself the default of what it forks. Each DataLoader with workers would then start another
+    server, which imports torch again and stays when its rank is killed, and could not read a dataset that no pickle
+    holds.
+    """
+    multiprocessing.set_start_method(None, force=True)
 
 
 def start_worker(

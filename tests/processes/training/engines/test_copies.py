@@ -1,11 +1,13 @@
 """Loops of one's own on two ranks: the same as on one, or an error that names the tensors that went apart."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
@@ -243,3 +245,28 @@ def in_layers():
 @pytest.mark.parametrize("name", ["fsdp", "pp"])
 def test_engines_with_a_model_in_parts_refuse_both(two, name):
     assert two.run(refused, name) == [["prepare-engine", "closure-engine"]] * 2
+
+
+class Counted(Dataset):
+    """Rows that no pickle holds, as those of an open file or a lambda."""
+
+    def __init__(self):
+        self.row = lambda number: (torch.full((4,), float(number)), torch.full((4,), float(os.getpid())))
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return self.row(number)
+
+
+def rows_by_workers():
+    """What this rank gets of two batches, and whether it read them itself."""
+    _, loader = gan_engine().prepare(nn.Linear(4, 1), DataLoader(Counted(), batch_size=4, num_workers=1))
+    batches = list(loader)
+    return [int(x[0, 0]) for x, _ in batches], any(int(who[0, 0]) == os.getpid() for _, who in batches)
+
+
+def test_a_rank_forks_the_workers_of_a_loader(two):
+    """From a fork server of their own they would take seconds of imports for each rank, and a dataset that pickles."""
+    assert two.run(rows_by_workers) == [([0, 4], False), ([2, 6], False)]
