@@ -188,7 +188,9 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
                 **result["lines"]
             )
         )
-    for title, key in (("found in the script", "found"), ("for you to decide", "todo"), ("look at", "notes")):
+    titles = (("found in the script", "found"), ("for you to decide", "todo"), ("look at", "notes"))
+    for title, key in (*titles, ("not carried over", "not_carried")):
         if result.get(key):
-            lines += [f"{title}:", *(f"  {line}" for line in result[key])]
+            number = f" ({len(result[key])})" if key in ("todo", "not_carried") else ""
+            lines += [f"{title}{number}:", *(f"  {line}" for line in result[key])]
     return lines

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedcore.cli.new.imports import import_block
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 
-NOT_PRIVATE: Final[Mapping[str, Any]] = {"private": False, "clip": 1.0, "accuracy": ""}
+NOT_PRIVATE: Final[Mapping[str, Any]] = {"private": False, "clip": 1.0, "accuracy": "", "figure": "eval_loss"}
 """What templates name about differential privacy, of an app without it."""
 _FILES: Final = "files"
 _COMMON: Final = "common"

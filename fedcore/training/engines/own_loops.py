@@ -243,6 +243,11 @@ class PreparedLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not there yet, as while it is copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)  # its dataset, its sampler, ...
+
     def __iter__(self) -> Iterator[Any]:
         engine, average = self._engine, self._engine.own_loops
         if engine.world.size == 1:

@@ -53,9 +53,10 @@ def test_a_trainer_class_with_an_argument_parser(adopt):
     found = made(adopt((SCRIPTS / "trainer.py.txt").read_text()))
     assert "return MLP(width=48)" in code("model.py")
     assert "return train_set, Digits(False)" in code("data.py")
-    assert "torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)" in code("app.py")
+    assert "torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)" in code("loop.py")
     assert "lr = 0.05" in Path("mine/pyproject.toml").read_text()
-    assert any("line 52, a schedule of the learning rate" in one for one in found["todo"])
+    assert any("StepLR" in one and "line 52" in one for one in found["found"])
+    assert "go_on(scheduler, steps=first_epoch)" in code("loop.py")
 
 
 def test_everything_under_main(adopt):

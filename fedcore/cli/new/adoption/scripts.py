@@ -8,7 +8,6 @@ parameters, and the defaults of an ArgumentParser. If that ends at something unk
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,29 +20,12 @@ Scope: TypeAlias = tuple[ast.AST, ...]
 
 _OPTIMIZERS: Final = frozenset(
     {
-        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop",
-        "SGD", "SparseAdam",
+        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD", "SparseAdam",
     }
 )  # fmt: skip
 _WRAPPERS: Final = frozenset({"to", "cuda", "cpu", "float", "double", "train", "DataParallel", "compile"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """Code that can stand elsewhere.
-
-    text: of the expression.
-    before: statements that it needs, in order.
-    lines: of the script, from which it comes.
-    unknown: names in it that could not be followed.
-    """
-
-    text: str
-    before: tuple[str, ...]
-    names: frozenset[str]
-    lines: tuple[int, ...]
-    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +33,14 @@ class Script:
     """A script as text and tree.
 
     scopes: of each node.
+    parents: the node around each.
     """
 
     path: Path
     lines: tuple[str, ...]
     tree: ast.Module
     scopes: dict[ast.AST, Scope] = field(repr=False)
+    parents: dict[ast.AST, ast.AST] = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -71,16 +55,27 @@ class Script:
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             raise DataError(f"{path} is no Python{f', line {line}' if line else ''}: {error}") from None
-        return cls(path=path, lines=tuple(text.splitlines()), tree=tree, scopes=dict(_scopes(tree, ())))
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        return cls(
+            path=path, lines=tuple(text.splitlines()), tree=tree, scopes=dict(_scopes(tree, ())), parents=parents
+        )
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with one of these names, whatever module they are of, in the order of their lines."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
         return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
+    def optimizers(self) -> list[ast.Call]:
+        """The optimizers that are made, in the order of their lines."""
+        return [call for call in self.calls(*_OPTIMIZERS) if call.args or call.keywords]
+
     def optimizer(self) -> ast.Call | None:
-        """The first optimizer that is made."""
-        return next((call for call in self.calls(*_OPTIMIZERS) if call.args or call.keywords), None)
+        """The first of them."""
+        return next(iter(self.optimizers()), None)
+
+    def classes(self) -> list[ast.ClassDef]:
+        """The classes of the module."""
+        return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
 
     def modules(self) -> list[ast.ClassDef]:
         """Classes of the module that are models: subclasses of nn.Module, or of another one of them."""
@@ -99,7 +94,7 @@ class Script:
                 if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
                     expression = self.assigned(node.value, optimizer)
                     if expression is not None and isinstance(expression.value, ast.expr):
-                        return _unwrapped(expression.value)
+                        return unwrapped(expression.value)
         calls = self.calls(*(one.name for one in self.modules()))
         outside = [call for call in calls if not any(isinstance(s, ast.ClassDef) for s in self.scopes[call])]
         return outside[-1] if outside else None
@@ -108,13 +103,25 @@ class Script:
         """The DataLoaders of training and of testing."""
         train = test = None
         for call in self.calls("DataLoader"):
-            text = f"{self._target_of(call)} {ast.unparse(call)}".lower()
+            text = f"{self.target_of(call)} {ast.unparse(call)}".lower()
             shuffled = "shuffle=true" in text.replace(" ", "")
             if any(word in text for word in ("test", "val", "eval")) and not shuffled:
                 test = test or call
             elif train is None or (shuffled and "train" in text):
                 train = call
         return train, test
+
+    def loader_argument(self, loader: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+        """An argument of a DataLoader, also of a dict that it is given as `**options`."""
+        if (value := keyword(loader, name, position)) is not None:
+            return value
+        for one in loader.keywords:
+            made = self.assigned(one.value, loader) if one.arg is None else None
+            if made is not None and isinstance(made.value, ast.Dict):
+                for key, inner in zip(made.value.keys, made.value.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == name:
+                        return inner
+        return None
 
     def assigned(self, target: ast.expr, before: ast.AST) -> ast.Assign | ast.AnnAssign | None:
         """The last assignment to a name or to self.name, in the scopes of a node and above its line."""
@@ -129,25 +136,25 @@ class Script:
                 node
                 for node in ast.walk(scope)
                 if isinstance(node, ast.Assign | ast.AnnAssign)
-                and name in _targets(node)
+                and name in targets_of(node)
                 and (own or (self.scopes[node][-1] is scope and (node.lineno < line or not innermost)))
             ]
             if assignments:
                 return max(assignments, key=lambda node: node.lineno)
         return None
 
-    def expression(self, node: ast.expr) -> Expression:
-        """A part of the script, so that it can stand in a function of its own."""
-        return _DependencyCollector(self).follow(node)
-
     def parser_default(self, name: str) -> ast.expr | None:
         """What an ArgumentParser says where nobody gives --name."""
         for call in self.calls("add_argument"):
             flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             if name in (flag.lstrip("-").replace("-", "_") for flag in flags):
-                for keyword in call.keywords:
-                    if keyword.arg == "default":
-                        return keyword.value
+                values = {one.arg: one.value for one in call.keywords}
+                action = getattr(values.get("action"), "value", "")
+                flag = {"store_true": ast.Constant(False), "store_false": ast.Constant(True)}.get(action)
+                default = values.get("default", flag)
+                if default is None and "required" not in values and flags[0].startswith("-"):
+                    default = ast.Constant(None)
+                return default if default is None or hasattr(default, "lineno") else ast.copy_location(default, call)
         return None
 
     def imports(self) -> dict[str, str]:
@@ -171,101 +178,19 @@ class Script:
         """Numbers of the lines that do nothing when they are imported: imports, definitions, plain values, comments."""
         dropped: set[int] = set()
         for node in self.tree.body:
-            if not _is_quiet(node):
-                dropped |= set(range(_first_line(node), (node.end_lineno or node.lineno) + 1))
+            if not is_quiet(node):
+                dropped |= set(range(first_line(node), (node.end_lineno or node.lineno) + 1))
         return [number for number in range(1, len(self.lines) + 1) if number not in dropped]
 
-    def _target_of(self, call: ast.Call) -> str:
+    def target_of(self, call: ast.Call) -> str:
+        """The names that a call's value is assigned to."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign) and any(one is call for one in ast.walk(node.value)):
-                return " ".join(_targets(node))
+                return " ".join(targets_of(node))
         return ""
 
 
-class _DependencyCollector(ast.NodeTransformer):
-    """Rewrites an expression, and gathers what it needs."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.known = {*script.imports(), *script.definitions(), *dir(builtins)}
-        self.before: dict[int, str] = {}
-        self.names: set[str] = set()
-        self.lines: set[int] = set()
-        self.unknown: dict[str, None] = {}
-        self._at: ast.AST = script.tree
-        self._bound: set[str] = set()
-
-    def follow(self, node: ast.expr) -> Expression:
-        text = self._rewritten(node)
-        before = tuple(self.before[line] for line in sorted(self.before))
-        return Expression(text, before, frozenset(self.names), tuple(sorted(self.lines)), tuple(self.unknown))
-
-    def _rewritten(self, node: ast.expr) -> str:
-        at, bound = self._at, self._bound
-        self._at = node
-        self._bound = bound | {
-            name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        } | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}  # fmt: skip
-        self.lines.add(node.lineno)
-        text = _plainly(self.visit(_copy(node)))
-        self._at, self._bound = at, bound
-        return text
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == "self":
-            return self._assignment(node, ast.Name(node.attr, ast.Load()))
-        if isinstance(node.value, ast.Name) and node.value.id not in self.known:
-            default = self.script.parser_default(node.attr)
-            if default is not None:
-                self.lines.add(default.lineno)
-                return ast.parse(self._rewritten(default), mode="eval").body
-            if self._is_given(node.value):
-                self.unknown[ast.unparse(node)] = None
-                return node
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self._bound:
-            return node
-        if node.id in self.known:
-            self.names.add(node.id)
-            return node
-        return self._assignment(node, node)
-
-    def _is_given(self, name: ast.Name) -> bool:
-        """Whether it is an object of options, made from what a person types, or a parameter."""
-        assignment = self.script.assigned(name, self._at)
-        return assignment is None or assignment.value is None or _asks(assignment.value)
-
-    def _assignment(self, node: ast.expr, name: ast.Name) -> ast.AST:
-        """The name, once what is assigned to it comes before it; or the default of a parameter of that name."""
-        assignment = self.script.assigned(node, self._at)
-        if assignment is not None and assignment.value is not None and not _asks(assignment.value):
-            if isinstance(assignment.value, ast.Constant):
-                return assignment.value
-            if assignment.lineno not in self.before:
-                self.before[assignment.lineno] = ""  # seen, so that a circle ends
-                targets = ", ".join(one.removeprefix("self.") for one in _targets(assignment))
-                self.before[assignment.lineno] = (
-                    f"{targets} = {self._rewritten(assignment.value)}  # line {assignment.lineno}"
-                )
-            return name
-        default = _parameter_default(self.script.scopes[self._at], name.id)
-        if default is None:
-            self.unknown[ast.unparse(node)] = None
-            return name
-        return default
-
-
-def _asks(node: ast.expr) -> bool:
-    """Whether it reads what a person types, or whatever the command line says."""
-    return any(
-        isinstance(one, ast.Call) and called(one) in ("parse_args", "parse_known_args", "input")
-        for one in ast.walk(node)
-    )
-
-
-def _plainly(node: ast.AST) -> str:
+def plainly(node: ast.AST) -> str:
     """The code of a node, with double quotes around strings, as formatters write them."""
     text = ast.unparse(node)
     if '"' not in text and "\\" not in text:
@@ -298,22 +223,19 @@ def _scopes(node: ast.AST, around: Scope) -> Iterator[tuple[ast.AST, Scope]]:
         yield from _scopes(child, inside)
 
 
-def _copy(node: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(node), mode="eval").body
-
-
 def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+def targets_of(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    """The names that an assignment gives values."""
     assigned: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [
         ast.unparse(one) for target in assigned for one in (target.elts if isinstance(target, ast.Tuple) else [target])
     ]
 
 
-def _unwrapped(node: ast.expr) -> ast.expr:
+def unwrapped(node: ast.expr) -> ast.expr:
     """Without .to(device), DataParallel and the like."""
     while isinstance(node, ast.Call) and called(node) in _WRAPPERS:
         is_method = isinstance(node.func, ast.Attribute) and not (
@@ -326,25 +248,14 @@ def _unwrapped(node: ast.expr) -> ast.expr:
     return node
 
 
-def _parameter_default(scopes: Scope, name: str) -> ast.expr | None:
-    for scope in reversed(scopes):
-        if isinstance(scope, ast.FunctionDef):
-            plain = scope.args.args
-            for index, one in enumerate(reversed(plain)):
-                if one.arg == name and index < len(scope.args.defaults):
-                    return list(reversed(scope.args.defaults))[index]
-            for one, default in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True):
-                if one.arg == name:
-                    return default
-    return None
-
-
-def _first_line(node: ast.stmt) -> int:
+def first_line(node: ast.stmt) -> int:
+    """The line of its first decorator, if it has one."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(one.lineno for one in decorators)])
 
 
-def _is_quiet(node: ast.stmt) -> bool:
+def is_quiet(node: ast.stmt) -> bool:
+    """Whether it does nothing when it is imported: a definition, an import, a plain value, a comment."""
     if isinstance(node, _DEFINITIONS):
         return True
     if isinstance(node, ast.Expr):
