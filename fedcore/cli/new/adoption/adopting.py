@@ -20,7 +20,7 @@ from fedcore.cli.new.adoption.loop_parts import LoopPlan, model_roots
 from fedcore.cli.new.adoption.loops import TrainingLoop, is_test, test_functions
 from fedcore.cli.new.adoption.own_check import plan_check
 from fedcore.cli.new.adoption.own_loop import plan_loop
-from fedcore.cli.new.adoption.plain_step import LOSSES, PlainStep, plain_step
+from fedcore.cli.new.adoption.plain_step import LOSSES, SupervisedStep, plain_step
 from fedcore.cli.new.adoption.scripts import Script, called, keyword
 from fedcore.cli.new.writing import check_free, package_name, project_name, write_app
 from fedcore.errors import DataError
@@ -82,7 +82,7 @@ def adopt(folder: Path, path: Path, *, private: bool = False) -> dict[str, Any]:
     script = Script.read(path)
     plan = _AdoptionPlan(script, package_name(name))
     loop = TrainingLoop.of(script)
-    step = plain_step(script, loop) if loop is not None else PlainStep()
+    step = plain_step(script, loop) if loop is not None else SupervisedStep()
     _check_script(script)
     if loop is not None and step.why_not:
         template = "loop"
@@ -129,7 +129,7 @@ def _check_script(script: Script) -> None:
         raise DataError(f"{script.path} has no nn.Module and no optimizer of torch; name a script that trains a model")
 
 
-def _plan_supervised(plan: _AdoptionPlan, loop: TrainingLoop | None, step: PlainStep) -> None:
+def _plan_supervised(plan: _AdoptionPlan, loop: TrainingLoop | None, step: SupervisedStep) -> None:
     _plan_model(plan)
     _plan_optimizer(plan)
     _plan_loss(plan, step)
@@ -153,7 +153,7 @@ def _plan_supervised(plan: _AdoptionPlan, loop: TrainingLoop | None, step: Plain
         plan.todo.append("no loop with loss.backward() was found; supervised_app trains instead: compare app.py")
 
 
-def _plan_own_loop(plan: _AdoptionPlan, loop: TrainingLoop, step: PlainStep) -> None:
+def _plan_own_loop(plan: _AdoptionPlan, loop: TrainingLoop, step: SupervisedStep) -> None:
     """The files of template "loop"."""
     made = plan_loop(plan.script, loop)
     why = "; ".join(f"line {line}: {what}" for line, what in step.why_not[:6])
@@ -308,7 +308,7 @@ def _plan_optimizer(plan: _AdoptionPlan) -> None:
     plan.values |= {"lr": lr, "options": options, "optimizer_todo": todo}
 
 
-def _plan_loss(plan: _AdoptionPlan, step: PlainStep) -> None:
+def _plan_loss(plan: _AdoptionPlan, step: SupervisedStep) -> None:
     calls = plan.script.calls(*LOSSES, "BCELoss", "binary_cross_entropy")
     loss, todo = step.loss or "cross_entropy", ""
     if not calls:

@@ -24,7 +24,7 @@ _RESHAPES: Final = frozenset({"squeeze", "view", "flatten", "float", "reshape", 
 
 
 @dataclass(slots=True)
-class PlainStep:
+class SupervisedStep:
     """What is known of the step.
 
     why_not: what `supervised_app` would not do, each with its line.
@@ -44,9 +44,9 @@ class PlainStep:
         self.why_not.append((getattr(node, "lineno", 1), what))
 
 
-def plain_step(script: Script, loop: TrainingLoop) -> PlainStep:
+def plain_step(script: Script, loop: TrainingLoop) -> SupervisedStep:
     """Look at the loop over batches, the DataLoader, the optimizer and what else there is."""
-    step = PlainStep()
+    step = SupervisedStep()
     batches = loop.batches
     if batches is None:
         step.refuse(loop.top, "there is no loop over batches")
@@ -63,7 +63,7 @@ def plain_step(script: Script, loop: TrainingLoop) -> PlainStep:
     return step
 
 
-def _look_at_rest(script: Script, loop: TrainingLoop, step: PlainStep) -> None:
+def _look_at_rest(script: Script, loop: TrainingLoop, step: SupervisedStep) -> None:
     optimizers = script.optimizers()
     for call in optimizers[1:]:
         step.refuse(call, "a second optimizer")
@@ -110,7 +110,7 @@ def _pair(batches: ast.For) -> tuple[str, str] | None:
     return None
 
 
-def _look_at_body(script: Script, batches: ast.For, pair: tuple[str, str], step: PlainStep) -> None:
+def _look_at_body(script: Script, batches: ast.For, pair: tuple[str, str], step: SupervisedStep) -> None:
     """The statements, each of which has to be one that `supervised_app` stands for."""
     x, y = {pair[0]}, {pair[1]}
     outputs: set[str] = set()
@@ -143,7 +143,7 @@ def _counts(statement: ast.stmt) -> bool:
     return reports(statement) or isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign)
 
 
-def _look_at_call(script: Script, call: ast.Call, step: PlainStep) -> None:
+def _look_at_call(script: Script, call: ast.Call, step: SupervisedStep) -> None:
     name = called(call)
     if name == "clip_grad_norm_":
         bound = keyword(call, "max_norm", 1)
