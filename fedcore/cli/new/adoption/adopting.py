@@ -162,7 +162,7 @@ def _plan_own_loop(plan: _AdoptionPlan, loop: TrainingLoop, step: SupervisedStep
     test = plan.script.loaders()[1]
     _plan_check(plan, made, pairs=pairs and (test is not None or _sized(plan.script)))
     _plan_models(plan, made)
-    for what, lines in made.found:
+    for what, lines in made.findings:
         plan.find(what, lines)
     plan.carried |= made.carried
     plan.todo += [f"{plan.package}/{mark}" for mark in made.marks]

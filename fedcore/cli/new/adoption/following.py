@@ -61,15 +61,15 @@ class Follower(ast.NodeTransformer):
     names: of libraries and of the copied script.
     lines: from which it comes.
     unknown: names that could not be followed.
-    used: what stands for the given names that came up.
+    used: what stands for names in `stand_ins` that came up.
     rate_of: the optimizer whose learning rate is the variable `lr`, "" for none.
     """
 
     def __init__(
-        self, script: Script, given: Mapping[str, str] | None = None, without: Collection[ast.stmt] = ()
+        self, script: Script, stand_ins: Mapping[str, str] | None = None, without: Collection[ast.stmt] = ()
     ) -> None:
         self.script = script
-        self.given = dict(given or {})
+        self.stand_ins = dict(stand_ins or {})
         self.known = {*script.imports(), *script.definitions(), *dir(builtins), "__name__", "__file__"}
         self.names: set[str] = set()
         self.lines: set[int] = set()
@@ -115,7 +115,7 @@ class Follower(ast.NodeTransformer):
         """As `define`, of a name or that of `self`, if the script gives it a value there."""
         outer, self._at = self._at, at
         for key in (name, f"self.{name}"):
-            if self._found(key)[0]:
+            if self._sources(key)[0]:
                 self._followed(key, ast.Name(name, ast.Load()))
                 break
         self._at = outer
@@ -168,7 +168,7 @@ class Follower(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         text = ast.unparse(node)
-        if text in self.given:
+        if text in self.stand_ins:
             return self._as_given(text, node)
         if isinstance(node.value, ast.Name) and node.value.id == "self" and "self" not in self._bound:
             return self._of_self(node, text)
@@ -184,12 +184,12 @@ class Follower(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         text = ast.unparse(node)
-        return self._as_given(text, node) if text in self.given else self.generic_visit(node)
+        return self._as_given(text, node) if text in self.stand_ins else self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._bound:
             return node
-        if node.id in self.given:
+        if node.id in self.stand_ins:
             return self._as_given(node.id, node)
         if isinstance(node.ctx, ast.Store):
             return node
@@ -203,11 +203,11 @@ class Follower(ast.NodeTransformer):
         return self._followed(node.id, node)
 
     def _as_given(self, text: str, node: Any) -> ast.AST:
-        self.used.add(self.given[text])
+        self.used.add(self.stand_ins[text])
         if isinstance(node.ctx, ast.Load):
-            return ast.parse(self.given[text], mode="eval").body
-        given = self.given[text]
-        return ast.Name(given, node.ctx) if given.isidentifier() else node
+            return ast.parse(self.stand_ins[text], mode="eval").body
+        stand_ins = self.stand_ins[text]
+        return ast.Name(stand_ins, node.ctx) if stand_ins.isidentifier() else node
 
     def _of_self(self, node: ast.Attribute, text: str) -> ast.AST:
         cls = next((one for one in self.script.scopes[self._at] if isinstance(one, ast.ClassDef)), None)
@@ -223,9 +223,9 @@ class Follower(ast.NodeTransformer):
 
     def _is_options(self, name: str) -> bool:
         """Whether it is an object of options, made from what a person types, or a parameter that nobody gives."""
-        if name in self.given or name in self._stored:
+        if name in self.stand_ins or name in self._stored:
             return False
-        statements, scope = self._found(name)
+        statements, scope = self._sources(name)
         if statements:
             return isinstance(statements[0], ast.Assign | ast.AnnAssign) and asks(statements[0].value)
         if isinstance(scope, Function) and (argument := self.argument(scope, name)) is not None:
@@ -240,7 +240,7 @@ class Follower(ast.NodeTransformer):
 
     def _followed(self, key: str, name: ast.Name) -> ast.AST:
         """The name, once what gives it its value comes before it; or that value, if it is a plain one."""
-        statements, scope = self._found(key)
+        statements, scope = self._sources(key)
         if statements:
             return self._emitted(key, name, statements, scope)
         if isinstance(scope, Function):
@@ -273,7 +273,7 @@ class Follower(ast.NodeTransformer):
             return
         self._before[order] = ""  # seen, so that a circle ends
         for one in sorted({f"self.{name}" for name in stores(statement)} | stores(statement)):
-            if one in self.given:  # what is given would be made a second time
+            if one in self.stand_ins:  # what is given would be made a second time
                 self.unknown[f"{ast.unparse(statement).splitlines()[0]} (line {statement.lineno})"] = None
         bound, self._bound = self._bound, set()
         stored, self._stored = self._stored, set()
@@ -316,15 +316,15 @@ class Follower(ast.NodeTransformer):
         for call in self.script.calls(words):
             if scope_of(self.script, call) is function:
                 continue
-            given = {one.arg: one.value for one in call.keywords} | dict(zip(names, call.args, strict=False))
-            if name not in given:
+            stand_ins = {one.arg: one.value for one in call.keywords} | dict(zip(names, call.args, strict=False))
+            if name not in stand_ins:
                 return None
-            values.append((given[name], call))
+            values.append((stand_ins[name], call))
         if len({ast.dump(value) for value, _ in values}) != 1:
             return None
         return values[0]
 
-    def _found(self, key: str) -> tuple[list[ast.stmt], ast.AST]:
+    def _sources(self, key: str) -> tuple[list[ast.stmt], ast.AST]:
         """The statements that give a name its value, from the last whole one on, and the scope that has it."""
         function = scope_of(self.script, self._at)
         line = getattr(self._at, "lineno", 1 << 30)
@@ -342,10 +342,10 @@ class Follower(ast.NodeTransformer):
         return [], function
 
     def _last(self, statements: Sequence[ast.stmt], key: str) -> list[ast.stmt]:
-        found = [one for one in statements if not self._holds(one) and touches(one, key)]
-        whole = [number for number, one in enumerate(found) if gives(one, key)]
-        found = found[whole[-1] if whole else 0 :]
-        return found if found and (whole or any(key.removeprefix("self.") in stores(one) for one in found)) else []
+        matches = [one for one in statements if not self._holds(one) and touches(one, key)]
+        full = [number for number, one in enumerate(matches) if gives(one, key)]
+        matches = matches[full[-1] if full else 0 :]
+        return matches if matches and (full or any(key.removeprefix("self.") in stores(one) for one in matches)) else []
 
     def _holds(self, statement: ast.stmt) -> bool:
         return any(statement is one for one in self._without)
@@ -377,15 +377,15 @@ class Follower(ast.NodeTransformer):
             f"{name} = SimpleNamespace({', '.join(values)})  # line {statement.lineno}"
         )
 
-    def _is_closure(self, function: Function, seen: set[str]) -> bool:
+    def _is_closure(self, function: Function, visited: set[str]) -> bool:
         """Whether a function of the module reads what the module makes when it runs."""
-        seen.add(function.name)
+        visited.add(function.name)
         free = loads(function) - stores(function) - {one.arg for one in arguments(function)}
         declared = {name for one in ast.walk(function) if isinstance(one, ast.Global) for name in one.names}
         definitions = self.script.definitions()
         for name in free | declared:
             other = definitions.get(name)
-            if isinstance(other, Function) and name not in seen and self._is_closure(other, seen):
+            if isinstance(other, Function) and name not in visited and self._is_closure(other, visited):
                 return True
             if name not in self.known and any(
                 name in stores(one) and not is_quiet(one) for one in flat(self.script.tree) if not defines(one)
@@ -393,11 +393,11 @@ class Follower(ast.NodeTransformer):
                 return True
         return False
 
-    def nest(self, function: Function, *, ending: str = "") -> None:
+    def nest(self, function: Function, *, last: str = "") -> None:
         """Have a function of the script stand before, with what it reads from around it.
 
         Args:
-            ending: a statement to end it with.
+            last: a statement to end it with.
         """
         order = (-1.0, function.lineno, "")
         if order in self._before:
@@ -421,7 +421,7 @@ class Follower(ast.NodeTransformer):
             copy.body.insert(0, ast.Nonlocal(own))
         self._at, self._bound, self._stored = at, bound, stored
         self.lines.add(function.lineno)
-        copy.body += ast.parse(ending).body
+        copy.body += ast.parse(last).body
         text = plainly(ast.fix_missing_locations(copy))
         self._before[order] = f"# lines {function.lineno} to {function.end_lineno}\n{text}"
 

@@ -44,11 +44,11 @@ def _statements(script: Script, loop: TrainingLoop | None, carried: set[int]) ->
             break
         scope = scope_of(script, calls[0])
     calls_of_scopes = {scope.name for scope in scopes if isinstance(scope, Function)}
-    found: list[ast.stmt] = []
+    matches: list[ast.stmt] = []
     for scope in scopes:
         for statement in flat(scope):
-            found += _parts(statement, carried, calls_of_scopes, quiet=scope is script.tree)
-    return iter(sorted(found, key=lambda one: one.lineno))
+            matches += _parts(statement, carried, calls_of_scopes, quiet=scope is script.tree)
+    return iter(sorted(matches, key=lambda one: one.lineno))
 
 
 def _parts(statement: ast.stmt, carried: set[int], calls: set[str], *, quiet: bool) -> Iterator[ast.stmt]:

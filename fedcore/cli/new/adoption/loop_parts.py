@@ -49,9 +49,9 @@ class LoopPlan:
     names: set[str] = field(default_factory=set)
     carried: set[int] = field(default_factory=set)
     marks: list[str] = field(default_factory=list)
-    found: list[tuple[str, list[int]]] = field(default_factory=list)
+    findings: list[tuple[str, list[int]]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
-    given: dict[str, str] = field(default_factory=dict)
+    stand_ins: dict[str, str] = field(default_factory=dict)
     rate: str = ""
 
     def mark(self, what: str, nodes: Iterable[ast.AST] = (), file: str = "loop.py") -> list[str]:
@@ -76,7 +76,7 @@ def _quoted(text: str) -> str:
 
 def model_roots(script: Script) -> dict[str, ast.AST]:
     """The models whose parameters the optimizers step, by name, with the first node that says so."""
-    found: dict[str, ast.AST] = {}
+    findings: dict[str, ast.AST] = {}
     for call in script.optimizers():
         nodes: list[ast.AST] = list(ast.walk(call))
         first = call.args[0] if call.args else keyword(call, "params")
@@ -85,9 +85,9 @@ def model_roots(script: Script) -> dict[str, ast.AST]:
         for node in nodes:
             if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
                 name = root(node.value)
-                if name and name not in found and not isinstance(node.value, ast.Call):
-                    found[name] = call
-    return found
+                if name and name not in findings and not isinstance(node.value, ast.Call):
+                    findings[name] = call
+    return findings
 
 
 def plan_models(plan: LoopPlan) -> None:
@@ -96,7 +96,7 @@ def plan_models(plan: LoopPlan) -> None:
     for name, call in model_roots(script).items():
         variable, at = _origin(script, name, call)
         for alias in {name, variable, f"self.{name}" if name.startswith("self.") else name}:
-            plan.given[alias] = variable.removeprefix("self.")
+            plan.stand_ins[alias] = variable.removeprefix("self.")
         short = variable.removeprefix("self.")
         if short in plan.models:
             continue
@@ -104,12 +104,12 @@ def plan_models(plan: LoopPlan) -> None:
         follower.define(variable, at)
         plan.models[short] = follower.result(short)
         plan.carried |= follower.lines
-        plan.found.append((f"the model: {short}", sorted(follower.lines)))
+        plan.findings.append((f"the model: {short}", sorted(follower.lines)))
 
 
 def held_statements(script: Script, loop: TrainingLoop) -> list[ast.stmt]:
     """The statements that hold the training, in its scope and where that is called."""
-    held: list[ast.stmt] = [loop.top]
+    holders: list[ast.stmt] = [loop.top]
     scope = loop.scope
     for _ in range(9):
         if not isinstance(scope, Function):
@@ -118,9 +118,9 @@ def held_statements(script: Script, loop: TrainingLoop) -> list[ast.stmt]:
         if not calls:
             break
         around = [one for one in ancestors(script, calls[0]) if isinstance(one, ast.stmt)]
-        held += around
+        holders += around
         scope = scope_of(script, calls[0])
-    return held
+    return holders
 
 
 def _origin(script: Script, name: str, at: ast.AST) -> tuple[str, ast.AST]:
@@ -145,22 +145,22 @@ def plan_given(plan: LoopPlan) -> None:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             text, target = ast.unparse(node.value), ast.unparse(node.targets[0])
             if "device(" in text:
-                plan.given[target] = "device"
+                plan.stand_ins[target] = "device"
             elif "cuda" in text and "is_available" in text and "device" in target.lower():
-                plan.given[target] = "device_type"
+                plan.stand_ins[target] = "device_type"
     for name, call in zip(("train_loader", "test_loader"), script.loaders(), strict=True):
         if call is None:
             continue
         for target in _places(script, call):
-            plan.given[target] = name
+            plan.stand_ins[target] = name
         for alias in _returned_as(script, call):
-            plan.given[alias] = name
+            plan.stand_ins[alias] = name
     for _ in range(3):
-        _add_aliases(script, plan.given)
+        _add_aliases(script, plan.stand_ins)
     if plan.loop.epochs is not None:
         end = _end_of(plan.loop.epochs)
         if isinstance(end, ast.Name | ast.Attribute):
-            plan.given[ast.unparse(end)] = "total_epochs"
+            plan.stand_ins[ast.unparse(end)] = "total_epochs"
 
 
 def _places(script: Script, call: ast.Call) -> list[str]:
@@ -181,7 +181,7 @@ def _places(script: Script, call: ast.Call) -> list[str]:
     return targets_of(above)
 
 
-def _add_aliases(script: Script, given: dict[str, str]) -> None:
+def _add_aliases(script: Script, stand_ins: dict[str, str]) -> None:
     """Further names of what is given: attributes of self and variables with the same value, and parameters."""
     pairs = [
         (ast.unparse(node.value), ast.unparse(node.targets[0]))
@@ -195,9 +195,9 @@ def _add_aliases(script: Script, given: dict[str, str]) -> None:
             pairs += [(ast.unparse(one), name) for name, one in zip(names, call.args, strict=False)]
             pairs += [(ast.unparse(one.value), one.arg) for one in call.keywords if one.arg in names]
     for source, name in pairs:
-        for text, what in list(given.items()):
+        for text, what in list(stand_ins.items()):
             if text == source or text.startswith(f"{source}["):
-                given.setdefault(name + text[len(source) :], what)
+                stand_ins.setdefault(name + text[len(source) :], what)
 
 
 def _returned_as(script: Script, loader: ast.Call) -> list[str]:
@@ -239,7 +239,7 @@ def plan_loader(plan: LoopPlan, name: str, call: ast.Call | None) -> list[str]:
     follower = Follower(plan.script, {"": ""})
     source = keyword(call, "dataset", 0)
     same = {ast.unparse(source): "examples"} if isinstance(source, ast.Name | ast.Attribute) else {}
-    follower.given = dict(same)
+    follower.stand_ins = dict(same)
     size = plan.script.loader_argument(call, "batch_size", 1)
     words = ["examples"]
     spread = [one.value for one in call.keywords if one.arg is None]
@@ -265,7 +265,7 @@ def plan_loader(plan: LoopPlan, name: str, call: ast.Call | None) -> list[str]:
         words.append(f"{option.arg}={follower.expression(option.value)}")
     plan.take(follower)
     plan.carried |= set(range(call.lineno, (call.end_lineno or call.lineno) + 1))
-    plan.found.append(
+    plan.findings.append(
         (f"the DataLoader for {name}ing: {', '.join(words[1:])}".replace("testing:", "tests:"), [call.lineno])
     )
     if hard:

@@ -65,7 +65,7 @@ class TrainingLoop:
 
 def _climb(script: Script, node: ast.AST) -> tuple[ast.For | None, ast.stmt]:
     """The loop over epochs around a node and the statement of it in which the node is, through calls of functions."""
-    seen: set[ast.AST] = set()
+    visited: set[ast.AST] = set()
     while True:
         around = [node, *ancestors(script, node)]
         for one, inside in zip(around[1:], around, strict=False):
@@ -73,9 +73,9 @@ def _climb(script: Script, node: ast.AST) -> tuple[ast.For | None, ast.stmt]:
                 return one, inside
         function = scope_of(script, node)
         top = next(one for one in reversed(around) if isinstance(one, ast.stmt) and _stands_in(script, one, function))
-        if not isinstance(function, Function) or function in seen:
+        if not isinstance(function, Function) or function in visited:
             return None, top
-        seen.add(function)
+        visited.add(function)
         calls = [call for call in script.calls(function.name) if scope_of(script, call) is not function]
         if not calls:
             return None, top
@@ -171,7 +171,7 @@ def kept_statements(loop: TrainingLoop, owned: set[str], tests: set[str]) -> tup
         owned: names of models, optimizers and schedulers, whose methods belong to the training.
         tests: names of what tests, functions and DataLoaders.
     """
-    kept: list[ast.stmt] = []
+    training: list[ast.stmt] = []
     needed: set[str] = set()
     made: set[str] = set().union(*(stores(one) for one in loop.trains))
     tested: set[str] = set().union(*(stores(one) for one in loop.body if is_test(one, tests)))
@@ -180,9 +180,9 @@ def kept_statements(loop: TrainingLoop, owned: set[str], tests: set[str]) -> tup
         trains = any(statement is one for one in loop.trains)
         by_tests = bool(loads(statement) & (tested - made)) and not stores(statement) & needed
         if trains or (not by_tests and _belongs(statement, needed, owned, made, tests)):
-            kept.insert(0, statement)
+            training.insert(0, statement)
             needed |= loads(statement)
-    return kept, [one for one in loop.body if not any(one is other for other in kept)]
+    return training, [one for one in loop.body if not any(one is other for other in training)]
 
 
 def _belongs(statement: ast.stmt, needed: set[str], owned: set[str], made: set[str], tests: set[str]) -> bool:

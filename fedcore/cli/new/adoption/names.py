@@ -25,9 +25,11 @@ def touches(statement: ast.stmt, key: str) -> bool:
     if defines(statement) or reports(statement):
         return False
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return any(root(one) == key for one in bound_by(statement)) or calls_on(statement.value, key, whole=False)
+        return any(root(one) == key for one in bound_by(statement)) or calls_on(
+            statement.value, key, as_statement=False
+        )
     if isinstance(statement, ast.Expr):
-        return calls_on(statement.value, key, whole=True)
+        return calls_on(statement.value, key, as_statement=True)
     if isinstance(statement, _COMPOUND):
         heads = [*getattr(statement, "items", ()), getattr(statement, "target", None)]
         if any(one is not None and key in names_bound(one) for one in heads):
@@ -66,13 +68,13 @@ def root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def calls_on(value: ast.AST | None, key: str, *, whole: bool) -> bool:
+def calls_on(value: ast.AST | None, key: str, *, as_statement: bool) -> bool:
     """Whether a call changes the name: by a method of it, or, if it is all of the statement, as an argument."""
     if not isinstance(value, ast.Call) or called(value) in _HARMLESS:
         return False
     if isinstance(value.func, ast.Attribute) and root(value.func.value) == key:
-        return whole or called(value) in ("load_state_dict", "pop")
-    return whole and any(root(one) == key for one in [*value.args, *(it.value for it in value.keywords)])
+        return as_statement or called(value) in ("load_state_dict", "pop")
+    return as_statement and any(root(one) == key for one in [*value.args, *(it.value for it in value.keywords)])
 
 
 def gives(statement: ast.stmt, key: str) -> bool:

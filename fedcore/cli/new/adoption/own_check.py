@@ -38,7 +38,7 @@ def plan_check(plan: LoopPlan) -> bool:
 def _by_call(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     """By a function that returns its figures to names, or prints them."""
     script = plan.script
-    follower = Follower(script, plan.given, held_statements(script, plan.loop))
+    follower = Follower(script, plan.stand_ins, held_statements(script, plan.loop))
     follower.set_at(call)
     parent = script.parents[call]
     while isinstance(parent, ast.Call | ast.Subscript):
@@ -58,16 +58,16 @@ def _by_call(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     else:
         parts = value.elts if isinstance(value, ast.Tuple) else [value]
         own = [ast.unparse(one) if isinstance(one, ast.Name) else "" for one in parts if one is not None]
-        given = [one for one in names if one.isidentifier()] if len(names) == len(own) else own
-        if len(own) == 1 and not (given and given[0] and FIGURE.search(given[0])):
-            given = [function.name if FIGURE.search(function.name) else "score"]
-        given = [name or f"figure_{number}" for number, name in enumerate(given, 1)]
-        lines = [f"{', '.join(given)} = {text}  # line {call.lineno}"]
-        wanted = [name for name in given if FIGURE.search(name)]
-        if not wanted:
+        titles = [one for one in names if one.isidentifier()] if len(names) == len(own) else own
+        if len(own) == 1 and not (titles and titles[0] and FIGURE.search(titles[0])):
+            titles = [function.name if FIGURE.search(function.name) else "score"]
+        titles = [name or f"figure_{number}" for number, name in enumerate(titles, 1)]
+        lines = [f"{', '.join(titles)} = {text}  # line {call.lineno}"]
+        reported = [name for name in titles if FIGURE.search(name)]
+        if not reported:
             return False
-        figures = ", ".join(f'"{name}": float({name})' for name in wanted)
-        plan.figures += wanted
+        figures = ", ".join(f'"{name}": float({name})' for name in reported)
+        plan.figures += reported
     return _finish(plan, follower, lines, figures, [call.lineno])
 
 
@@ -75,11 +75,11 @@ def _printing(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     figures = printed_figures([function], stores(function))
     if not figures:
         return False
-    follower = Follower(plan.script, plan.given, held_statements(plan.script, plan.loop))
+    follower = Follower(plan.script, plan.stand_ins, held_statements(plan.script, plan.loop))
     follower.set_at(call)
     follower.bind(follower.names_of_loop(plan.loop))
     answer = ", ".join(f'"{name}": float({text})' for name, text in figures.items())
-    follower.nest(function, ending=f"return {{{answer}}}")
+    follower.nest(function, last=f"return {{{answer}}}")
     text = follower.expression(call)
     plan.figures += list(figures)
     return _finish(
@@ -89,8 +89,8 @@ def _printing(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
 
 def _inline(plan: LoopPlan, statements: list[ast.stmt]) -> bool:
     """By statements in the loop over epochs, or after it."""
-    tests = {one.removeprefix("self.") for one, what in plan.given.items() if what == "test_loader"}
-    texts = {one for one, what in plan.given.items() if what == "test_loader"}
+    tests = {one.removeprefix("self.") for one, what in plan.stand_ins.items() if what == "test_loader"}
+    texts = {one for one, what in plan.stand_ins.items() if what == "test_loader"}
     if not any(text in ast.unparse(one) for one in statements if not _plain_call(one) for text in texts):
         return False
     begin = next((n for n, one in enumerate(statements) if is_test(one, tests)), len(statements))
@@ -106,7 +106,7 @@ def _inline(plan: LoopPlan, statements: list[ast.stmt]) -> bool:
         if stores(statement) & needed or (statements.index(statement) >= begin and is_test(statement, tests)):
             chosen.insert(0, statement)
             needed |= loads(statement)
-    follower = Follower(plan.script, plan.given, held_statements(plan.script, plan.loop))
+    follower = Follower(plan.script, plan.stand_ins, held_statements(plan.script, plan.loop))
     follower.set_at(statements[begin])
     stored = set().union(*(stores(one) for one in chosen))
     follower.bind(follower.names_of_loop(plan.loop))
@@ -140,5 +140,5 @@ def _finish(plan: LoopPlan, follower: Follower, lines: list[str], figures: str, 
         f'return {{"num-examples": examples_of(test_loader), {figures}}}',
     ]
     plan.take(follower)
-    plan.found.append(("the evaluation, in loop.py", sorted(where)))
+    plan.findings.append(("the evaluation, in loop.py", sorted(where)))
     return True

@@ -47,29 +47,29 @@ def _plan_fit(plan: LoopPlan) -> None:
         for name in _assigned_names(script, [call])
     }
     scalers = _assigned_names(script, script.calls("GradScaler"))
-    owned = {*plan.models, *optimizers, *schedulers, *scalers, *(one.removeprefix("self.") for one in plan.given)}
+    owned = {*plan.models, *optimizers, *schedulers, *scalers, *(one.removeprefix("self.") for one in plan.stand_ins)}
     owned -= {"device", "train_loader", "test_loader"}
-    tests = {one.removeprefix("self.") for one, what in plan.given.items() if what == "test_loader"}
+    tests = {one.removeprefix("self.") for one, what in plan.stand_ins.items() if what == "test_loader"}
     tests |= {
         one.name for one in script.definitions().values() if isinstance(one, Function) and tests_only(script, one)
     }
-    kept, left = kept_statements(loop, owned - tests, tests)
-    follower = Follower(script, plan.given, held_statements(script, loop))
+    training, left = kept_statements(loop, owned - tests, tests)
+    follower = Follower(script, plan.stand_ins, held_statements(script, loop))
     follower.set_at(loop.body[0])
     _plan_rate(plan, follower)
-    stored: set[str] = set().union(*(stores(one) for one in kept)) if kept else set()
+    stored: set[str] = set().union(*(stores(one) for one in training)) if training else set()
     if loop.epochs is not None:
         follower.bind(stores(loop.epochs.target))
-    body = [follower.statement_in(one, stored) for one in kept]
+    body = [follower.statement_in(one, stored) for one in training]
     if optimizers:
         for name in sorted(optimizers):
             follower.need(name, loop.body[0])
     marks = _unsafe(plan, follower, schedulers, left, owned)
     plan.take(follower)
-    for one in kept:
+    for one in training:
         plan.carried |= set(range(one.lineno, (one.end_lineno or one.lineno) + 1))
-    plan.found.append(
-        ("the training: its own loop, in loop.py", sorted({loop.top.lineno, *(one.lineno for one in kept)}))
+    plan.findings.append(
+        ("the training: its own loop, in loop.py", sorted({loop.top.lineno, *(one.lineno for one in training)}))
     )
     before = list(follower.before)
     prepared = [name for name in (*plan.models, *sorted(optimizers)) if name in plan.models or _made(name, before)]
@@ -84,7 +84,7 @@ def _plan_fit(plan: LoopPlan) -> None:
     ]
     for name, call in schedulers.items():
         if _made(name, before):
-            plan.found.append(
+            plan.findings.append(
                 (f"the schedule of the learning rate: {called(call)}, which goes on over the rounds", [call.lineno])
             )
             lines.append(f"go_on({name}, steps={_steps_before(plan, name, first)})")
@@ -93,7 +93,7 @@ def _plan_fit(plan: LoopPlan) -> None:
     lines.append('with engine.seeded(derive_seed("order", int(job.config["seed"]), job.server_round, job.client)):')
     lines.append(f"    for {counter} in range(first_epoch, first_epoch + local_epochs):")
     lines += [textwrap.indent(text, " " * 8) for text in body]
-    figures = _train_figures(kept)
+    figures = _train_figures(training)
     reported = "".join(f', "{name}": float({text})' for name, text in figures.items())
     lines.append(f'return {{"num-examples": examples_of(train_loader){reported}}}')
     plan.fit = lines
@@ -109,7 +109,7 @@ def _plan_rate(plan: LoopPlan, follower: Follower) -> None:
     if text.replace(".", "", 1).replace("e-", "", 1).isdigit():
         plan.rate = repr(float(text))
         follower.rate_of = called(calls[0])
-        plan.found.append((f"lr = {plan.rate}", [rate.lineno]))
+        plan.findings.append((f"lr = {plan.rate}", [rate.lineno]))
 
 
 def _assigned_names(script: Script, calls: Iterable[ast.Call]) -> set[str]:
@@ -204,9 +204,9 @@ def _steps_before(plan: LoopPlan, name: str, first: str) -> str:
     return epochs
 
 
-def _train_figures(kept: Iterable[ast.stmt]) -> dict[str, str]:
+def _train_figures(training: Iterable[ast.stmt]) -> dict[str, str]:
     figures: dict[str, str] = {}
-    for statement in kept:
+    for statement in training:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
             for name in targets_of(statement):
                 if FIGURE.search(name) and name.isidentifier():
