@@ -95,7 +95,7 @@ class DdpEngine(Engine):
     def _build(self) -> None:
         self.module = prepare(made(self.recipe), self.config).to(self.device)
         if self.recipe.sync_batch_norm:
-            synchronise(self.module, self._has_examples)
+            synchronise(self.module, self._share_of_rank)
         self.model = _Replica(
             self.module,
             self.own_loops,
@@ -123,9 +123,9 @@ class DdpEngine(Engine):
                 raise
             raise ConfigurationError(reason, check="layers-unused") from None
 
-    def _has_examples(self) -> bool:
-        """Whether what goes through the model are examples, and not a row that stands in for them."""
-        return not self._stands_in if self.own_loops.idle else self.own_loops.share > 0
+    def _share_of_rank(self) -> float:
+        """By what the gradients of a pass will be multiplied; 0 of a row that stands in for examples."""
+        return float(not self._stands_in) if self.own_loops.idle else self.own_loops.share
 
     def _objective(self, batch: Batch, weight: float) -> Tensor:
         self._stands_in = batch.stands_in

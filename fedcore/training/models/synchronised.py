@@ -16,33 +16,35 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronise(module: nn.Module, counts: Callable[[], bool] = lambda: True) -> None:
+def synchronise(module: nn.Module, share: Callable[[], float] = lambda: 1.0) -> None:
     """Have all batch normalisation of a model use the statistics of all ranks while it trains, in place.
 
     The forward functions are replaced and not the modules, so that names stay as they are.
 
     Args:
         module: the model.
-        counts: whether this rank's rows are in the statistics; a row that only stands in for a rank without examples is
-            not, although it has to go through the model as on the other ranks.
+        share: by what this rank's gradients will be multiplied before they are added to those of others. At 0 its row
+            only stands in for examples: it is not in the statistics, although it has to go through the model.
     """
     for part in module.modules():
         if isinstance(part, _BatchNorm):
-            part.forward = functools.partial(_forward, part, counts)  # type: ignore[method-assign]
+            part.forward = functools.partial(_forward, part, share)  # type: ignore[method-assign]
 
 
 class _Sum(torch.autograd.Function):
     """The sum over all ranks of what each has, and of the gradients that each gives back."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, share: float) -> Tensor:
         """Every rank has to call it."""
-        return _summed(value)
+        ctx.share = share
+        return _summed(value * (share > 0))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """The sum of the ranks' gradients."""
-        return _summed(gradients[0])
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The sum of the ranks' gradients, each by its share; divided by this rank's, which is multiplied later."""
+        total = _summed(gradients[0] * ctx.share)
+        return (total / ctx.share if ctx.share else torch.zeros_like(total)), None
 
 
 def _summed(value: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def _summed(value: Tensor) -> Tensor:
     return total
 
 
-def _forward(norm: _BatchNorm, counts: Callable[[], bool], x: Tensor) -> Tensor:
+def _forward(norm: _BatchNorm, share: Callable[[], float], x: Tensor) -> Tensor:
     """`norm(x)` for x [n, c, ...], with the statistics of all ranks' examples if it trains."""
     if not norm.training and norm.running_mean is not None:
         return type(norm).forward(norm, x)
@@ -59,14 +61,14 @@ def _forward(norm: _BatchNorm, counts: Callable[[], bool], x: Tensor) -> Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     others = [dimension for dimension in range(x.dim()) if dimension != 1]
     shape = [1, -1, *[1] * (x.dim() - 2)]
-    share = 1.0 if counts() else 0.0  # times 0, so that this rank takes part in the backward pass as well
+    own_share = share()
     own = wide.new_tensor([x.numel() / x.shape[1]])
-    sums: Tensor = _Sum.apply(torch.cat([wide.sum(others), own]) * share)  # type: ignore[no-untyped-call]
+    sums: Tensor = _Sum.apply(torch.cat([wide.sum(others), own]), own_share)  # type: ignore[no-untyped-call]
     total = sums[-1].detach()
     number = total.clamp(min=1)  # of micro-batches all ranks may have none
     mean = sums[:-1] / number
     centred = wide - mean.view(shape)
-    variance: Tensor = _Sum.apply(centred.square().sum(others) * share) / number  # type: ignore[no-untyped-call]
+    variance: Tensor = _Sum.apply(centred.square().sum(others), own_share) / number  # type: ignore[no-untyped-call]
     if norm.training and norm.track_running_stats:
         _track(norm, mean.detach(), variance.detach() * number / (number - 1).clamp(min=1), total > 0)
     value = centred * (variance + norm.eps).rsqrt().view(shape)

@@ -370,7 +370,33 @@ def separate_model() -> Program:
     return Program(name="a second, separate model", app=app, bare=bare)
 
 
+def own_batch_norm() -> Program:
+    """Batch normalisation over uneven parts of a batch, and in the end none at all on one of the ranks."""
+    model = made(lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)))
+    data = DataLoader(Listed(list(zip(TABLE[:13, None], CLASS[:13], strict=True))), batch_size=3)
+    pooled = lambda module, x: module(x.expand(-1, 2, -1).flatten(0, 1))[::2]  # noqa: E731 - two rows of each
+
+    def rounds(module: Any, optimizer: Any, batches: Any) -> None:
+        module.train()
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(pooled(module, x), y).backward()
+            optimizer.step()
+
+    def fit(engine: Engine, job: LocalJob) -> Any:
+        rounds(*engine.prepare(engine.model, torch.optim.SGD(engine.model.parameters(), lr=0.1), data))
+        return {"num-examples": 13}
+
+    def bare() -> nn.Module:
+        own = model()
+        rounds(own, torch.optim.SGD(own.parameters(), lr=0.1), data)
+        return own
+
+    app = lambda: local_app(model=model, optimizer=SGD, train=fit, evaluate=NOTHING)  # noqa: E731
+    return Program(name="own loop, batch norm", app=app, bare=bare, config={"sync-batch-norm": True}, bound=2e-5)
+
+
 PROGRAMS = (
     gan, gan_in_parts, distillation, moving_average, accumulation, own_lbfgs, experts, siamese, vae, autoencoder,
-    separate_model,
+    separate_model, own_batch_norm,
 )  # fmt: skip
