@@ -42,6 +42,7 @@ from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.operator import RunIn
+from tests.support.forked import Made
 
 APP: Final = APPS / "chaos"
 CLIENTS: Final = 5
@@ -109,12 +110,18 @@ class Everything:
         self.start(name)
 
     def _below(self, name: str, program: str) -> list[psutil.Process]:
+        """Its processes that run a program; those that the tests' fork server made for it say so themselves."""
+        above = self._running[name][0].pid
         found = []
         with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(self._running[name][0].pid).children(recursive=True):
+            for child in psutil.Process(above).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     if program in child.cmdline():
                         found.append(child)
+        for process in psutil.process_iter():
+            made = Made.of(process.pid)
+            if made is not None and made.by == above and program in made.words.split():
+                found.append(process)
         return found
 
     def ask(self, method: str, path: str, body: RunIn | None = None) -> httpx.Response:

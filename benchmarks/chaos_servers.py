@@ -18,6 +18,7 @@ import psutil
 
 from fedcore.errors import EnvironmentFailure
 from tests.support.chaos_faults import become
+from tests.support.forked import Made
 from tests.support.forking import CONTEXT
 
 START_SECONDS = 120.0
@@ -43,7 +44,7 @@ class Server:
         command = ["fedcore", "server", *self.options, "--ready-file", str(self._ready)]
         arguments = (command, str(self.folder / f"{self.name}.log"), self.fault)
         self.started = time.monotonic()
-        self._process = CONTEXT.Process(target=become, args=arguments, daemon=True)
+        self._process = CONTEXT.Process(target=become, args=arguments)
         self._process.start()
 
     async def ready(self) -> None:
@@ -71,10 +72,11 @@ class Server:
     def kill_app(self) -> bool:
         """SIGKILL to the ServerApp's process, if one runs below this server; whether there was one."""
         assert self._process is not None
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                if any(APP_MODULE in word for word in child.cmdline()):
-                    os.kill(child.pid, signal.SIGKILL)
+        for pid in psutil.pids():
+            made = Made.of(pid)
+            if made is not None and made.by == self._process.pid and APP_MODULE in made.words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
                     return True
         return False
 

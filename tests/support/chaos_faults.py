@@ -8,12 +8,17 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.support.forked import fork_from_here_on
+
 COMMIT_SECONDS = 3.0
 """How much later than it is said the receipt of an update is on the disk: a kill has to come before that."""
 
 
 def become(command: list[str], log: str, fault: str) -> None:
-    """In a new process of the fork server: be the command, with one fault planted where it is named."""
+    """In a new process of the fork server: be the command, with one fault planted where it is named.
+
+    What it starts is forked, too.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor, source in enumerate((null, out, out)):
@@ -22,6 +27,7 @@ def become(command: list[str], log: str, fault: str) -> None:
     if fault:
         FAULTS[fault]()
     sys.argv = command
+    fork_from_here_on()
     from fedcore.cli.main import main
 
     main()

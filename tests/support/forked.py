@@ -109,11 +109,11 @@ def fork_from_here_on() -> None:
     from server_app.runs.app import process as app_process
 
     # The standard library has no public way to say that a fork server runs already.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001
+    vars(forkserver._forkserver)["ensure_running"] = lambda: None  # noqa: SLF001
     for module in (supervisor, app_process, derive):
         module.start_process = start_process  # type: ignore[attr-defined]
     for module in (federation, local_federation):
-        module.ChildProcesses = ForkedGroup  # type: ignore[attr-defined]
+        vars(module)["ChildProcesses"] = ForkedGroup
 
 
 # --- programs ----------------------------------------------------------------------------------------------------
@@ -132,7 +132,9 @@ class Forked:
             target=_be_program, args=(made, self.args[1:], dict(environment), str(folder), tuple(outputs))
         )
         self._process.start()
-        self.pid: int = self._process.pid
+        pid = self._process.pid
+        assert pid is not None
+        self.pid: int = pid
 
     @property
     def returncode(self) -> int | None:
@@ -204,7 +206,8 @@ def _be_program(
 
 def _run_file(path: Path) -> None:
     """As the program; what processes of its own send back is of the module `__mp_main__` (multiprocessing.spawn)."""
-    child_processes.ChildProcesses = ForkedGroup  # type: ignore[misc] - for what the program imports by that name
+    # For what the program imports by that name.
+    child_processes.ChildProcesses = ForkedGroup  # type: ignore[misc]
     main = ModuleType("__main__")
     main.__file__ = str(path)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
