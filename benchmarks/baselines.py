@@ -84,7 +84,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
     schedule = Schedule(counts=(count,) * RANKS, batch_size=BATCH, epochs=1)
     loop = RoundLoop(
         report=lambda report: None,
-        engine=engine,
+        make_engine=lambda: engine,
         data=data,
         rows=lambda number: schedule.share(rank, BATCH, seed=number),
         seed=lambda number: number,
@@ -92,6 +92,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         tensors=[],
         lost_after=0,
     )
+    loop.begin()
     loops = (lambda: bare(model, data, steps), lambda: _as_many(loop, steps))
     times = take_turns(loops, turns, seconds_together)
     engine.close()

@@ -11,6 +11,7 @@ import json
 import queue
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +38,8 @@ from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.workers.child_processes import ChildProcesses
 from fedcore.wire.base import Scalar
-from fedcore.wire.events import (
-    EventSink,
-    Recorded,
-    RunEvent,
-    ignore,
-)
+from fedcore.wire.events import EventSink, ExchangeStarted, Recorded, RunEvent, ignore
+from fedcore.wire.tasks import is_training
 
 JOIN_SECONDS: Final = 20.0
 """How long a run that is to lose a client waits for it to come back."""
@@ -64,6 +61,7 @@ class FederatedOutcome:
     tested: likewise, what the round's model gave on its test part. Both {} for apps that do not tell.
     results: what the run left in its results.json.
     versions: of a buffered run, its models by their numbers, as many of them as were caught.
+    started: when its first training began, on the monotonic clock; None if none did.
     """
 
     record: RunRecord
@@ -74,6 +72,7 @@ class FederatedOutcome:
     tested: Mapping[str, Mapping[int, EvaluationProgress]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
+    started: float | None = None
 
 
 @dataclass(slots=True)
@@ -164,7 +163,7 @@ class _RunningFederation:
     def warm_up(self, run: PlannedRun) -> None:
         """One round that does not count: clients then have read their data and imported what a step needs.
 
-        A baseline's workers do so before their first round, too. Raises RunFailed.
+        A baseline's workers practise before their first round, too. Raises RunFailed.
         """
         if ROUNDS_KEY not in run.config:
             return
@@ -182,8 +181,11 @@ class _RunningFederation:
         versions = ModelVersions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
         before = {name: path.stat().st_size for name, path in logs.items()}
+        started: list[float] = []
 
         def show(event: RunEvent) -> None:
+            if isinstance(event, ExchangeStarted) and is_training(event.message_type) and not started:
+                started.append(time.monotonic())
             emit(event)
             sent.see(event)
             versions.see(event)
@@ -204,6 +206,7 @@ class _RunningFederation:
             tested={name: evaluations_by_round(one) for name, one in progress.items()},
             results=_results(out),
             versions=versions.paths,
+            started=started[0] if started else None,
         )
 
 

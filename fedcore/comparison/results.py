@@ -40,7 +40,7 @@ class CurvePoint:
     round: 0 for the initial model.
     samples: examples that all workers together trained on up to here, as they were counted; None if nobody counts
         them.
-    seconds: of training up to here, without evaluation and the start of processes.
+    seconds: of training up to here, without evaluation and start.
     simulated_seconds: the same on the clock of the network model, None without one.
     bytes_up, bytes_down: sent and received up to here, mean over the workers.
     metrics: what the evaluation gave, by name; empty if there was none.
@@ -111,8 +111,11 @@ class RunResult:
     samples: examples that all workers trained on, repetitions counted; null if not counted, or private.
     steps: optimizer steps by worker.
     sums: for the federated modes, in how many sums of trainings each worker's update was.
-    seconds: of training.
-    wall_seconds: with the start of all processes and the evaluation.
+    seconds: of training: from the moment when every worker has imported the app, read its data, made its model and
+        trained with it once, without evaluations.
+    start_seconds: from the beginning of the run up to that moment; null in a simulation, and in reports of versions
+        that did not measure it.
+    wall_seconds: of the whole run: start, training, evaluation.
     simulated_seconds: on the network model, or null.
     bytes_up, bytes_down: on the wire in the whole run, by worker.
     initial_sha256, model_sha256: of the first model and of the last.
@@ -144,6 +147,7 @@ class RunResult:
     steps: Mapping[str, int] = field(default_factory=dict)
     sums: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    start_seconds: float | None = None
     wall_seconds: float = 0.0
     simulated_seconds: float | None = None
     bytes_up: Mapping[str, int] = field(default_factory=dict)

@@ -66,6 +66,7 @@ class Baseline(Mode):
         return everywhere(run, snapshot(run.folder, number))
 
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
+        began = time.monotonic()
         initial = save_initial(run, workers)
         log = RoundLog(names=self.start(run, workers))
         try:
@@ -82,6 +83,7 @@ class Baseline(Mode):
             samples=curve[-1].samples,
             steps=log.steps(),
             seconds=curve[-1].seconds,
+            start_seconds=None if log.started is None else log.started - began,
             simulated_seconds=curve[-1].simulated_seconds,
             bytes_up=log.bytes_of("sent"),
             bytes_down=log.bytes_of("received"),
@@ -104,6 +106,8 @@ class Baseline(Mode):
                         self._lose(run, workers, log, event.name, end)
                 case report:
                     log.add(event.name, report)
+                    if log.started is None and len(log.ready) == len(log.names):
+                        log.started = time.monotonic()
             for number in log.close_rounds():
                 emit(log.event(number))
                 if run.kill is not None and run.kill.round == number:
@@ -174,6 +178,7 @@ class RoundLog:
     evaluations: by round, where a worker evaluates the model itself.
     results: what its strategy found.
     reason: why the run ended before its time, empty if it did not.
+    started: when the last worker was ready for its first round, on the monotonic clock; None if it was not.
     """
 
     names: tuple[str, ...]
@@ -184,6 +189,7 @@ class RoundLog:
     losses: list[LostWorker] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     reason: str = ""
+    started: float | None = None
     _open: dict[int, dict[str, RoundDone]] = field(default_factory=dict)
     _last: dict[str, int] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -87,9 +88,12 @@ class Federated(Mode):
         return ReusableFederation(folder, plain=self.plain)
 
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
+        began = time.monotonic()
         followed = warm.execute(run, emit)
         about = describe(run, workers)
         result = result_of(run, followed, about)
+        if followed.started is not None:
+            result = replace(result, start_seconds=followed.started - began)
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.

@@ -74,7 +74,7 @@ class ParameterServer(Mode):
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
         if run.network is not None and run.cost is None:
             raise ConfigurationError("a network model needs the cost of a step")
-        task = ServerTask(run=run)
+        began, task = time.monotonic(), ServerTask(run=run)
         # What an interrupted run left there would be taken for the meeting points of this one.
         shutil.rmtree(task.folder, ignore_errors=True)
         task.folder.mkdir(parents=True)
@@ -85,6 +85,8 @@ class ParameterServer(Mode):
         except FedcoreError as error:
             workers.stop()
             result = replace(result, status="failed", reason=str(error))
+        if training.started is not None:
+            result = replace(result, start_seconds=training.started - began)
         trained = _assembled(training.with_reports(result), task, training)
         shutil.rmtree(task.folder)
         return trained
@@ -112,6 +114,7 @@ class Training:
     rounds: what shard 0 reported after each.
     traffic: worker -> round -> bytes, counted when the worker saw that the round was over.
     finished: what shard 0 said at the end.
+    started: when it said that the workers train, on the monotonic clock; None if it did not.
     """
 
     task: ServerTask
@@ -121,7 +124,7 @@ class Training:
     losses: list[LostWorker] = field(default_factory=list)
     traffic: dict[str, dict[int, TcpBytes]] = field(init=False)
     finished: ServerEnded | None = None
-    _began: bool = False
+    started: float | None = None
     _ended: dict[str, Ended] = field(default_factory=dict)
     _lost_at: dict[str, float] = field(default_factory=dict)
 
@@ -195,7 +198,7 @@ class Training:
     def _take(self, event: WorkerEvent) -> None:
         match event.report:
             case Began():
-                self._began = True
+                self.started = time.monotonic()
             case RoundOver() as report:
                 self._end_round(report)
             case LostWorkerReport() as report:
@@ -253,7 +256,7 @@ class Training:
             self._give_up()
         if _lost_its_peer(end):
             return
-        if not self._began:
+        if self.started is None:
             raise RunFailed(f"{name}: {end.reason}, before the training began")
         if end.exitcode > 0:
             raise RunFailed(f"{name}: {end.reason}")

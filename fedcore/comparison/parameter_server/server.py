@@ -141,6 +141,8 @@ def run_shard(report: ReportSink, task: ServerTask, number: int) -> None:
     problem = task.problem()
     engine = task.engine(problem, torch.device("cpu"))
     ranges = KeyRanges.of(engine.module, shards=task.shards)
+    # A first step that nobody sees: what it imports belongs to the start of the process.
+    ModelShard(engine.module, problem.recipe().optimizer, ranges, number).practise()
     shard = ModelShard(engine.module, problem.recipe().optimizer, ranges, number)
     common: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     threads = []

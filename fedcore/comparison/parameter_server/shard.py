@@ -172,6 +172,10 @@ class ModelShard:
             parameter.grad = total[span].view(parameter.shape)
         self._optimizer.step()
 
+    def practise(self) -> None:
+        """A step with a gradient of zeros, of a shard that is thrown away."""
+        self.apply([torch.zeros_like(self.values)], 1.0)
+
     def _replace_parameters(self, module: nn.Module, ranges: KeyRanges) -> None:
         """Give the optimizer views of `values` in place of the model's parameters."""
         trained = dict(module.named_parameters())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from fedcore.comparison.workers.training import snapshot
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
+
+_PAUSE: Final = 0.01
 
 
 class ServerMode(RunMode, Protocol):
@@ -135,6 +138,13 @@ class ServerTask:
     def worker_meeting_point(self, worker: int, shard: int) -> Path:
         """The meeting point of a worker and a shard."""
         return self.folder / f"worker-{worker}-shard-{shard}"
+
+    def wait_for_all(self, worker: int) -> None:
+        """Wait until every worker is ready to train: nobody's start is in the seconds of another's training."""
+        ready = [self.folder / f"worker-{site}-ready" for site in range(self.run.sites)]
+        ready[worker].touch()
+        while not all(path.exists() for path in ready):
+            time.sleep(_PAUSE)
 
     def shard_meeting_point(self, shard: int) -> Path:
         """The meeting point of the leading shard and another."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +20,7 @@ from fedcore.comparison.parameter_server.update_order import Push
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink
 from fedcore.training.engines import Batch, Engine
+from fedcore.training.seeds import seeded
 
 
 @dataclass(slots=True)
@@ -68,8 +70,12 @@ def run_worker(report: ReportSink, task: ServerTask, worker: int) -> None:
     be_local()
     os.environ["LOCAL_RANK"] = str(worker)  # workers share out the devices of the machine
     problem = task.problem()
+    with seeded(problem.order_seed(worker, 1)):
+        practice = task.engine(problem)
+        ranges = KeyRanges.of(practice.module, shards=task.shards)
+        _PushPullWorker(task, problem, practice, ServerLink([], ranges), report, worker).practise()
     engine = task.engine(problem)
-    ranges = KeyRanges.of(engine.module, shards=task.shards)
+    task.wait_for_all(worker)
     pairs = [
         Pair.join(task.worker_meeting_point(worker, shard), shard_name(shard), seconds=task.seconds)
         for shard in range(task.shards)
@@ -87,6 +93,12 @@ class _PushPullWorker:
     number: int
     _round: int = 0
 
+    def practise(self) -> None:
+        """Compute one gradient that nobody gets: what a first step imports belongs to the start of the process."""
+        self.engine.model.train()
+        with contextlib.closing(self._batches()) as batches:
+            self._compute(next(batches))
+
     def run(self) -> None:
         model = FlatModel(self.engine.module, self.link.ranges)
         self.engine.model.train()
@@ -98,10 +110,7 @@ class _PushPullWorker:
             self._wait_for_end(reply)
             model.write(self.link.weights, buffers=False)
             began = time.monotonic()
-            self.engine.optimizer.zero_grad()
-            loss = float(self.engine.backward(batch))
-            if self.problem.clip_norm:
-                self.engine.clip(self.problem.clip_norm)
+            loss = self._compute(batch)
             model.read_gradient(self.link.gradient)
             examples = 0 if batch.weights is not None else len(batch)
             push = Push(examples=examples, total=batch.total, loss=loss, last=step + 1 == steps)
@@ -109,7 +118,15 @@ class _PushPullWorker:
         self._count_round(self.link.released())
         self._report_traffic(self.problem.rounds)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _compute(self, batch: Batch) -> float:
+        """The gradient of a batch; its loss."""
+        self.engine.optimizer.zero_grad()
+        loss = float(self.engine.backward(batch))
+        if self.problem.clip_norm:
+            self.engine.clip(self.problem.clip_norm)
+        return loss
+
+    def _batches(self) -> Generator[Batch]:
         """Of all rounds, each in the order of its own seed."""
         data = self.problem.training(self.number)
         schedule = self.problem.schedule

@@ -86,7 +86,7 @@ AXES = (
         position="after {}",
         value=lambda point: point.seconds,
         form=duration,
-        caption="On this machine, evaluation and start left out.",
+        caption="On this machine, without the start, which the table has, and without evaluations.",
     ),
     CurveAxis(
         name="simulated-seconds",

@@ -192,7 +192,7 @@ class Summary:
     own: of the last model by the metric that models are judged by, on the test examples of one site, mean over the
         sites; in `local`, of the site's own model.
     best: of any model on the way.
-    seconds, wall_seconds, simulated_seconds: as in RunResult.
+    seconds, start_seconds, wall_seconds, simulated_seconds: as in RunResult.
     bytes_up, bytes_down, steps: mean over a run's workers.
     samples: of all workers together; None if they were not counted, or are private.
     to_target: of the comparison's target, None without one.
@@ -217,6 +217,7 @@ class Summary:
     bytes_up: Spread | None
     bytes_down: Spread | None
     to_target: ToTarget | None = None
+    start_seconds: Spread | None = None
 
     @property
     def runs(self) -> str:
@@ -302,6 +303,7 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None
         samples=Spread.of(samples_of(run) for run in done),
         steps=Spread.of(per_worker(run.steps) for run in done),
         seconds=Spread.of(run.seconds for run in done),
+        start_seconds=Spread.of(run.start_seconds for run in done),
         wall_seconds=Spread.of(run.wall_seconds for run in done),
         simulated_seconds=Spread.of(run.simulated_seconds for run in done),
         bytes_up=Spread.of(per_worker(run.bytes_up) for run in done),

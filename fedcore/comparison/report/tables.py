@@ -38,7 +38,8 @@ from fedcore.system.terminal import escape
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
     "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
-    "workers. Seconds: of training on this machine; wall: with the start of all processes and evaluation."
+    "workers. Seconds: of training on this machine, from when every worker has imported the app, read its data, made "
+    "its model and trained with it once; start: what came before that; wall: start, training and evaluation."
 )
 _OURS, _APPS = "on the test examples of all sites", "as the app's own evaluation reports them"
 _SPREAD = ", mean ± standard deviation over the seeds"
@@ -95,6 +96,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
         ReportColumn(
             title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
         ),
+        ReportColumn(title="start", cell=lambda one: mean(one.start_seconds, duration), narrow=False),
         ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
     ]
     if comparison.simulated:

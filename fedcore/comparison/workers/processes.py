@@ -65,6 +65,10 @@ class WorkerReport(BaseModel):
 ReportSink: TypeAlias = Callable[[WorkerReport], None]
 
 
+def ignore_report(report: WorkerReport) -> None:
+    """A `ReportSink` for what does not count."""
+
+
 class Ended(WorkerReport):
     """The last report of every worker.
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from fedcore.comparison.results import as_metrics, number_of
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.comparison.workers.problem import Problem
-from fedcore.comparison.workers.processes import ReportSink
+from fedcore.comparison.workers.processes import ReportSink, ignore_report
 from fedcore.comparison.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
 from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
 from fedcore.flower.grid.plain_request import PlainRequest
-from fedcore.flower.serverside import run_server_app
+from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.monitoring.run_record import metric_like
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for
-from fedcore.run.settings import JobSettings
+from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
@@ -58,10 +58,19 @@ def train_centralized(
 
 
 def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
+    if ROUNDS_KEY in run.config:
+        # A round that does not count, as the clients of a federation have one: see `ReusableFederation`.
+        _drive(ignore_report, replace(run, config={**run.config, ROUNDS_KEY: 1}, kill=None))
     initial = ModelState.open(run.folder / INITIAL_FILE)
     report(WorkerReady(counts=(), parameters=sum(spec.size for spec in initial.layout.specs)))
+    outcome = _drive(report, run)
+    if outcome.state is not None:
+        outcome.state.save(run.folder / MODEL_FILE)
+
+
+def _drive(report: ReportSink, run: PlannedRun) -> ServerAppOutcome:
     # Nothing is aggregated, so a strategy that needs single updates sees the one that there is.
-    outcome = run_server_app(
+    return run_server_app(
         run.app,
         backend=PooledBackend(run, report),
         run="centralized",
@@ -70,8 +79,6 @@ def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
         most_nodes=lambda: run.sites,
         on_results=lambda results: report(OwnResults(results=results)),
     )
-    if outcome.state is not None:
-        outcome.state.save(run.folder / MODEL_FILE)
 
 
 @dataclass(slots=True)

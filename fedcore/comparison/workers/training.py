@@ -1,7 +1,8 @@
 """What the worker of a baseline does: its part of every round, one report of it, one snapshot of the model.
 
 Bytes begin to count with the first model, which rank 0 sends to the others. Neither bytes nor seconds hold the
-snapshots.
+snapshots, nor the practice step before the first round: what a first step imports, allocates and compiles belongs to
+the start of a process, as in a federation, whose clients have trained before a run that counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +34,7 @@ from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.engines.transfer import load_entries
+from fedcore.training.seeds import seeded
 
 LOOPBACK = "127.0.0.1"
 
@@ -101,14 +104,11 @@ def train_pooled(
     problem = Problem.of(run)
     schedule, size = problem.schedule, run.mode.global_batch(run)
     sites = range(run.sites)
-    engine = _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
-    engine.load(initial if rank == 0 else None, only=list(initial))
-    report(_ready(schedule.counts if rank == 0 else (), engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
-        engine=engine,
+        make_engine=lambda: _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem),
         data=problem.pooled_training(),
         rows=lambda number: schedule.pooled(
             size, seeds=[problem.order_seed(site, number) for site in sites], rank=rank, ranks=ranks
@@ -118,6 +118,10 @@ def train_pooled(
         tensors=list(initial),
         lost_after=run.kill.round if run.kill and run.kill.site % ranks == rank else 0,
     )
+    loop.practise()
+    engine = loop.begin()
+    engine.load(initial if rank == 0 else None, only=list(initial))
+    report(_ready(schedule.counts if rank == 0 else (), engine, TcpBytes()))
     loop.run_rounds(problem.rounds)
 
 
@@ -126,14 +130,11 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     problem = Problem.of(run)
     data = problem.training(site)
     schedule = Schedule.of(run.config, [rows_to_pick(data)])
-    engine = _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
-    engine.load(initial, only=list(initial))
-    report(_ready(schedule.counts, engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
-        engine=engine,
+        make_engine=lambda: _engine_alone(problem),
         data=data,
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
         seed=lambda number: problem.order_seed(site, number),
@@ -141,6 +142,10 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
         tensors=list(initial),
         lost_after=run.lost_after(site),
     )
+    loop.practise()
+    engine = loop.begin()
+    engine.load(initial, only=list(initial))
+    report(_ready(schedule.counts, engine, TcpBytes()))
     loop.run_rounds(problem.rounds)
 
 
@@ -164,26 +169,27 @@ def train_together(
     problem = Problem.of(run)
     data = problem.training(site)
     schedule = Schedule.of(run.config, _counts(data, world))
-    engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
-    dist.barrier()
-    before = TcpBytes.now()
     initial = ModelState.open(run.folder / INITIAL_FILE)
-    load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
-    dist.barrier()
-    report(_ready((schedule.counts[site],), engine, TcpBytes.now() - before))
     size = run.mode.global_batch(run)
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
-        engine=engine,
+        make_engine=lambda: _engine_alone(problem) if averages else _engine_together(problem, run, world),
         data=data,
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
         seed=lambda number: problem.order_seed(site, number),
         folder=run.folder if site == 0 else None,
         tensors=list(initial),
         lost_after=run.lost_after(site),
-        averaging=_averaging(run, engine) if averages else None,
+        make_averaging=(lambda engine: _averaging(run, engine)) if averages else None,
     )
+    loop.practise()
+    engine = loop.begin()
+    dist.barrier()
+    before = TcpBytes.now()
+    load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
+    dist.barrier()
+    report(_ready((schedule.counts[site],), engine, TcpBytes.now() - before))
     loop.run_rounds(problem.rounds)
 
 
@@ -219,24 +225,41 @@ class Averaging:
 class RoundLoop:
     """A worker's rounds.
 
+    make_engine, make_averaging: what trains a model, and averages it with the others' if models are averaged.
     rows, seed: of a round, by its number.
     folder: for snapshots, None if another worker writes them.
     tensors: names of those that the first model has, and every snapshot.
     lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
-    averaging: where models are averaged.
     clip_norm: bound on each step's gradient, 0 for none.
     """
 
     report: ReportSink
-    engine: Engine
+    make_engine: Callable[[], Engine]
     data: TrainingData
     rows: Callable[[int], Iterator[Rows]]
     seed: Callable[[int], int]
     folder: Path | None
     tensors: list[str]
     lost_after: int
-    averaging: Averaging | None = None
+    make_averaging: Callable[[Engine], Averaging] | None = None
     clip_norm: float = 0.0
+    engine: Engine = field(init=False)
+    averaging: Averaging | None = field(init=False, default=None)
+
+    def begin(self) -> Engine:
+        """Make the engine of the rounds, whose model is to be loaded."""
+        self.engine = self.make_engine()
+        self.averaging = None if self.make_averaging is None else self.make_averaging(self.engine)
+        return self.engine
+
+    def practise(self) -> None:
+        """One step of a model that is thrown away, before `begin`; the generators are afterwards as they were."""
+        rows = self.rows
+        with seeded(self.seed(1)):
+            first = replace(self, rows=lambda number: islice(rows(number), 1))
+            first.begin().model.train()
+            first.train(1)
+        _meet()
 
     def run_rounds(self, rounds: int) -> None:
         """The optimizer keeps its history from round to round."""
