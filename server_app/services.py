@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
+from server_app.http.traffic import Traffic
 from server_app.members.client_work import ClientWork
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
@@ -37,6 +38,7 @@ class Services:
     server_view: of the newest exchange.
     work: what clients do for a buffered run.
     health: of database, disk and object store.
+    traffic: all bytes of members and operators.
     """
 
     settings: ServerSettings
@@ -59,6 +61,7 @@ class Services:
     server_view: ServerView = field(default_factory=ServerView)
     work: ClientWork = field(default_factory=ClientWork)
     health: StorageHealth = field(default_factory=StorageHealth)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def observer(self, run: str) -> EventSink:
         """Gets the events of a run, for metrics and traces."""

@@ -61,7 +61,7 @@ async def serve(
     with lock_data_folder(settings.data_dir), _listening(host, port) as listener:
         async with make_services(kit, settings, certificate) as services, _operated(services, kit.metrics_listen):
             application = make_application(services, token_sha256=kit.operator_token_sha256)
-            limiter = ConnectionLimiter.of_process(settings.header_seconds, networks(kit.trust_proxy))
+            limiter = ConnectionLimiter.of_process(settings.header_seconds, networks(kit.trust_proxy), services.traffic)
             server = LimitedServer(_configuration(kit, settings, application), limiter, certificate)
             set_aside()
             server.on_ready = lambda: ready(_url(kit, listener))

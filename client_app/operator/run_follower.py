@@ -18,6 +18,7 @@ from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.download import fetch_results
 from fedcore.cli.card import write_card_next_to
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
+from fedcore.monitoring.formatting import size
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, ended_line, epsilon_line
 from fedcore.monitoring.promise import promise_of
@@ -152,13 +153,25 @@ def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool)
         return
     console = Console()
     ended = ended_line(f"run {summary['run']}", summary["rounds"], summary["metrics"])
-    lines = [ended, server_line(summary["results"])]
+    lines = [ended, server_line(summary["results"]), _traffic_line(record)]
     _print_lines(console, [*filter(None, lines), *saved_lines(summary)])
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         console.print(line, highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")
+
+
+def _traffic_line(record: RunRecord) -> str:
+    """All bytes of the run, next to which those of its exchanges are named."""
+    if record.traffic is None:
+        return ""
+    up, down = (sum(sizes.values()) for sizes in (record.traffic.bytes_up, record.traffic.bytes_down))
+    own_up, own_down = (each * len(record.traffic.bytes_up) for each in record.bytes_per_client())
+    return (
+        f"the clients sent {size(up)} and received {size(down)} in all, of which exchanges took {size(own_up)} and "
+        f"{size(own_down)}"
+    )
 
 
 def _print_lines(console: Console, lines: Sequence[str]) -> None:

@@ -117,7 +117,10 @@ class RunResult:
         that did not measure it.
     wall_seconds: of the whole run: start, training, evaluation.
     simulated_seconds: on the network model, or null.
-    bytes_up, bytes_down: on the wire in the whole run, by worker.
+    bytes_up, bytes_down: of training, by worker: of baselines what they send each other, of federated modes the
+        requests and answers of training exchanges; of a simulation the encoded updates and models.
+    all_bytes_up, all_bytes_down: on the wire in the whole run, by worker: with evaluations, polls, heartbeats, keys,
+        TLS, and the headers of TCP and IP; {} if nobody counted them, as in a simulation.
     initial_sha256, model_sha256: of the first model and of the last.
     precision: data types of the trained model.
     curve: after each round: samples, seconds, bytes (mean over the workers) and metrics, in `local` the mean over the
@@ -152,6 +155,8 @@ class RunResult:
     simulated_seconds: float | None = None
     bytes_up: Mapping[str, int] = field(default_factory=dict)
     bytes_down: Mapping[str, int] = field(default_factory=dict)
+    all_bytes_up: Mapping[str, int] = field(default_factory=dict)
+    all_bytes_down: Mapping[str, int] = field(default_factory=dict)
     initial_sha256: str = ""
     model_sha256: str = ""
     precision: str = ""

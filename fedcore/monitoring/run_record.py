@@ -20,6 +20,7 @@ from fedcore.wire.events import (
     RunEnded,
     RunEvent,
     RunStarted,
+    TrafficCounted,
     Warned,
 )
 from fedcore.wire.tasks import is_query
@@ -32,6 +33,7 @@ class RunRecord:
     ends: when each of the exchanges was done, seconds since the run began.
     figures: source -> round -> what the ServerApp made of the replies, as `FiguresFound`.
     lost: attempts without a sum, whose bytes travelled anyway.
+    traffic: all bytes of the run; None if nobody counted them, as in a simulation.
     """
 
     aggregation: str = ""
@@ -44,6 +46,7 @@ class RunRecord:
     warnings: list[str] = field(default_factory=list)
     repeats: list[ExchangeRepeated] = field(default_factory=list)
     lost: list[ExchangeFailed | ExchangeRepeated | GroupEnded] = field(default_factory=list)
+    traffic: TrafficCounted | None = None
     status: str = ""
     reason: str = ""
 
@@ -69,6 +72,8 @@ class RunRecord:
             case ExchangeRepeated():
                 self.repeats.append(event)
                 self.lost.append(event)
+            case TrafficCounted():
+                self.traffic = event
             case RunEnded():
                 self.status, self.reason = event.status.value, event.reason
 
@@ -141,6 +146,7 @@ class RunRecord:
             "virtual_seconds": round(ends[-1], 3) if (ends := self.virtual_ends()) else None,
             "bytes_up_per_client": round(up),
             "bytes_down_per_client": round(down),
+            "all_bytes": None if self.traffic is None else self.traffic.model_dump(exclude={"kind"}),
             "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),
             "most_norm_lost": max((exchange.lost_norm for exchange in self.exchanges), default=0.0),

@@ -301,6 +301,23 @@ class StatisticsFound(Message):
     statistics: dict[str, Any]
 
 
+class TrafficCounted(Message):
+    """All bytes of a run up to its end, as the kernel counted them for the connections of its clients and operators.
+
+    Requests and answers of every kind with their heads, TLS, and the headers of TCP and IP. A run that another process
+    led before has none.
+
+    bytes_up, bytes_down: sent and received by each client, by name.
+    operators_up, operators_down: of operators together.
+    """
+
+    kind: Literal["traffic"] = "traffic"
+    bytes_up: dict[str, int]
+    bytes_down: dict[str, int]
+    operators_up: int
+    operators_down: int
+
+
 class AppPrinted(Message):
     """A line that the app printed."""
 
@@ -338,6 +355,7 @@ RunEvent: TypeAlias = (
     | ExchangeRepeated
     | FiguresFound
     | StatisticsFound
+    | TrafficCounted
     | AppPrinted
     | Warned
     | RunEnded

@@ -22,6 +22,7 @@ from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
 from server_app.http.rate_limit import Network, TokenBucket, is_within, network_of
+from server_app.http.traffic import Traffic
 
 log = logging.getLogger("fedcore.server")
 
@@ -89,6 +90,8 @@ class ConnectionLimiter:
         Trusted proxies, whose connections do not count as strangers.
     handshake_limit
         Rate limit of the TLS handshakes of one address.
+    traffic
+        Counts their bytes.
     """
 
     most: int
@@ -97,6 +100,7 @@ class ConnectionLimiter:
     handshake_limit: TokenBucket = field(
         default_factory=lambda: TokenBucket(rate=HANDSHAKES_PER_SECOND, burst=HANDSHAKE_BURST, clock=time.monotonic)
     )
+    traffic: Traffic = field(default_factory=Traffic)
     _count: int = 0
     _strangers: dict[str, dict[Connection, None]] = field(default_factory=dict)
     """By address, the oldest first."""
@@ -105,7 +109,7 @@ class ConnectionLimiter:
     _is_full: bool = False
 
     @classmethod
-    def of_process(cls, seconds: float, proxies: tuple[Network, ...] = ()) -> Self:
+    def of_process(cls, seconds: float, proxies: tuple[Network, ...] = (), traffic: Traffic | None = None) -> Self:
         """Three quarters of the files that the process may open, which is raised to what it can be."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         top = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
@@ -114,7 +118,7 @@ class ConnectionLimiter:
         elif soft < top:
             resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
             soft = top
-        return cls(most=soft * 3 // 4, seconds=seconds, proxies=proxies)
+        return cls(most=soft * 3 // 4, seconds=seconds, proxies=proxies, traffic=traffic or Traffic())
 
     @property
     def for_strangers(self) -> int:
@@ -202,6 +206,7 @@ class ConnectionLimiter:
 
     def mark_authenticated(self, connection: Connection, who: str) -> None:
         """A request on this connection showed who it is; the oldest connection of one with too many goes."""
+        self.traffic.note(connection)
         if connection.is_proxy or connection.who == who or not self._forget(connection):
             return
         if not connection.who:
@@ -215,6 +220,7 @@ class ConnectionLimiter:
 
     def leave(self, connection: Connection) -> None:
         """A connection has ended; to say so again changes nothing."""
+        self.traffic.close(connection)
         self._forget(connection)
         if self._count < self.for_an_address:
             self._is_full = False

@@ -16,11 +16,14 @@ from fedcore.errors import FedcoreError, LeaseLost, RunFailed, StorageFull, Stor
 from fedcore.run.engine.journal import Journal
 from fedcore.run.engine.state import RunState
 from fedcore.system.concurrency import end
-from fedcore.wire.events import RunResumed
+from fedcore.wire.events import RunResumed, TrafficCounted
 from fedcore.wire.operator import RunStatus
 from fedcore.wire.tasks import ModelRef
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
+from server_app.http.audience import Audience
+from server_app.http.authentication import KEY_PREFIX
+from server_app.http.traffic import NONE, Totals, since
 from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.process import AppConnection, AppKilled, AppProcess, OnLine
 from server_app.runs.deaths import Deaths
@@ -166,6 +169,7 @@ class RunWorker:
     async def _lead(self, row: RunRow) -> None:
         """Lead one run and write down how it ended; a stop of the server, and what passes, leave it open."""
         event_log = await self._event_log(row)
+        whole, before = not event_log.has_events, self._services.traffic.totals()
         task = asyncio.create_task(self._run(row, event_log))
         self._active = (row.run, task, event_log)
         if row.run in self._to_cancel:
@@ -175,6 +179,8 @@ class RunWorker:
             if not task.cancelled() and isinstance(error := task.exception(), _PASSING):
                 self._resumed_because = str(error)
                 raise error
+            if whole and (traffic := self._traffic(before)) is not None:
+                event_log.add(traffic)
             await self._finish(row.run, event_log, *self._outcome(row.run, task))
         except BaseException:
             await end(task)
@@ -184,6 +190,22 @@ class RunWorker:
             self._active = None
             await asyncio.shield(self._deaths.end())
         self._to_cancel.discard(row.run)
+
+    def _traffic(self, before: Totals) -> TrafficCounted | None:
+        """All bytes since earlier totals, by the names of clients; None if nobody counts them."""
+        came, names = since(self._services.traffic.totals(), before), self._services.names
+        clients = {
+            names[int(who.removeprefix(KEY_PREFIX))]: both for who, both in came.items() if who.startswith(KEY_PREFIX)
+        }
+        if not clients:
+            return None
+        operators = came.get(Audience.OPERATORS.value, NONE)
+        return TrafficCounted(
+            bytes_up={name: up for name, (up, _) in clients.items()},
+            bytes_down={name: down for name, (_, down) in clients.items()},
+            operators_up=operators[0],
+            operators_down=operators[1],
+        )
 
     async def _event_log(self, row: RunRow) -> EventLog:
         services = self._services

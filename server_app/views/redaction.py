@@ -15,7 +15,8 @@ from server_app.exchanges.plain import NO_REPLY
 VISIBLE_KINDS: Final = frozenset(
     {
         "clients", "started", "resumed", "exchange", "stage", "dropped", "blamed", "exchange-done", "exchange-failed",
-        "exchange-repeated", "group", "group-ended", "figures", "ended",
+        "exchange-repeated", "group", "group-ended", "figures", "traffic",
+        "ended",
     }
 )  # fmt: skip
 """Kinds of events that are for viewers, too. What an app prints or asks may be about the data of a site."""

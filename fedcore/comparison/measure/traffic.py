@@ -1,33 +1,33 @@
 """Bytes on the wire, as the kernel counts them for every TCP connection (Linux: tcp(7), TCP_INFO).
 
-The counters are in the `struct tcp_info` of linux/tcp.h: payload with what was sent again, without the headers of TCP
-and IP. So they hold for whatever moves the bytes, gloo's own threads among it, and need no part of it to count.
+The counters are those of `fedcore.monitoring.tcp_info`: payload with what was sent again, and with or without the
+headers of TCP and IP. So they hold for whatever moves the bytes, gloo's own threads among it, and need no part of it to
+count.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from fedcore.errors import EnvironmentFailure
-
-_RECEIVED_AT: Final = 128
-"""Offset of tcpi_bytes_received; since Linux 4.1."""
-_SENT_AT: Final = 200
-"""Offset of tcpi_bytes_sent; since Linux 4.19."""
-_INFO_BYTES: Final = 208
+from fedcore.monitoring.tcp_info import TcpInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpBytes:
-    """Bytes sent and received over TCP."""
+    """Bytes sent and received over TCP.
+
+    wire_sent, wire_received: the same with the headers of TCP and IP.
+    """
 
     sent: int = 0
     received: int = 0
+    wire_sent: int = 0
+    wire_received: int = 0
 
     @classmethod
     def now(cls) -> Self:
@@ -36,18 +36,24 @@ class TcpBytes:
         Two of these are comparable if no connection was closed between them. Raises EnvironmentFailure if the
         kernel does not count.
         """
-        sent = received = 0
+        sent = received = wire_sent = wire_received = 0
         for connection in _connections():
             with connection:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            if len(info) < _INFO_BYTES:
+                info, family = TcpInfo.of(connection), connection.family
+            if info is None:
                 raise EnvironmentFailure("counting bytes on the wire needs Linux 4.19 or later")
-            sent += struct.unpack_from("=Q", info, _SENT_AT)[0]
-            received += struct.unpack_from("=Q", info, _RECEIVED_AT)[0]
-        return cls(sent=sent, received=received)
+            came, went = info.on_the_wire(family)
+            sent, received = sent + info.sent, received + info.received
+            wire_sent, wire_received = wire_sent + went, wire_received + came
+        return cls(sent=sent, received=received, wire_sent=wire_sent, wire_received=wire_received)
 
     def __sub__(self, earlier: TcpBytes) -> TcpBytes:
-        return TcpBytes(sent=self.sent - earlier.sent, received=self.received - earlier.received)
+        return TcpBytes(
+            sent=self.sent - earlier.sent,
+            received=self.received - earlier.received,
+            wire_sent=self.wire_sent - earlier.wire_sent,
+            wire_received=self.wire_received - earlier.wire_received,
+        )
 
 
 def _connections() -> list[socket.socket]:

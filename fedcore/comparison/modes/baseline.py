@@ -87,6 +87,8 @@ class Baseline(Mode):
             simulated_seconds=curve[-1].simulated_seconds,
             bytes_up=log.bytes_of("sent"),
             bytes_down=log.bytes_of("received"),
+            all_bytes_up=log.all_bytes("all_sent"),
+            all_bytes_down=log.all_bytes("all_received"),
             curve=curve,
             losses=tuple(log.losses),
             by_server=log.app_evaluation().server,
@@ -275,6 +277,11 @@ class RoundLog:
     def bytes_of(self, way: Way) -> dict[str, int]:
         """Bytes of each worker, with what it got before the first round."""
         return self._total(way, start={name: self._before(name, way) for name in self.names})
+
+    def all_bytes(self, name: Literal["all_sent", "all_received"]) -> dict[str, int]:
+        """Every byte of each worker, as it said last."""
+        last = {worker: report for reports in self.rounds for worker, report in reports.items()}
+        return {worker: int(getattr(report, name)) for worker, report in last.items()}
 
     def sent_for_each(self, occasions: int) -> float:
         """Bytes that one worker sent for each of so many occasions; without the first model."""

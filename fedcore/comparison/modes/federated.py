@@ -181,6 +181,8 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),
+        all_bytes_up={} if record.traffic is None else record.traffic.bytes_up,
+        all_bytes_down={} if record.traffic is None else record.traffic.bytes_down,
         initial_sha256=_initial_sha256(run, followed, about),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,

@@ -160,6 +160,8 @@ class Training:
             simulated_seconds=curve[-1].simulated_seconds,
             bytes_up={name: count.sent for name, count in last.items()},
             bytes_down={name: count.received for name, count in last.items()},
+            all_bytes_up={name: count.wire_sent for name, count in last.items()},
+            all_bytes_down={name: count.wire_received for name, count in last.items()},
             curve=curve,
             losses=tuple(self.losses),
         )
@@ -203,8 +205,13 @@ class Training:
                 self._end_round(report)
             case LostWorkerReport() as report:
                 self._count_loss(report)
-            case BytesUntil(round=number, sent=sent, received=received):
-                self.traffic[event.name][number] = TcpBytes(sent=sent, received=received)
+            case BytesUntil() as report:
+                self.traffic[event.name][report.round] = TcpBytes(
+                    sent=report.sent,
+                    received=report.received,
+                    wire_sent=report.all_sent,
+                    wire_received=report.all_received,
+                )
             case ServerEnded() as report:
                 self.finished = report
             case Ended() as report:

@@ -75,11 +75,16 @@ class ServerEnded(WorkerReport):
 
 
 class BytesUntil(WorkerReport):
-    """A worker: what it had sent and received when it saw that a round was over."""
+    """A worker: what it had sent and received when it saw that a round was over.
+
+    all_sent, all_received: with the headers of TCP and IP.
+    """
 
     round: int
     sent: int
     received: int
+    all_sent: int
+    all_received: int
 
 
 class ModelSize(WorkerReport):

@@ -169,4 +169,12 @@ class _PushPullWorker:
     def _report_traffic(self, server_round: int) -> None:
         self._round = server_round
         used = TcpBytes.now()
-        self.report(BytesUntil(round=server_round, sent=used.sent, received=used.received))
+        self.report(
+            BytesUntil(
+                round=server_round,
+                sent=used.sent,
+                received=used.received,
+                all_sent=used.wire_sent,
+                all_received=used.wire_received,
+            )
+        )

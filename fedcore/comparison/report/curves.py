@@ -74,7 +74,7 @@ AXES = (
     ),
     CurveAxis(
         name="bytes",
-        label="bytes up and down, per worker",
+        label="bytes of training up and down, per worker",
         position="after {}",
         value=lambda point: point.bytes_up + point.bytes_down,
         form=size,

@@ -248,7 +248,7 @@ def _draw_privacy(
     reached = f"last {metric.name}" + (", %" if metric.percent else "")
     panels: list[tuple[str, dict[str, Spread | None], Format]] = [
         (reached, {k: metric.final(v) for k, v in runs.items()}, metric.form),
-        ("bytes up and down, per worker", {k: Spread.of(map(_bytes, v)) for k, v in runs.items()}, size),
+        ("bytes of training up and down, per worker", {k: Spread.of(map(_bytes, v)) for k, v in runs.items()}, size),
         ("seconds of training", {k: Spread.of(run.seconds for run in v) for k, v in runs.items()}, duration),
     ]
     grid = figure.subplots(3, 1)

@@ -193,7 +193,8 @@ class Summary:
         sites; in `local`, of the site's own model.
     best: of any model on the way.
     seconds, start_seconds, wall_seconds, simulated_seconds: as in RunResult.
-    bytes_up, bytes_down, steps: mean over a run's workers.
+    bytes_up, bytes_down, steps: mean over a run's workers; all_bytes: the same of `all_bytes_up` and `all_bytes_down`
+        together, None if nobody counted them.
     samples: of all workers together; None if they were not counted, or are private.
     to_target: of the comparison's target, None without one.
     """
@@ -218,6 +219,7 @@ class Summary:
     bytes_down: Spread | None
     to_target: ToTarget | None = None
     start_seconds: Spread | None = None
+    all_bytes: Spread | None = None
 
     @property
     def runs(self) -> str:
@@ -265,6 +267,12 @@ def per_worker(values: Mapping[str, int]) -> float | None:
     return sum(values.values()) / len(values) if values else None
 
 
+def all_bytes(run: RunResult) -> float | None:
+    """Of one worker in the whole run, both ways, mean over the workers; None if nobody counted them."""
+    up, down = per_worker(run.all_bytes_up), per_worker(run.all_bytes_down)
+    return None if up is None or down is None else up + down
+
+
 def samples_of(run: RunResult) -> int | None:
     """The number of examples trained on; None if nobody counts them, or if they are private."""
     return None if run.privacy is not None else run.samples
@@ -308,5 +316,6 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None
         simulated_seconds=Spread.of(run.simulated_seconds for run in done),
         bytes_up=Spread.of(per_worker(run.bytes_up) for run in done),
         bytes_down=Spread.of(per_worker(run.bytes_down) for run in done),
+        all_bytes=Spread.of(map(all_bytes, done)),
         to_target=ToTarget.of([target.reached(run.curve) for run in done]) if target else None,
     )

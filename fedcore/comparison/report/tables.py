@@ -37,9 +37,11 @@ from fedcore.system.terminal import escape
 
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
-    "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
-    "workers. Seconds: of training on this machine, from when every worker has imported the app, read its data, made "
-    "its model and trained with it once; start: what came before that; wall: start, training and evaluation."
+    "Samples: examples trained on, counted there, all workers together. Steps, up, down, all bytes: mean over the "
+    "workers. Up and down: bytes of training; all bytes: of the whole run, both ways, with evaluations, polls, keys, "
+    "TLS, and the headers of TCP and IP. Seconds: of training on this machine, from when every worker has imported the "
+    "app, read its data, made its model and trained with it once; start: what came before that; wall: start, training "
+    "and evaluation."
 )
 _OURS, _APPS = "on the test examples of all sites", "as the app's own evaluation reports them"
 _SPREAD = ", mean ± standard deviation over the seeds"
@@ -48,6 +50,7 @@ _ALONE = (
     "model on the test examples of one site, mean over the sites; in {} the site's own model. It is an easier test, "
     "the more the sites differ."
 )
+_ENCODED = " Nobody counted all bytes here; without a network, up and down are the bytes of encoded updates and models."
 _READERS: Mapping[Readers, str] = {
     "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
 }  # fmt: skip
@@ -61,6 +64,8 @@ def caption(comparison: Comparison) -> str:
     text = _CAPTION.format(where=where, spread=spread)
     if alone := ", ".join(_alone(comparison)):
         text += _ALONE.format(alone, alone)
+    if not any(run.all_bytes_up for run in comparison.runs):
+        text += _ENCODED
     return text + (_SIMULATED if comparison.simulated else "")
 
 
@@ -93,6 +98,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
         ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
         ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size)),
         ReportColumn(title="down", cell=lambda one: mean(one.bytes_down, size)),
+        ReportColumn(title="all bytes", cell=lambda one: mean(one.all_bytes, size), narrow=False),
         ReportColumn(
             title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
         ),

@@ -58,6 +58,7 @@ class RoundDone(WorkerReport):
     examples: taken in the round, repetitions counted; where they were not `measured`, what the app said of itself.
     loss: sum over them, None if nobody said.
     sent, received: bytes.
+    all_sent, all_received: every byte up to here, with those before the first round and the headers of TCP and IP.
     """
 
     round: int
@@ -68,6 +69,8 @@ class RoundDone(WorkerReport):
     measured: bool = True
     sent: int = 0
     received: int = 0
+    all_sent: int = 0
+    all_received: int = 0
 
 
 class OwnEvaluation(WorkerReport):
@@ -270,12 +273,14 @@ class RoundLoop:
             done = self.train(number)
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
-            seconds, used = time.perf_counter() - started, TcpBytes.now() - before
+            seconds, total = time.perf_counter() - started, TcpBytes.now()
+            used = total - before
             # A rank that ended would take its connections out of a count that others still make.
             _meet()
             self._save(number)
-            both = {"seconds": seconds, "sent": used.sent, "received": used.received}
-            self.report(done.model_copy(update=both))
+            measured = {"seconds": seconds, "sent": used.sent, "received": used.received}
+            measured |= {"all_sent": total.wire_sent, "all_received": total.wire_received}
+            self.report(done.model_copy(update=measured))
             while number == self.lost_after:
                 signal.pause()
 

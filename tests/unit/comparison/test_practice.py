@@ -18,13 +18,13 @@ from fedcore.flower.app import FlowerApp
 
 SURVIVAL = Path(__file__).parents[2] / "apps" / "survival"
 LATE = "late_app.imported_by_a_step"
-FORWARD = f'''
+FORWARD = f"""
 
 class Late(nn.Linear):
     def forward(self, x):
         import {LATE}
         return super().forward(x)
-'''
+"""
 
 
 @pytest.fixture
@@ -57,4 +57,3 @@ def test_a_worker_has_imported_what_a_step_needs_before_its_first_round(run: Pla
 
     train_alone(report, run, 0)
     assert imported == [(WorkerReady.__name__, True), *[(RoundDone.__name__, True)] * 2]
-

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
-from support.events import event
+from support.events import event, told
 
 from fedcore.monitoring.progress import ProgressView, epsilon_line
 from fedcore.monitoring.run_record import RunRecord, metric_like
@@ -196,3 +196,12 @@ def test_what_is_recorded_comes_back_whole() -> None:
     assert isinstance(again.event, ExchangeDone)
     assert (again.seq, again.seconds, again.time) == (7, 1.235, kept.time)
     assert math.isnan(again.event.metrics["loss"])  # type: ignore[arg-type]
+
+
+def test_all_bytes_of_a_run_stand_next_to_those_of_its_exchanges() -> None:
+    record = RunRecord()
+    record.add(event("exchange-done", bytes_up={"a": 1, "b": 3}, bytes_down={"a": 2, "b": 2}), 1.0)
+    assert record.summary()["all_bytes"] is None
+    record.add(traffic := event("traffic"), 2.0)
+    assert record.summary()["all_bytes"] == told(traffic)
+    assert record.summary()["bytes_up_per_client"] == 2

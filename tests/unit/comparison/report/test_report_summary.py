@@ -310,3 +310,13 @@ def test_merged_reports_keep_both_and_say_what_differs() -> None:
     differing = {check.name for check in broken(fairness(both))}
     assert differing == {"Runs", "Machine and versions", "Partition", "Seeds"}
     assert merge({"a": first}) == first
+
+
+def test_start_and_all_bytes_stand_next_to_seconds_and_bytes_of_training() -> None:
+    counted = {"all_bytes_up": {"client-1": 3000, "client-2": 5000}, "all_bytes_down": {"client-1": 1000, "client-2": 1000}}
+    run = made_up_run("federated", start_seconds=12.0, **counted)
+    head, (row,) = main_table(made_up("federated", runs=(run,)))
+    cells = dict(zip(head, row, strict=True))
+    assert (cells["start"], cells["all bytes"]) == ("12.0 s", "5.0 kB")
+    older = dict(zip(*(lambda table: (table[0], table[1][0]))(main_table(made_up("federated"))), strict=True))
+    assert (older["start"], older["all bytes"]) == (NONE, NONE)
