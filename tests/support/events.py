@@ -28,7 +28,9 @@ _ANY: dict[str, dict[str, Any]] = {
         "exchange": 2, "drawn": 1, "server_round": 1, "group": 1, "groups": 2, "survivors": [], "seconds": 0.5,
     },
     "statistics": {"statistics": {"columns": {}, "clients": 3, "asked": 3}},
-    "traffic": {"bytes_up": {"a": 10, "b": 20}, "bytes_down": {"a": 30, "b": 40}, "operators_up": 5, "operators_down": 6},
+    "traffic": {
+        "bytes_up": {"a": 10, "b": 20}, "bytes_down": {"a": 30, "b": 40}, "operators_up": 5, "operators_down": 6,
+    },
     "log": {"line": "hello"},
     "warning": {"line": "take care"},
     "ended": {"status": "finished"},

@@ -12,7 +12,7 @@ from fedcore.comparison.report import Comparison, merge
 from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness
 from fedcore.comparison.report.files import Report, page
 from fedcore.comparison.report.story import headline
-from fedcore.comparison.report.summary import Spread, best_points, duration, mean_sd, percent, summarize
+from fedcore.comparison.report.summary import NONE, Spread, best_points, duration, mean_sd, percent, summarize
 from fedcore.comparison.report.tables import main_table, sums_table
 from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult
 
@@ -313,10 +313,9 @@ def test_merged_reports_keep_both_and_say_what_differs() -> None:
 
 
 def test_start_and_all_bytes_stand_next_to_seconds_and_bytes_of_training() -> None:
-    counted = {"all_bytes_up": {"client-1": 3000, "client-2": 5000}, "all_bytes_down": {"client-1": 1000, "client-2": 1000}}
-    run = made_up_run("federated", start_seconds=12.0, **counted)
-    head, (row,) = main_table(made_up("federated", runs=(run,)))
-    cells = dict(zip(head, row, strict=True))
+    up, down = {"client-1": 3000, "client-2": 5000}, {"client-1": 1000, "client-2": 1000}
+    run = made_up_run("federated", start_seconds=12.0, all_bytes_up=up, all_bytes_down=down)
+    (head, (row,)), (_, (older,)) = main_table(made_up("federated", runs=(run,))), main_table(made_up("federated"))
+    cells, before = dict(zip(head, row, strict=True)), dict(zip(head, older, strict=True))
     assert (cells["start"], cells["all bytes"]) == ("12.0 s", "5.0 kB")
-    older = dict(zip(*(lambda table: (table[0], table[1][0]))(main_table(made_up("federated"))), strict=True))
-    assert (older["start"], older["all bytes"]) == (NONE, NONE)
+    assert (before["start"], before["all bytes"]) == (NONE, NONE)
