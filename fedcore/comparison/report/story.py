@@ -261,7 +261,7 @@ def _cost_of_secrecy(runs: Runs, secure: str, plain: str, metric: JudgedMetric) 
     sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
-        sentence += f"; a worker sends {size(mine.mean)} to train instead of {size(theirs.mean)}"
+        sentence += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
         sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
