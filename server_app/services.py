@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
-from server_app.http.traffic import Traffic
 from server_app.members.client_work import ClientWork
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
+from server_app.members.traffic import Traffic
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.metrics import Metrics
 from server_app.operation.round_spans import RoundSpans

@@ -19,12 +19,11 @@ from fedcore.wire.watch import Role
 from server_app.http.audience import Audience, Audiences
 from server_app.members.rosters import Rosters
 from server_app.members.sessions import OWN_HEADER, LoginSession, LoginSessions, cookie_in
+from server_app.members.traffic import KEY_PREFIX, OPERATORS
 from server_app.rejection import Rejection
 
-KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300
 """How old a signed request may be."""
-_OPERATORS: Final = Audience.OPERATORS.value
 _SAFE: Final = frozenset({"GET", "HEAD"})
 
 
@@ -91,7 +90,7 @@ class Authenticator:
         secret = cookie_in(headers.items())
         if not secret or "authorization" in headers:
             self._check_token(headers)
-            return Sender(who=_OPERATORS, known_as=_OPERATORS)
+            return Sender(who=OPERATORS, known_as=OPERATORS)
         session = await self.sessions.find(secret)
         if session.role is Role.VIEWER and audience is not Audience.VIEWERS:
             raise Rejection(
@@ -102,7 +101,7 @@ class Authenticator:
             raise Rejection(
                 ProblemKind.CROSS_SITE, "with a session, what changes something needs the header X-Fedcore: 1"
             )
-        return Sender(who=session.name, known_as=_OPERATORS if session.role is Role.OPERATOR else "", session=session)
+        return Sender(who=session.name, known_as=OPERATORS if session.role is Role.OPERATOR else "", session=session)
 
     def _check_token(self, headers: Headers) -> None:
         values = [value for name, value in headers.items() if name == "authorization"]

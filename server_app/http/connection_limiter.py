@@ -22,7 +22,7 @@ from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
 from server_app.http.rate_limit import Network, TokenBucket, is_within, network_of
-from server_app.http.traffic import Traffic
+from server_app.members.traffic import Traffic
 
 log = logging.getLogger("fedcore.server")
 

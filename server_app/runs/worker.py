@@ -21,9 +21,7 @@ from fedcore.wire.operator import RunStatus
 from fedcore.wire.tasks import ModelRef
 from server_app import logs
 from server_app.exchanges.exchange import Exchange
-from server_app.http.audience import Audience
-from server_app.http.authentication import KEY_PREFIX
-from server_app.http.traffic import NONE, Totals, since
+from server_app.members.traffic import KEY_PREFIX, NONE, OPERATORS, Totals, since
 from server_app.runs.active_exchanges import ActiveExchanges
 from server_app.runs.app.process import AppConnection, AppKilled, AppProcess, OnLine
 from server_app.runs.deaths import Deaths
@@ -199,7 +197,7 @@ class RunWorker:
         }
         if not clients:
             return None
-        operators = came.get(Audience.OPERATORS.value, NONE)
+        operators = came.get(OPERATORS, NONE)
         return TrafficCounted(
             bytes_up={name: up for name, (up, _) in clients.items()},
             bytes_down={name: down for name, (_, down) in clients.items()},

@@ -1,6 +1,6 @@
 """All bytes that members and operators sent and received, as the kernel counts them for their connections.
 
-Next to the bytes of an exchange, which `guard` counts, these are the whole: TLS, heads, polls and heartbeats, and the
+Next to the bytes of an exchange, which the guard counts, these are the whole: TLS, heads, polls and heartbeats, and the
 headers of TCP and IP. A connection counts for whom its last authenticated request was of. Behind a proxy the bytes are
 those between it and this server, and count for nobody.
 """
@@ -18,6 +18,10 @@ from fedcore.monitoring.tcp_info import TcpInfo
 Totals: TypeAlias = Mapping[str, tuple[int, int]]
 """Who -> bytes up and down."""
 NONE: Final = (0, 0)
+KEY_PREFIX: Final = "client-"
+"""Who a member is, before its number, as the key of its signatures is called."""
+OPERATORS: Final = "operators"
+"""Who all operators together are."""
 
 
 class CountedConnection(Protocol):
