@@ -90,7 +90,7 @@ def encode(
     sections = encoding.sections
     names, metric_words, digits = encode_metrics(encoding, metrics, count, randomness=randomness)
     if encoding.metrics is None:
-        words[sections["names"]] = names_words(names, encoding.n_max)
+        words[sections["names"]] = names_words(names, encoding.n_max, encoding.names_room)
     words[sections["examples"]] = count
     for section, used in ((sections["metrics"], metric_words), (sections["digits"], digits)):
         words[section.start : section.start + len(used)] = used

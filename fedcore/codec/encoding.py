@@ -49,7 +49,15 @@ from pydantic_core.core_schema import no_info_after_validator_function
 
 from fedcore.codec.blocks import FieldSection
 from fedcore.codec.locks import LIMBS, MOST_FAILURES
-from fedcore.codec.names import MetricName, check_names, names_json, names_length, slot_count
+from fedcore.codec.names import (
+    NAMES_BYTES,
+    QUERY_NAMES_BYTES,
+    MetricName,
+    check_names,
+    names_json,
+    names_length,
+    slot_count,
+)
 from fedcore.codec.scaling.ladder import Ladder, ladder_of
 from fedcore.codec.settings import (
     FIELD_BITS,
@@ -94,6 +102,7 @@ def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/encoding/v7"
+_WITH_MORE_ROOM = b"fedcore/codec/encoding/v8"
 
 ENCODING_TAG = _DOMAIN.decode()
 """Raised with whatever changes words or their meaning."""
@@ -295,6 +304,11 @@ class Encoding:
         return 64 - carry_bits(self.n_max) if self.settings.w_max > 1 else 0
 
     @property
+    def names_room(self) -> int:
+        """Bytes for names that travel in the sum; more if every client weighs 1, as in queries."""
+        return NAMES_BYTES if self.settings.w_max > 1 else QUERY_NAMES_BYTES
+
+    @property
     def sections(self) -> dict[str, slice]:
         """Where each part of the vector lies, by the names in the module's text, in order."""
         scales = len(self.scales)
@@ -313,7 +327,7 @@ class Encoding:
             "integers": sum(spec.size for spec in self.integers),
             "metrics": slots,
             "digits": slots if self.metric_digit_bits else 0,
-            "names": names_length(self.n_max) if self.metrics is None else 0,
+            "names": names_length(self.n_max, self.names_room) if self.metrics is None else 0,
             "keys": self.failures * LIMBS,
         }
         sections = {}
@@ -349,7 +363,8 @@ class Encoding:
             b"" if self.metrics is None else names_json(self.metrics),
             bytes.fromhex(self.rotation),
         ]
-        return hash_of_parts(_DOMAIN, parts)
+        more = self.metrics is None and self.names_room > NAMES_BYTES
+        return hash_of_parts(_WITH_MORE_ROOM if more else _DOMAIN, parts)
 
 
 def hash_of_parts(domain: bytes, parts: Iterable[bytes]) -> bytes:

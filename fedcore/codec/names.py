@@ -22,6 +22,8 @@ MetricName = tuple[str, int | None]
 
 NAMES_BYTES = 1000
 """Most bytes that the names take if they travel in the sum, and so the fields of their section."""
+QUERY_NAMES_BYTES = 4000
+"""As many in a query, whose replies are numbers alone."""
 
 _LONGEST_NAME = 200
 _LARGEST_BYTE = 0xFF
@@ -61,9 +63,9 @@ def names_json(names: Sequence[MetricName]) -> bytes:
     return json.dumps([list(name) for name in names], separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def names_length(n_max: int) -> int:
-    """Words of the section `names` in a sum of up to `n_max`."""
-    return NAMES_BYTES * _field(n_max).itemsize // 8
+def names_length(n_max: int, room: int) -> int:
+    """Words of the section `names` in a sum of up to `n_max`, with room for so many bytes."""
+    return room * _field(n_max).itemsize // 8
 
 
 def _field(n_max: int) -> np.dtype[Any]:
@@ -71,16 +73,16 @@ def _field(n_max: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if n_max * _LARGEST_BYTE < 1 << 16 else np.uint32 if n_max < 1 << 24 else np.uint64)
 
 
-def names_words(names: Sequence[MetricName], n_max: int) -> NDArray[np.uint64]:
+def names_words(names: Sequence[MetricName], n_max: int, room: int) -> NDArray[np.uint64]:
     """One client's section `names` ([names_length], uint64). Raises EncodingError if the names are too long."""
     text = names_json(names)
-    if len(text) > NAMES_BYTES:
+    if len(text) > room:
         raise EncodingError(
-            f"the names of the metrics take {len(text)} bytes, {NAMES_BYTES} are allowed if the task does not name "
+            f"the names of the metrics take {len(text)} bytes, {room} are allowed if the task does not name "
             "them; report fewer, or set train-metrics and evaluate-metrics",
             check="metric-names",
         )
-    fields = np.zeros(NAMES_BYTES, _field(n_max))
+    fields = np.zeros(room, _field(n_max))
     fields[: len(text)] = np.frombuffer(text, np.uint8)
     return fields.view(np.uint64)
 

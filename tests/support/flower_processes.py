@@ -20,7 +20,9 @@ def in_processes(rows: Iterable[Row], folder: Path) -> dict[str, dict[str, Outco
 
 
 def _run(federation: Deployment, row: Row, mode: str) -> Outcome:
-    done = federation.submit(settings={"aggregation": mode, "min-clients": NODES}, **row.config).finish()
+    done = federation.submit(
+        settings={"aggregation": mode, "min-clients": NODES, **row.settings}, **row.config
+    ).finish()
     found = last_result("\n".join(event["line"] for event in done.of("log")))
     if done.status == 0 and found is not None:
         return Outcome(found=found)

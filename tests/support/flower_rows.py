@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ AVERAGES = ("FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")
 class Row:
     """One app. title: as the table calls it. module, server, client: where its parts are. strategy: for the run config.
 
-    checked: whether the test in real processes runs it. tolerance: of what it draws by chance.
+    checked: whether the test in real processes runs it. tolerance: of what it draws by chance. settings: of
+    `[tool.fedcore]`, over the app's.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Row:
     strategy: str = "FedAvg"
     checked: bool = False
     tolerance: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> str:
@@ -58,6 +60,7 @@ class Row:
             serverapp=f"flower_apps.{config['server']}",
             clientapp=f"flower_apps.{config['client']}",
             run_config={**base.run_config, **config},
+            settings=JobSettings.from_mapping({**base.settings.to_mapping(), **self.settings}),
         )
 
     @property
@@ -135,6 +138,32 @@ def _loops() -> Iterator[Row]:
         yield Row(title=title, module="analytics", server=server, checked=server == "histogram_declared")
 
 
+def _trouble() -> Iterator[Row]:
+    """What goes wrong at one client, one model for several starts, and queries that nobody declares."""
+    yield Row(title="one client's app raises", module="trouble", client="raising", checked=True)
+    yield Row(
+        title="one client is later than `start(timeout=3)`, with `train-seconds = 5`",
+        module="trouble",
+        server="hurried",
+        client="slow",
+        settings={"train-seconds": 5},
+    )
+    yield Row(title="three times `start`, from one model", module="trouble", server="again", client="steady")
+    for server, title in {
+        "histograms": "`@app.query`, a function that adds histograms up",
+        "statistics": "`@app.query`, a function that gives means and deviations from sums",
+        "maxima": "`@app.query`, a function that gives the largest of the replies",
+    }.items():
+        yield Row(title=title, module="partial_results", server=server)
+
+
+def _dtypes() -> Iterator[Row]:
+    """Models whose tensors are not all float32."""
+    counters = "integer and bool tensors that all clients count alike"
+    yield Row(title=counters, module="dtypes", server="integers", client="counting")
+    yield Row(title="float16 tensors", module="dtypes", server="halves", client="half", tolerance=2.0**-10)
+
+
 def _mods() -> Iterator[Row]:
     for client, title in {
         "fixed_clipping": "`fixedclipping_mod`",
@@ -171,6 +200,8 @@ ROWS = (
     *_strategies(),
     *_own(),
     *_loops(),
+    *_trouble(),
+    *_dtypes(),
     *_mods(),
     *_legacy(),
 )

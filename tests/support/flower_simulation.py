@@ -49,14 +49,15 @@ def simulate(folder: Path, nodes: int, rounds: int) -> Result:
     return results[0]
 
 
-def run_app(app: FlowerApp, nodes: int, config: dict[str, Any]) -> None:
-    """Run an app to its end; `config` goes over its run config."""
+def run_app(app: FlowerApp, nodes: int, config: dict[str, Any], *, ray: bool = True) -> None:
+    """Run an app to its end; `config` goes over its run config. Without `ray` `flower_threads` stands in for it."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK_NODE_ID, RUN_ID
     run = Run.create_empty(RUN_ID)
     run.override_config = config
     run.primary_task_id = RUN_ID
     run.federation_id = NOOP_FEDERATION_ID
-    start_ray()
+    if ray:
+        start_ray()
     _run_simulation(
         num_supernodes=nodes,
         exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from flwr.app import MetricRecord, RecordDict
 
-from fedcore.codec.names import NAMES_BYTES, names_json
+from fedcore.codec.names import QUERY_NAMES_BYTES, names_json
 from fedcore.errors import AppError
 from fedcore.wire.base import MetricValue
 
@@ -46,10 +46,10 @@ def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:
 def _check_room(numbers: Mapping[str, Any], query_max: float) -> None:
     """Say what to do if the codec would complain about metrics."""
     lengths = {name: len(value) if isinstance(value, list) else None for name, value in numbers.items()}
-    if (size := len(names_json(sorted(lengths.items())))) > NAMES_BYTES:
+    if (size := len(names_json(sorted(lengths.items())))) > QUERY_NAMES_BYTES:
         raise AppError(
-            f"the names in the reply to a query take {size} bytes, {NAMES_BYTES} have room; put several numbers into "
-            "one list, or ask several queries"
+            f"the names in the reply to a query take {size} bytes, {QUERY_NAMES_BYTES} have room; put several numbers "
+            "into one list, or ask several queries"
         )
     for name, value in numbers.items():
         largest = max(map(abs, value), default=0) if isinstance(value, list) else abs(value)

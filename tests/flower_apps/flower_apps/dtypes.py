@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from flower_apps.quickstart import evaluate
 from flower_apps.task import NODES, SIZES, arrays_of, fit, initial, partition_of, record_of, reply, report
 
-counting, counting_unequally, half = ClientApp(), ClientApp(), ClientApp()
-integers, halves = ServerApp(), ServerApp()
+# One a line: Flower looks for these names in the text of the module, and finds none in an assignment of several.
+counting = ClientApp()
+counting_unequally = ClientApp()
+half = ClientApp()
+integers = ServerApp()
+halves = ServerApp()
 
 Arrays = dict[str, NDArray]
 

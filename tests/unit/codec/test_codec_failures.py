@@ -11,7 +11,7 @@ from support.privacy import seeded
 from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoded, decode, encode, encode_nothing, first_encoding
-from fedcore.codec.names import NAMES_BYTES, names_from_sum, names_json, names_length, names_words
+from fedcore.codec.names import NAMES_BYTES, QUERY_NAMES_BYTES, names_from_sum, names_json, names_length, names_words
 from fedcore.errors import EncodingError, NothingContributed, TooFewContributed
 from fedcore.state import ModelState
 
@@ -21,6 +21,8 @@ UNNAMED = first_encoding(CodecSettings(w_max=100), BASE.layout, 4, failures=3)
 NAMED = dataclasses.replace(UNNAMED, metrics=(("loss", None), ("pair", 2)))
 METRICS: dict[str, Any] = {"loss": 2.0, "pair": [1.0, -1.0]}
 NAMES = (("loss", None), ("pair", 2))
+COLUMNS = ("age", "bmi", "systolic_bp", "diastolic_bp", "ldl_cholesterol", "hba1c")
+FIGURES = ("mean_sum", "mean_count", "std_sum", "std_count", "std_sum_sqd")
 
 
 def send(encoding: Any, seed: int = 0, metrics: dict[str, Any] | None = None, examples: int = 10) -> Encoded:
@@ -32,6 +34,10 @@ def send(encoding: Any, seed: int = 0, metrics: dict[str, Any] | None = None, ex
         metrics=METRICS if metrics is None else metrics,
         randomness=seeded(seed),
     )
+
+
+def ask(encoding: Any, metrics: dict[str, Any]) -> np.ndarray:
+    return encode(encoding, base=None, local=None, examples=1, metrics=metrics, randomness=seeded(0)).words
 
 
 def nothing(encoding: Any, seed: int = 9) -> np.ndarray:
@@ -115,10 +121,25 @@ def test_there_are_just_as_many_slots_as_values_of_known_names() -> None:
 @pytest.mark.parametrize("names", [(), NAMES, (("ärger", None),), (("\0", None), ("b", 31))])
 def test_names_come_out_of_the_sum_that_went_in(names: Any) -> None:
     for count in (1, 3, 257, 258, 10_000, 1 << 25):
-        words = names_words(names, count)
-        assert words.size == names_length(count)
+        words = names_words(names, count, NAMES_BYTES)
+        assert words.size == names_length(count, NAMES_BYTES)
         for contributors in (1, count):
             assert names_from_sum(words * np.uint64(contributors), contributors, count, 32) == names
+
+
+def test_names_of_a_query_have_more_room() -> None:
+    """Mean and deviation of six columns, as Flower's example of analytics asks for."""
+    names = {f"query_results/{column}_{one}": 1.0 for column in COLUMNS for one in FIGURES}
+    query = first_encoding(CodecSettings(w_max=1, max_metrics=4096), None, 4, failures=3)
+    with raises(EncodingError, check="metric-names"):
+        send(UNNAMED, metrics=names)
+    one = ask(query, names)
+    assert one[query.sections["names"]].size == QUERY_NAMES_BYTES // 4
+    assert decode(query, one + ask(query, names), survivors=2, base=None, sums=True).metrics == dict.fromkeys(
+        names, 2.0
+    )
+    with raises(EncodingError, check="metric-names", match="4000"):
+        ask(query, {f"{number}" + "x" * 190: 1.0 for number in range(25)})
 
 
 def test_names_that_are_too_long_are_refused() -> None:
@@ -145,7 +166,7 @@ def test_what_is_no_canonical_list_of_names_is_none(text: bytes) -> None:
 
 
 def test_a_sum_that_does_not_divide_is_none() -> None:
-    words = names_words(NAMES, 4) * np.uint64(3)
+    words = names_words(NAMES, 4, NAMES_BYTES) * np.uint64(3)
     words[5] += np.uint64(1)
     assert names_from_sum(words, 3, 4, 32) is None
     words[5] += np.uint64(3 * 256 - 1)
