@@ -105,6 +105,7 @@ _DOMAIN = b"fedcore/codec/encoding/v7"
 _WITH_MORE_ROOM = b"fedcore/codec/encoding/v8"
 
 ENCODING_TAG = _DOMAIN.decode()
+QUERY_ENCODING_TAG = _WITH_MORE_ROOM.decode()
 """Raised with whatever changes words or their meaning."""
 
 _SEED = re.compile(r"([0-9a-f]{64})?")

@@ -16,7 +16,7 @@ from support.doc_blocks import MARKERS, blocks
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.codec.encoding import ENCODING_TAG
+from fedcore.codec.encoding import ENCODING_TAG, QUERY_ENCODING_TAG
 from fedcore.codec.privacy.parameters import PRIVATE_ENCODING_TAG
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.results import RunResult
@@ -65,6 +65,7 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
         "task": TASK_TAG,
         "secure aggregation": Usage.CONTEXT.value,
         "encoding": ENCODING_TAG,
+        "encoding of a query, before the names of its numbers are known": QUERY_ENCODING_TAG,
         "encoding with noise": PRIVATE_ENCODING_TAG,
         "record of the transcript": RECORD_TAG,
         "head of the transcript": HEAD_TAG,
