@@ -1,11 +1,14 @@
-"""Memory and processor seconds of simulations of a large model, with three clients.
+"""Memory of clients and simulations of a large model, with three clients, and their processor seconds.
 
     python benchmarks/large_runs.py [--quick] [--json]
 
 `fedcore simulate` trains a model of 1e8 parameters, one step of plain SGD for each client and round, inline, with one
 worker and with two, secure and plain. Measured is the memory of all its processes together (proportional set size, so
 that shared pages count once), without what is mapped from files, which the kernel takes back if it needs it, and less
-what the same run takes with a tiny model; and the most that one worker, which is a client that trains, takes of it.
+what the same run takes with a tiny model; and the most that one worker takes of it.
+
+The same app runs in a federation of real processes, whose memory is measured likewise: of each client (agent and rank
+together), of the server, and of the ServerApp.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import psutil
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.live import live_federation
 from benchmarks.resident import SAMPLE_SECONDS, Sampling
 from fedcore.errors import EnvironmentFailure
+from fedcore.wire.base import Scalar
 
 CLIENTS = 3
 ROUNDS = 3
@@ -54,7 +59,7 @@ class LargeSimulation:
 
 def main() -> int:
     """The command line."""
-    return run(measure, parser("Memory and processor seconds of simulations of a large model.").parse_args())
+    return run(measure, parser("Memory of clients and simulations of a large model.").parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -62,7 +67,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     model = sized(arguments, smallest="wide-1e6", quick="wide-1e8", whole="wide-1e8")
     ways = sized(arguments, smallest=["secure, 1 worker"], quick=["secure, 1 worker"], whole=list(WAYS))
     size = float(model.removeprefix("wide-")) * FLOAT32_BYTES
-    rows, over = [], {}
+    rows: list[tuple[str, ...]] = []
+    over = {}
     for way in ways:
         idle, large = simulated(way, TINY), simulated(way, model)
         whole, worker = ((now - then) / size for now, then in _pairs(large, idle))
@@ -72,23 +78,20 @@ def measure(arguments: argparse.Namespace) -> Report:
         rows.append((way, f"{large.anonymous / MIB:.0f}", f"{whole:.2f}", of_worker, f"{processor:.1f}"))
         say(f"{way}: {whole:.2f} models, {processor:.1f} processor s for each client and round")
     header = ("way", "MiB", "over model", "a worker over model", "processor s of a client in a round")
-    return Report(
-        benchmark="large_runs",
-        figures=tuple(_figures(over)),
-        tables=(Table(title=f"{model}, {CLIENTS} clients, {ROUNDS} rounds", header=header, rows=tuple(rows)),),
-    )
+    tables = [Table(title=f"{model}, {CLIENTS} clients, {ROUNDS} rounds", header=header, rows=tuple(rows))]
+    figures = []
+    if secure := over.get("secure, inline"):
+        figures.append(Figure(name="simulation_over_model", value=secure[0], aim=6.0))
+    small, big = deployed(TINY), deployed(model)
+    taken = {who: (big[who] - small[who]) / size for who in big}
+    figures.append(Figure(name="client_over_model", value=taken["client"], aim=4.0))
+    rows = [(who, f"{big[who] / MIB:.0f}", f"{over_model:.2f}") for who, over_model in taken.items()]
+    tables.append(Table(title="Real processes, secure", header=("", "MiB", "over model"), rows=tuple(rows)))
+    return Report(benchmark="large_runs", figures=tuple(figures), tables=tuple(tables))
 
 
 def _pairs(large: LargeSimulation, idle: LargeSimulation) -> tuple[tuple[int, int], tuple[int, int]]:
     return (large.anonymous, idle.anonymous), (large.worker, idle.worker)
-
-
-def _figures(over: Mapping[str, tuple[float, float]]) -> list[Figure]:
-    client = max(worker for way, (_, worker) in over.items() if "worker" in way)
-    figures = [Figure(name="client_over_model", value=client, aim=4.0)]
-    if "secure, inline" in over:
-        figures.append(Figure(name="simulation_over_model", value=over["secure, inline"][0], aim=6.0))
-    return figures
 
 
 def simulated(way: str, model: str) -> LargeSimulation:
@@ -113,6 +116,37 @@ def simulated(way: str, model: str) -> LargeSimulation:
         raise EnvironmentFailure(f"a simulation ended with {process.returncode}:\n{output}")
     processor = after.children_user + after.children_system - before.children_user - before.children_system
     return LargeSimulation(anonymous=tree.together, worker=tree.worker, processor=processor)
+
+
+def deployed(model: str) -> dict[str, int]:
+    """Bytes at the worst moment: of the largest client with its ranks, of the server, and of the ServerApp."""
+    with live_federation(APPS / "simulated", clients=CLIENTS) as federation:
+        config: dict[str, Scalar] = {"model": model, "examples": 10, "num-server-rounds": ROUNDS}
+        with _Processes(federation.server_pid) as processes:
+            federation.run(run_config=config, settings={})
+    return processes.peaks
+
+
+class _Processes(Sampling):
+    """The most anonymous memory of the processes of a federation that this one has started."""
+
+    def __init__(self, server: int) -> None:
+        super().__init__(SAMPLE_SECONDS)
+        self.peaks = {"client": 0, "of which the agent": 0, "server": 0, "ServerApp": 0}
+        self._server = server
+
+    def look(self) -> None:
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, OSError):
+                own, below = _anonymous(process.pid), sum(_anonymous(o.pid) for o in process.children(recursive=True))
+                if process.pid == self._server:
+                    self._note({"server": own, "ServerApp": below})
+                else:
+                    self._note({"client": own + below, "of which the agent": own})
+
+    def _note(self, sizes: Mapping[str, int]) -> None:
+        for who, size in sizes.items():
+            self.peaks[who] = max(self.peaks[who], size)
 
 
 class _Tree(Sampling):
