@@ -20,7 +20,8 @@
     lost      if updates are clipped: the part of the update's norm that was cut off * examples, in fixed point
     integers  for each element of each integer tensor: (local - global) * examples
     metrics   each metric * examples, in fixed point, rounded down; unused slots are zero
-    digits    for each of them what is left of a unit; none if w-max is 1
+    digits    for each of them what is left of a unit; none if w-max is 1. If the names of the metrics are not known
+              yet, and so their number, for the first MOST_DIGITS of them
     names     if the names of the metrics are not known yet: what they are, see names.py
     keys      if a sum may hold clients that failed: what their masks come off with, see locks.py
 
@@ -99,6 +100,8 @@ def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
     return f"set {' or '.join(ways)}" if ways else "lower metric-max, w-max or the cohort size"
 
 
+MOST_DIGITS = 64
+"""Metrics with a second word in an exchange of which the number of metrics is not known."""
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/encoding/v7"
@@ -327,7 +330,7 @@ class Encoding:
             "lost": 1 if scales and self.settings.clips else 0,
             "integers": sum(spec.size for spec in self.integers),
             "metrics": slots,
-            "digits": slots if self.metric_digit_bits else 0,
+            "digits": self._digits(slots),
             "names": names_length(self.n_max, self.names_room) if self.metrics is None else 0,
             "keys": self.failures * LIMBS,
         }
@@ -337,6 +340,11 @@ class Encoding:
             sections[name] = slice(start, start + size)
             start += size
         return sections
+
+    def _digits(self, slots: int) -> int:
+        if not self.metric_digit_bits:
+            return 0
+        return min(slots, MOST_DIGITS) if self.metrics is None else slots
 
     @property
     def words(self) -> int:

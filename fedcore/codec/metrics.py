@@ -1,7 +1,7 @@
 """Metrics in the sum: each value times the client's examples, in fixed point of two 64-bit words.
 
 Slots are filled in the order of the sorted names, lists element by element. If the names are known there are just as
-many slots; else the rest stays zero.
+many slots; else the rest stays zero, and only the first MOST_DIGITS slots have a second word.
 
 The second word has digits of what is less than 2^20 units of the first, of which a metric of 1e-12 still has six. An
 exact sum of all digits would tell single values: the low digits of float64's k / n tell k and n, and those of a large
@@ -15,6 +15,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import zip_longest
 
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.names import MetricName, check_names, names_text
@@ -44,9 +45,14 @@ def encode_metrics(
     """
     names, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
     unit = metric_unit(encoding, examples)
-    totals = [_blurred(encoding, round(value * unit), randomness) for value in values]
-    bits = encoding.metric_digit_bits
-    digits = [total & (1 << bits) - 1 for total in totals] if bits else []
+    totals = [round(value * unit) for value in values]
+    section, bits = encoding.sections["digits"], encoding.metric_digit_bits
+    with_digits = section.stop - section.start
+    totals = [
+        *(_blurred(encoding, total, randomness) for total in totals[:with_digits]),
+        *(_rounded(encoding, total) for total in totals[with_digits:]),
+    ]
+    digits = [total & (1 << bits) - 1 for total in totals[:with_digits]]
     return names, [(total >> bits) % _WORD for total in totals], digits
 
 
@@ -77,10 +83,10 @@ def metric_unit(encoding: Encoding, examples: int) -> int:
 
 
 def join_metrics(encoding: Encoding, words: Sequence[int], digits: Sequence[int]) -> list[int]:
-    """What two sections of such words stand for together."""
+    """What two sections of such words stand for together, of which the second may be shorter."""
     signed = (word - _WORD if word >= _HALF else word for word in words)
     bits = encoding.metric_digit_bits
-    totals = [(word << bits) + rest for word, rest in zip(signed, digits or [0] * len(words), strict=True)]
+    totals = [(word << bits) + rest for word, rest in zip_longest(signed, digits, fillvalue=0)]
     return [_rounded(encoding, total) if _is_whole(encoding, total) else total for total in totals]
 
 

@@ -167,7 +167,7 @@ class RunWorker:
     async def _lead(self, row: RunRow) -> None:
         """Lead one run and write down how it ended; a stop of the server, and what passes, leave it open."""
         event_log = await self._event_log(row)
-        whole, before = not event_log.has_events, self._services.traffic.totals()
+        from_start, before = not event_log.has_events, self._services.traffic.totals()
         task = asyncio.create_task(self._run(row, event_log))
         self._active = (row.run, task, event_log)
         if row.run in self._to_cancel:
@@ -177,7 +177,7 @@ class RunWorker:
             if not task.cancelled() and isinstance(error := task.exception(), _PASSING):
                 self._resumed_because = str(error)
                 raise error
-            if whole and (traffic := self._traffic(before)) is not None:
+            if from_start and (traffic := self._traffic(before)) is not None:
                 event_log.add(traffic)
             await self._finish(row.run, event_log, *self._outcome(row.run, task))
         except BaseException:

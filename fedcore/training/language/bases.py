@@ -82,12 +82,12 @@ def _why_not_4_bits(folder: str) -> str:
     if not folder:
         return "the tiny model has 32 or 16 bits: name a base-model, or set base-bits to 16"
     try:
-        found = importlib.metadata.version("bitsandbytes")
+        version = importlib.metadata.version("bitsandbytes")
     except importlib.metadata.PackageNotFoundError:
         return "a base of 4 bits needs bitsandbytes: pip install bitsandbytes, or set base-bits to 16"
-    if not torch.cuda.is_available() and tuple(map(int, found.split(".")[:2])) < _ON_PROCESSORS:
+    if not torch.cuda.is_available() and tuple(map(int, version.split(".")[:2])) < _ON_PROCESSORS:
         return (
-            f"a base of 4 bits needs a CUDA device with bitsandbytes {found}: pip install -U bitsandbytes, or set "
+            f"a base of 4 bits needs a CUDA device with bitsandbytes {version}: pip install -U bitsandbytes, or set "
             "base-bits to 16"
         )
     return ""

@@ -11,6 +11,7 @@ from support.privacy import seeded
 from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoded, decode, encode, encode_nothing, first_encoding
+from fedcore.codec.encoding import MOST_DIGITS
 from fedcore.codec.names import NAMES_BYTES, QUERY_NAMES_BYTES, names_from_sum, names_json, names_length, names_words
 from fedcore.errors import EncodingError, NothingContributed, TooFewContributed
 from fedcore.state import ModelState
@@ -114,7 +115,7 @@ def test_other_names_than_those_of_the_exchange_are_refused_by_the_client(other:
 def test_there_are_just_as_many_slots_as_values_of_known_names() -> None:
     sizes = {name: part.stop - part.start for name, part in NAMED.sections.items()}
     assert (sizes["metrics"], sizes["names"]) == (3, 0)
-    assert UNNAMED.words - NAMED.words == 2 * (1024 - 3) + NAMES_BYTES // 4
+    assert UNNAMED.words - NAMED.words == (1024 - 3) + (MOST_DIGITS - 3) + NAMES_BYTES // 4
     assert sizes["keys"] == 3 * 16
 
 

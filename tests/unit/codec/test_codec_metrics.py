@@ -9,6 +9,7 @@ import pytest
 from support.privacy import seeded
 
 from fedcore.codec import CodecSettings, Decoded, Encoding, decode, encode, first_encoding
+from fedcore.codec.encoding import MOST_DIGITS
 
 SETTINGS = CodecSettings(metric_max=2.0**20)
 NAMES = (("loss", None),)
@@ -88,3 +89,19 @@ def test_a_small_value_does_not_show_below_large_ones() -> None:
     parts = [math.ldexp(one, -encoding.metric_digit_bits) * unit for one in digits]
     near = [abs(part - small % unit) < small / 100 for part in parts]
     assert sum(near) < len(near) / 4
+
+
+def test_until_names_are_known_only_the_first_values_have_digits() -> None:
+    """The others are as exact as one word is."""
+    encoding = first_encoding(SETTINGS, None, 2, metrics=None)
+    values = [1e-7 * (1 + slot % 7) for slot in range(MOST_DIGITS + 6)]
+    words = np.zeros(encoding.words, np.uint64)
+    for number in range(2):
+        words += encode(
+            encoding, base=None, local=None, examples=400, metrics={"all": values}, randomness=seeded(number)
+        ).words
+    decoded = decode(encoding, words, survivors=2, base=None).metrics["all"]
+    assert isinstance(decoded, list)
+    unit = 2.0**-encoding.metric_fraction_bits / 400
+    assert decoded[:MOST_DIGITS] == pytest.approx(values[:MOST_DIGITS], rel=1e-6)
+    assert decoded[MOST_DIGITS:] == pytest.approx(values[MOST_DIGITS:], rel=0, abs=unit / 2)
