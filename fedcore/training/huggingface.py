@@ -166,4 +166,22 @@ def with_lora(transformer: Any, *, rank: int, alpha: float, targets: str | Seque
     with warnings.catch_warnings():
         # peft 0.21 reads a property of the model that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        return CausalLM(peft.get_peft_model(transformer, config))
+        state = torch.get_rng_state()
+        model = peft.get_peft_model(transformer, config)
+    if transformer.dtype != torch.float32:
+        _draw_again(model, state)
+    return CausalLM(model)
+
+
+def _draw_again(model: nn.Module, state: Tensor) -> None:
+    """PEFT rounds what it draws to the base's dtype: the adapter of a float32 base, from the same generator."""
+    torch.set_rng_state(state)
+    for layer in model.modules():
+        if isinstance(layer, peft.tuners.lora.LoraLayer):
+            for name, down in layer.lora_A.items():
+                if not isinstance(down, nn.Linear):  # of a convolution: as PEFT rounded it
+                    continue
+                fresh = nn.Linear(down.in_features, down.out_features, bias=False)
+                nn.Linear(down.out_features, layer.lora_B[name].out_features, bias=False)
+                fresh.reset_parameters()  # as PEFT does, after it has made both
+                down.weight.data.copy_(fresh.weight.data)
