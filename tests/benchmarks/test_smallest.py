@@ -85,6 +85,7 @@ CASES = {
     "failures": Case("known_over_liveness"),
     "fashion_mnist": Case("secure_minus_plain_over_spread_iid", data=True),
     "femnist": Case("epsilon_over_budget", data=True),
+    "flower_examples": Case("run_in_secure_mode", lacks=lambda: "needs a checkout of Flower's repository"),
     "fuzz": Case("crashes"),
     "gpt": Case("model_flops_overmatrix_rate"),
     "gpu": Case("parts_that_hold", lacks=gpu),
