@@ -47,7 +47,7 @@ class Example:
 
 
 EXAMPLES: Final = (
-    Example(name="quickstart-huggingface", clients=100),
+    Example(name="quickstart-huggingface", clients=100, config={"fraction-train": 0.1}),
     Example(name="federated-vae"),
     Example(name="flower-secure-aggregation", clients=5),
     Example(name="flower-simulation-step-by-step-pytorch/my-awesome-app"),
@@ -58,7 +58,7 @@ EXAMPLES: Final = (
     Example(name="quickstart-monai"),
     Example(name="advanced-pytorch", clients=20),
     Example(name="federated-analytics"),
-    Example(name="quickstart-jax", clients=30, config={"batch-size": 8}),
+    Example(name="quickstart-jax", clients=60, config={"batch-size": 8}),
     Example(name="xgboost-comprehensive", config={"params.nthread": 1}),
     Example(name="flowertune-vit"),
     Example(name="quickstart-pennylane", config={"local-epochs": 1}),
@@ -89,7 +89,7 @@ class Outcome:
 
 def simulate_here(folder: Path, example: Example, mode: str) -> Outcome:
     """Run the example in this process."""
-    from fedcore.errors import ConfigurationError
+    from fedcore.errors import CohortBelowMinimum, ConfigurationError
     from fedcore.flower.app import FlowerApp
     from fedcore.run.settings import JobSettings
     from fedcore.simulation import Simulation
@@ -108,7 +108,7 @@ def simulate_here(folder: Path, example: Example, mode: str) -> Outcome:
     )
     try:
         simulation.run()
-    except ConfigurationError as error:
+    except (ConfigurationError, CohortBelowMinimum) as error:
         return Outcome("refused", str(error))
     except Exception as error:  # an example may end with anything
         return Outcome("failed", f"{type(error).__name__}: {error}")
