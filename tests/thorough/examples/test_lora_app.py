@@ -7,7 +7,7 @@ import torch
 from flwr.app import ArrayRecord
 from support.events import told
 
-from fedcore.codec.encoding import SMALL_TENSOR
+from fedcore.codec.encoding import MOST_DIGITS, SMALL_TENSOR
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
@@ -65,7 +65,7 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     # The first exchange takes 64 bits a parameter, and has room for metrics and their names. Those after it take 16.
     # Small tensors take 96 in all of them; a little is for the metrics.
     small = sum(spec.size for spec in state.layout.specs if spec.size < SMALL_TENSOR)
-    first = 8 * ADAPTER_PARAMETERS + 4 * small + 8 * (NAMES_BYTES // 4 + 2 * JobSettings().max_metrics)
+    first = 8 * ADAPTER_PARAMETERS + 4 * small + 8 * (NAMES_BYTES // 4 + JobSettings().max_metrics + MOST_DIGITS)
     later = 2 * (ADAPTER_PARAMETERS - small) + 12 * small
     for exchange, size in zip(trainings, (first, later, later), strict=True):
         assert len(exchange["survivors"]) == 3

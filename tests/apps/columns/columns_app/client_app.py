@@ -44,7 +44,7 @@ def misbehave(fault: str, content: RecordDict) -> None:
     if fault == "large":
         content["rows"]["count"] = 2.0**41
     if fault == "names":
-        content["rows"] = MetricRecord({f"the number of patients {place:02}": place for place in range(25)})
+        content["rows"] = MetricRecord({f"the number of patients {place:03}": place for place in range(100)})
     if fault == "other":
         content["rows"]["another"] = 1
     if fault == "raise":
