@@ -103,6 +103,7 @@ CASES = {
     "ps_engine": Case("ps_push_over_engine"),
     "published": Case("", ("heart", "--folder", "{folder}"), data=True),
     "round": Case("secure_over_plain_seconds_1e3"),
+    "secure_over_plain": Case("digits_wall"),
     "secagg_scale": Case("upload_over_vector_n40"),
     "serving": Case("upload_over_raw_tls"),
     "large_runs": Case("client_over_model"),
