@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedcore.cli.new.adoption.loops import TrainingLoop, is_test, test_functions
 from fedcore.cli.new.adoption.own_check import plan_check
 from fedcore.cli.new.adoption.own_loop import plan_loop
 from fedcore.cli.new.adoption.plain_step import LOSSES, SupervisedStep, plain_step
-from fedcore.cli.new.adoption.scripts import Script, called, keyword
+from fedcore.cli.new.adoption.scripts import Script, called, keyword, lines_of
 from fedcore.cli.new.writing import check_free, package_name, project_name, write_app
 from fedcore.errors import DataError
 
@@ -135,19 +136,18 @@ def _plan_supervised(plan: _AdoptionPlan, loop: TrainingLoop | None, step: Super
     _plan_loss(plan, step)
     plan.values |= {
         "clip": step.clip or "",
-        "workers": "",
         "loaders": False,
         "loader_imports": [],
         "figure": "eval_loss",
     }
     train, _ = plan.script.loaders()
-    workers = _number(_of(plan, keyword(train, "num_workers", 5) if train is not None else None))
+    workers = _number(plan.script, keyword(train, "num_workers", 5) if train is not None else None)
     plan.values["workers"] = int(workers) if workers else ""
     if step.clip:
         plan.recognized.append(f"clipping of gradients: max-grad-norm = {step.clip}")
     if loop is not None and loop.batches is not None:
         plan.find("the training: supervised_app does the same steps", [loop.batches.lineno])
-        plan.carried |= set(range(loop.batches.lineno, (loop.batches.end_lineno or 0) + 1))
+        plan.carried |= lines_of(loop.batches)
         plan.carried |= {one.lineno for one in loop.trains} | {loop.top.lineno}
     elif plan.script.optimizers():
         plan.todo.append("no loop with loss.backward() was found; supervised_app trains instead: compare app.py")
@@ -160,7 +160,7 @@ def _plan_own_loop(plan: _AdoptionPlan, loop: TrainingLoop, step: SupervisedStep
     plan.recognized.append(f"an own loop, since supervised_app does not have all of it: {why}")
     pairs = bool(step.pairs and step.loss)
     test = plan.script.loaders()[1]
-    _plan_check(plan, made, pairs=pairs and (test is not None or _sized(plan.script)))
+    _plan_check(plan, made, step.loss if pairs and (test is not None or not plan.script.streams) else "")
     _plan_models(plan, made)
     for what, lines in made.findings:
         plan.find(what, lines)
@@ -189,25 +189,19 @@ def _plan_own_loop(plan: _AdoptionPlan, loop: TrainingLoop, step: SupervisedStep
 
 def _names(text: str, names: Iterable[str]) -> set[str]:
     """Those of the names that code reads."""
-    code = "\n".join(line for line in text.splitlines())
-    inside = {one.id for one in ast.walk(ast.parse(f"def code():\n{_indented(code)}")) if isinstance(one, ast.Name)}
-    return set(names) & inside
+    code = ast.parse("def code():\n" + (textwrap.indent(text, "    ") or "    pass"))
+    return set(names) & {one.id for one in ast.walk(code) if isinstance(one, ast.Name)}
 
 
-def _indented(code: str) -> str:
-    return "\n".join(f"    {line}" for line in code.splitlines()) or "    pass"
+def _plan_check(plan: _AdoptionPlan, made: LoopPlan, loss: str) -> None:
+    """The test: fedcore's, of pairs with a known loss; the script's own; or a place for one.
 
-
-def _sized(script: Script) -> bool:
-    return not any("IterableDataset" in ast.unparse(base) for one in script.classes() for base in one.bases)
-
-
-def _plan_check(plan: _AdoptionPlan, made: LoopPlan, *, pairs: bool) -> None:
-    """The test: fedcore's, of pairs with a known loss; the script's own; or a place for one."""
-    if pairs:
-        loss = _METRICS[plain_step(plan.script, made.loop).loss]
+    Args:
+        loss: the name of the known one, "" if fedcore's test does not do.
+    """
+    if loss:
         made.check = [
-            f"result = evaluate_pairs(engine, test_batches(job), metrics=({loss}))",
+            f"result = evaluate_pairs(engine, test_batches(job), metrics=({_METRICS[loss]}))",
             'return {"num-examples": result.examples, **result.reported(result.examples)}',
         ]
         made.figures = ["eval_loss"]
@@ -292,7 +286,7 @@ def _plan_optimizer(plan: _AdoptionPlan) -> None:
         plan.find(f"the optimizer: {called(call)}", [call.lineno])
         rate = keyword(call, "lr", 1)
         expression = follow(plan.script, rate) if rate is not None else None
-        number = _number(expression)
+        number = expression.number if expression is not None else None
         if number is not None:
             lr = repr(float(number))
             plan.find(f"lr = {lr}", expression.lines if expression else ())
@@ -343,7 +337,7 @@ def _plan_data(plan: _AdoptionPlan, *, split: bool) -> None:
     if parts["train"] is None:
         todo["train"] = plan.leave("return a Dataset of pairs (input, target); no DataLoader was found", "data.py")
     before = follower.before
-    size = _number(_of(plan, script.loader_argument(train, "batch_size", 1) if train is not None else None))
+    size = _number(script, script.loader_argument(train, "batch_size", 1) if train is not None else None)
     if size is not None and train is not None:
         plan.find(f"batch-size = {int(size)}", [train.lineno])
     plan.values |= {
@@ -351,8 +345,8 @@ def _plan_data(plan: _AdoptionPlan, *, split: bool) -> None:
         "test": parts["test"].text if parts["test"] else None,
         "data_before": before,
         "data_imports": plan.imported(*parts.values()),
-        "stream": not _sized(plan.script),
-        "split": split and _sized(plan.script),
+        "stream": script.streams,
+        "split": split and not script.streams,
         "train_todo": todo["train"],
         "test_todo": todo["test"],
         "batch_size": int(size) if size else 32 if train is None else 1,
@@ -382,30 +376,16 @@ def _epochs(script: Script) -> tuple[int, int] | None:
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and "epoch" in node.target.id.lower():
             for one in ast.walk(node.iter):
                 if isinstance(one, ast.Call) and called(one) in ("range", "trange") and one.args:
-                    ends = [_number(_of_script(script, argument)) for argument in one.args[:2]]
+                    ends = [_number(script, argument) for argument in one.args[:2]]
                     if all(end is not None for end in ends):
                         return int(ends[-1] or 0) - (int(ends[0] or 0) if len(ends) > 1 else 0), node.lineno
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            number = _number(_of_script(script, node.value)) if node.targets[0].id.lower() in _EPOCHS else None
+            number = _number(script, node.value) if node.targets[0].id.lower() in _EPOCHS else None
             if number:
                 return int(number), node.lineno
     return None
 
 
-def _of(plan: _AdoptionPlan, node: ast.expr | None) -> Expression | None:
-    return _of_script(plan.script, node) if node is not None else None
-
-
-def _of_script(script: Script, node: ast.expr) -> Expression:
-    return follow(script, node)
-
-
-def _number(expression: Expression | None) -> float | None:
-    """The number that an expression is, if it is one by itself."""
-    if expression is None or expression.before or expression.names or expression.unknown:
-        return None
-    try:
-        value = ast.literal_eval(expression.text)
-    except ValueError:
-        return None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _number(script: Script, node: ast.expr | None) -> float | None:
+    """The number that a part of the script comes to, if it is one by itself."""
+    return follow(script, node).number if node is not None else None

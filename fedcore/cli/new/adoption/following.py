@@ -14,21 +14,29 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.cli.new.adoption.loops import Function, TrainingLoop, flat, loads, scope_of, stores
+from fedcore.cli.new.adoption.loops import Function, flat, loads, own_stores, plain_stores, scope_of, stores
 from fedcore.cli.new.adoption.names import (
     arguments,
     asks,
     bound_by,
+    declared_global,
     default_of,
-    defines,
     gives,
     option_name,
     own_names,
-    plain_stores,
-    stores_own,
     touches,
 )
-from fedcore.cli.new.adoption.scripts import Script, called, first_line, is_quiet, plainly, targets_of, unwrapped
+from fedcore.cli.new.adoption.scripts import (
+    Script,
+    called,
+    defines,
+    first_line,
+    is_quiet,
+    last_line,
+    plainly,
+    targets_of,
+    unwrapped,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,17 @@ class Expression:
     names: frozenset[str]
     lines: tuple[int, ...]
     unknown: tuple[str, ...]
+
+    @property
+    def number(self) -> float | None:
+        """The number that it is, if it is one by itself."""
+        if self.before or self.names or self.unknown:
+            return None
+        try:
+            value = ast.literal_eval(self.text)
+        except ValueError:
+            return None
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def follow(script: Script, node: ast.expr) -> Expression:
@@ -135,11 +154,6 @@ class Follower(ast.NodeTransformer):
         self._stored = outer
         return text
 
-    @staticmethod
-    def names_of_loop(loop: TrainingLoop) -> set[str]:
-        """The counter of the epochs."""
-        return stores(loop.epochs.target) if loop.epochs is not None else set()
-
     def _rewritten(self, node: ast.AST, copy: Any) -> Any:
         at, bound, stored = self._at, self._bound, self._stored
         self._at = node
@@ -210,7 +224,7 @@ class Follower(ast.NodeTransformer):
         return ast.Name(stand_ins, node.ctx) if stand_ins.isidentifier() else node
 
     def _of_self(self, node: ast.Attribute, text: str) -> ast.AST:
-        cls = next((one for one in self.script.scopes[self._at] if isinstance(one, ast.ClassDef)), None)
+        cls = self.script.class_of(self._at)
         method = next(
             (one for one in getattr(cls, "body", ()) if isinstance(one, Function) and one.name == node.attr), None
         )
@@ -283,7 +297,7 @@ class Follower(ast.NodeTransformer):
             self._before[order] = f"{names} = {text}  # line {statement.lineno}"
         else:
             text = self.statement(statement)
-            last = statement.end_lineno or statement.lineno
+            last = last_line(statement)
             where = f"lines {statement.lineno} to {last}" if last > statement.lineno else ""
             self._before[order] = f"# {where}\n{text}" if where else f"{text}  # line {statement.lineno}"
         self._bound, self._stored = bound, stored
@@ -309,11 +323,10 @@ class Follower(ast.NodeTransformer):
 
     def argument(self, function: Function, name: str) -> tuple[ast.expr, ast.Call] | None:
         """What all calls of a function give for a parameter, and the first of them; None if they differ."""
-        cls = next((one for one in self.script.scopes[function] if isinstance(one, ast.ClassDef)), None)
-        words = cls.name if cls is not None and function.name == "__init__" else function.name
-        names = [one.arg for one in [*function.args.posonlyargs, *function.args.args]][cls is not None :]
+        is_method = self.script.class_of(function) is not None
+        names = [one.arg for one in [*function.args.posonlyargs, *function.args.args]][is_method:]
         values: list[tuple[ast.expr, ast.Call]] = []
-        for call in self.script.calls(words):
+        for call in self.script.calls(self.script.called_as(function)):
             if scope_of(self.script, call) is function:
                 continue
             stand_ins = {one.arg: one.value for one in call.keywords} | dict(zip(names, call.args, strict=False))
@@ -329,7 +342,7 @@ class Follower(ast.NodeTransformer):
         function = scope_of(self.script, self._at)
         line = getattr(self._at, "lineno", 1 << 30)
         if key.startswith("self."):
-            cls = next((one for one in self.script.scopes[self._at] if isinstance(one, ast.ClassDef)), None)
+            cls = self.script.class_of(self._at)
             every = [st for one in getattr(cls, "body", ()) if isinstance(one, Function) for st in one.body]
             own = [one for one in every if scope_of(self.script, one) is not function or one.lineno < line]
             return self._last(own, key), function
@@ -354,11 +367,10 @@ class Follower(ast.NodeTransformer):
         """In which order the scopes run: a caller before what it calls."""
         if not isinstance(scope, Function) or depth > 9:
             return 0.0
-        cls = next((one for one in self.script.scopes[scope] if isinstance(one, ast.ClassDef)), None)
-        words = cls.name if cls is not None and scope.name == "__init__" else scope.name
-        outside = [scope_of(self.script, call) for call in self.script.calls(words)]
+        is_method = self.script.class_of(scope) is not None
+        outside = [scope_of(self.script, call) for call in self.script.calls(self.script.called_as(scope))]
         callers = [self._rank(one, depth + 1) for one in outside if one is not scope]
-        return 1 + max(callers, default=0.0) + (cls is not None and scope.name != "__init__")
+        return 1 + max(callers, default=0.0) + (is_method and scope.name != "__init__")
 
     # --- options and functions ----------------------------------------------------------------------------------
 
@@ -381,7 +393,7 @@ class Follower(ast.NodeTransformer):
         """Whether a function of the module reads what the module makes when it runs."""
         visited.add(function.name)
         free = loads(function) - stores(function) - {one.arg for one in arguments(function)}
-        declared = {name for one in ast.walk(function) if isinstance(one, ast.Global) for name in one.names}
+        declared = declared_global(function)
         definitions = self.script.definitions()
         for name in free | declared:
             other = definitions.get(name)
@@ -403,9 +415,9 @@ class Follower(ast.NodeTransformer):
         if order in self._before:
             return
         self._before[order] = ""
-        method = any(isinstance(one, ast.ClassDef) for one in self.script.scopes[function])
+        method = self.script.class_of(function) is not None
         at, bound, stored, self._bound, self._stored = self._at, self._bound, self._stored, set(), set()
-        declared = {name for one in ast.walk(function) if isinstance(one, ast.Global) for name in one.names}
+        declared = declared_global(function)
         copy = ast.parse(ast.unparse(function)).body[0]
         assert isinstance(copy, Function)  # noqa: S101 - it is the text of one
         self._at = function.body[0]
@@ -414,7 +426,7 @@ class Follower(ast.NodeTransformer):
             copy.name = f"self_{function.name}"
             copy.args.args = copy.args.args[1:]
         copy.body = [self.visit(one) for one in copy.body]
-        own = sorted({one.attr for one in ast.walk(function) if stores_own(one)}) if method else []
+        own = sorted(own_stores(function)) if method else []
         if own:
             for name in own:
                 self._followed(f"self.{name}", ast.Name(name, ast.Load()))

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from fedcore.cli.new.adoption.loops import Function, TrainingLoop, flat, reports, scope_of
-from fedcore.cli.new.adoption.scripts import Script, called, is_quiet
+from fedcore.cli.new.adoption.scripts import Script, called, is_quiet, last_line, lines_of
 
 _WHY = (
     (("save", "save_pretrained", "save_checkpoint", "dump"), "fedcore saves the model (--out)"),
@@ -24,7 +24,7 @@ def left_out(script: Script, loop: TrainingLoop | None, carried: Iterable[int], 
     lines = set(carried)
     listed = []
     for statement in _statements(script, loop, lines):
-        first, last = statement.lineno, statement.end_lineno or statement.lineno
+        first, last = statement.lineno, last_line(statement)
         where = f"line {first}" if first == last else f"lines {first} to {last}"
         text = ast.unparse(statement).splitlines()[0]
         listed.append(
@@ -52,7 +52,7 @@ def _statements(script: Script, loop: TrainingLoop | None, carried: set[int]) ->
 
 
 def _parts(statement: ast.stmt, carried: set[int], calls: set[str], *, quiet: bool) -> Iterator[ast.stmt]:
-    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    lines = lines_of(statement)
     if quiet and is_quiet(statement):
         return
     if isinstance(statement, Function | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Return | ast.Global):
@@ -60,12 +60,12 @@ def _parts(statement: ast.stmt, carried: set[int], calls: set[str], *, quiet: bo
     names = {called(one) for one in ast.walk(statement) if isinstance(one, ast.Call)}
     if isinstance(statement, ast.Expr | ast.Assign) and (names & calls or isinstance(statement.value, ast.Constant)):
         return
-    if not carried & set(lines):
+    if not carried & lines:
         yield statement
         return
-    if isinstance(statement, ast.For | ast.With | ast.If) and not set(lines) <= carried:
+    if isinstance(statement, ast.For | ast.With | ast.If) and not lines <= carried:
         body = [*statement.body, *getattr(statement, "orelse", ())]
-        if any(carried & set(range(one.lineno, (one.end_lineno or one.lineno) + 1)) for one in body):
+        if any(carried & lines_of(one) for one in body):
             for one in body:
                 yield from _parts(one, carried, calls, quiet=False)
 

@@ -15,10 +15,11 @@ from fedcore.cli.new.adoption.loops import (
     ancestors,
     functions,
     loads,
+    outside_calls,
     scope_of,
 )
 from fedcore.cli.new.adoption.names import root
-from fedcore.cli.new.adoption.scripts import Script, called, keyword, targets_of
+from fedcore.cli.new.adoption.scripts import Script, called, keyword, lines_of, targets_of
 
 _BY_PLACE: Final = ("shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn")
 _LOADER_OPTIONS: Final = ("dataset", "batch_size")
@@ -63,6 +64,17 @@ class LoopPlan:
             part = self.script.lines[getattr(node, "lineno", 1) - 1 : last]
             lines += [f"# {one}".rstrip() for one in textwrap.dedent("\n".join(part)).splitlines()]
         return [*lines, f'raise NotImplementedError("{file}: {_quoted(what)}")']
+
+    @property
+    def test_loaders(self) -> set[str]:
+        """What the script calls its DataLoader of tests."""
+        return {name for name, what in self.stand_ins.items() if what == "test_loader"}
+
+    def follower_at(self, node: ast.AST) -> Follower:
+        """One that reads the script from a node on; the statements that hold the training are left out."""
+        follower = Follower(self.script, self.stand_ins, held_statements(self.script, self.loop))
+        follower.set_at(node)
+        return follower
 
     def take(self, follower: Follower) -> None:
         """Note what a follower used."""
@@ -114,7 +126,7 @@ def held_statements(script: Script, loop: TrainingLoop) -> list[ast.stmt]:
     for _ in range(9):
         if not isinstance(scope, Function):
             break
-        calls = [call for call in script.calls(scope.name) if scope_of(script, call) is not scope]
+        calls = outside_calls(script, scope)
         if not calls:
             break
         around = [one for one in ancestors(script, calls[0]) if isinstance(one, ast.stmt)]
@@ -189,9 +201,8 @@ def _add_aliases(script: Script, stand_ins: dict[str, str]) -> None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute) and len(node.targets) == 1
     ]
     for function in functions(script):
-        cls = next((one for one in script.scopes[function] if isinstance(one, ast.ClassDef)), None)
-        names = [one.arg for one in function.args.args][cls is not None :]
-        for call in script.calls(cls.name if cls is not None and function.name == "__init__" else function.name):
+        names = [one.arg for one in function.args.args][script.class_of(function) is not None :]
+        for call in script.calls(script.called_as(function)):
             pairs += [(ast.unparse(one), name) for name, one in zip(names, call.args, strict=False)]
             pairs += [(ast.unparse(one.value), one.arg) for one in call.keywords if one.arg in names]
     for source, name in pairs:
@@ -264,7 +275,7 @@ def plan_loader(plan: LoopPlan, name: str, call: ast.Call | None) -> list[str]:
             continue
         words.append(f"{option.arg}={follower.expression(option.value)}")
     plan.take(follower)
-    plan.carried |= set(range(call.lineno, (call.end_lineno or call.lineno) + 1))
+    plan.carried |= lines_of(call)
     plan.findings.append(
         (f"the DataLoader for {name}ing: {', '.join(words[1:])}".replace("testing:", "tests:"), [call.lineno])
     )

@@ -58,6 +58,11 @@ class TrainingLoop:
         return cls(epochs=epochs, body=body, trains=trains, scope=scope, batches=batches)
 
     @property
+    def counters(self) -> set[str]:
+        """The names that count the epochs."""
+        return stores(self.epochs.target) if self.epochs is not None else set()
+
+    @property
     def top(self) -> ast.stmt:
         """The statement of the scope that holds the training."""
         return self.epochs if self.epochs is not None else self.body[0]
@@ -76,7 +81,7 @@ def _climb(script: Script, node: ast.AST) -> tuple[ast.For | None, ast.stmt]:
         if not isinstance(function, Function) or function in visited:
             return None, top
         visited.add(function)
-        calls = [call for call in script.calls(function.name) if scope_of(script, call) is not function]
+        calls = outside_calls(script, function)
         if not calls:
             return None, top
         node = calls[0]
@@ -118,6 +123,11 @@ def scope_of(script: Script, node: ast.AST) -> ast.AST:
     return script.tree
 
 
+def outside_calls(script: Script, function: Function) -> list[ast.Call]:
+    """The calls of a function by its name, without those that it makes itself."""
+    return [call for call in script.calls(function.name) if scope_of(script, call) is not function]
+
+
 def flat(scope: ast.AST) -> Iterator[ast.stmt]:
     """The statements of a scope, with those under `if __name__ == "__main__":`."""
     for statement in getattr(scope, "body", ()):
@@ -156,8 +166,17 @@ def loads(node: ast.AST) -> set[str]:
 
 def stores(node: ast.AST) -> set[str]:
     """Names that are assigned in a node, `self.x` as x."""
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return names | {one.attr for one in ast.walk(node) if _is_own(one) and isinstance(one.ctx, ast.Store)}
+    return plain_stores(node) | own_stores(node)
+
+
+def plain_stores(node: ast.AST) -> set[str]:
+    """Names that are assigned in a node, without those of `self`."""
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+def own_stores(node: ast.AST) -> set[str]:
+    """The attributes of `self` that are assigned in a node."""
+    return {one.attr for one in ast.walk(node) if _is_own(one) and isinstance(one.ctx, ast.Store)}
 
 
 def _is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Final, TypeGuard
+from typing import Final
 
-from fedcore.cli.new.adoption.loops import Function, reports, stores
-from fedcore.cli.new.adoption.scripts import called
+from fedcore.cli.new.adoption.loops import Function, plain_stores, reports, stores
+from fedcore.cli.new.adoption.scripts import called, defines
 
 _HARMLESS: Final = frozenset(
     {
@@ -84,11 +84,6 @@ def gives(statement: ast.stmt, key: str) -> bool:
     return isinstance(statement, ast.With) and any(gives(one, key) for one in statement.body)
 
 
-def defines(statement: ast.AST) -> bool:
-    """Whether it is a definition or an import."""
-    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
-
-
 def own_names(node: ast.AST) -> set[str]:
     """Names that comprehensions, lambdas and inner functions bind."""
     names: set[str] = set()
@@ -104,16 +99,6 @@ def own_names(node: ast.AST) -> set[str]:
         elif isinstance(one, ast.NamedExpr):
             names |= stores(one.target)
     return names
-
-
-def plain_stores(node: ast.AST) -> set[str]:
-    """Names that are assigned in a node, without those of `self`."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-
-
-def stores_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    """Whether it assigns an attribute of `self`."""
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
 
 
 def asks(node: ast.AST | None) -> bool:
@@ -139,6 +124,11 @@ def arguments(function: Function) -> list[ast.arg]:
         for one in [*plain.posonlyargs, *plain.args, plain.vararg, *plain.kwonlyargs, plain.kwarg]
         if one is not None
     ]
+
+
+def declared_global(function: Function) -> set[str]:
+    """Names that it says are the module's."""
+    return {name for one in ast.walk(function) if isinstance(one, ast.Global) for name in one.names}
 
 
 def default_of(function: Function, name: str) -> ast.expr | None:

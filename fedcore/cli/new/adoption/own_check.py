@@ -6,7 +6,7 @@ import ast
 import textwrap
 
 from fedcore.cli.new.adoption.following import Follower
-from fedcore.cli.new.adoption.loop_parts import LoopPlan, held_statements
+from fedcore.cli.new.adoption.loop_parts import LoopPlan
 from fedcore.cli.new.adoption.loops import (
     FIGURE,
     Function,
@@ -14,20 +14,20 @@ from fedcore.cli.new.adoption.loops import (
     functions,
     is_test,
     loads,
+    outside_calls,
     printed_figures,
-    scope_of,
     stores,
     tests_only,
 )
 from fedcore.cli.new.adoption.own_loop import head_lines
-from fedcore.cli.new.adoption.scripts import called, targets_of
+from fedcore.cli.new.adoption.scripts import called, lines_of, targets_of
 
 
 def plan_check(plan: LoopPlan) -> bool:
     """The script's own evaluation; whether there is one whose figures are known."""
     script, loop = plan.script, plan.loop
     for function in [one for one in functions(script) if tests_only(script, one)]:
-        calls = [call for call in script.calls(function.name) if scope_of(script, call) is not function]
+        calls = outside_calls(script, function)
         if calls and _by_call(plan, function, calls[0]):
             return True
     after = list(flat(loop.scope))
@@ -38,8 +38,7 @@ def plan_check(plan: LoopPlan) -> bool:
 def _by_call(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     """By a function that returns its figures to names, or prints them."""
     script = plan.script
-    follower = Follower(script, plan.stand_ins, held_statements(script, plan.loop))
-    follower.set_at(call)
+    follower = plan.follower_at(call)
     parent = script.parents[call]
     while isinstance(parent, ast.Call | ast.Subscript):
         parent = script.parents[parent]
@@ -47,8 +46,7 @@ def _by_call(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     returned = [one for one in ast.walk(function) if isinstance(one, ast.Return) and one.value is not None]
     if not returned:
         return _printing(plan, function, call)
-    if loop_names := (follower.names_of_loop(plan.loop)):
-        follower.bind(loop_names)
+    follower.bind(plan.loop.counters)
     text = follower.expression(call)
     value = returned[-1].value
     if isinstance(value, ast.Dict) or (isinstance(value, ast.Call) and called(value) == "dict"):
@@ -75,9 +73,8 @@ def _printing(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
     figures = printed_figures([function], stores(function))
     if not figures:
         return False
-    follower = Follower(plan.script, plan.stand_ins, held_statements(plan.script, plan.loop))
-    follower.set_at(call)
-    follower.bind(follower.names_of_loop(plan.loop))
+    follower = plan.follower_at(call)
+    follower.bind(plan.loop.counters)
     answer = ", ".join(f'"{name}": float({text})' for name, text in figures.items())
     follower.nest(function, last=f"return {{{answer}}}")
     text = follower.expression(call)
@@ -89,8 +86,8 @@ def _printing(plan: LoopPlan, function: Function, call: ast.Call) -> bool:
 
 def _inline(plan: LoopPlan, statements: list[ast.stmt]) -> bool:
     """By statements in the loop over epochs, or after it."""
-    tests = {one.removeprefix("self.") for one, what in plan.stand_ins.items() if what == "test_loader"}
-    texts = {one for one, what in plan.stand_ins.items() if what == "test_loader"}
+    texts = plan.test_loaders
+    tests = {one.removeprefix("self.") for one in texts}
     if not any(text in ast.unparse(one) for one in statements if not _plain_call(one) for text in texts):
         return False
     begin = next((n for n, one in enumerate(statements) if is_test(one, tests)), len(statements))
@@ -106,13 +103,12 @@ def _inline(plan: LoopPlan, statements: list[ast.stmt]) -> bool:
         if stores(statement) & needed or (statements.index(statement) >= begin and is_test(statement, tests)):
             chosen.insert(0, statement)
             needed |= loads(statement)
-    follower = Follower(plan.script, plan.stand_ins, held_statements(plan.script, plan.loop))
-    follower.set_at(statements[begin])
+    follower = plan.follower_at(statements[begin])
     stored = set().union(*(stores(one) for one in chosen))
-    follower.bind(follower.names_of_loop(plan.loop))
+    follower.bind(plan.loop.counters)
     lines = [follower.statement_in(one, stored) for one in chosen]
     for one in chosen:
-        plan.carried |= set(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+        plan.carried |= lines_of(one)
     plan.figures += list(figures)
     answer = ", ".join(f'"{name}": float({text})' for name, text in figures.items())
     return _finish(plan, follower, lines, answer, [one.lineno for one in chosen])
@@ -129,7 +125,7 @@ def _finish(plan: LoopPlan, follower: Follower, lines: list[str], figures: str, 
     head = [
         one.replace("train_loader = train_batches", "test_loader = test_batches") for one in head_lines(plan, follower)
     ]
-    if loop_names := sorted(follower.names_of_loop(plan.loop) & {w for one in lines for w in loads(ast.parse(one))}):
+    if loop_names := sorted(plan.loop.counters & {w for one in lines for w in loads(ast.parse(one))}):
         head += [f"{name} = job.server_round" for name in loop_names]
     lines = ["with torch.no_grad():", *(textwrap.indent(one, "    ") for one in lines)]
     plan.check = [

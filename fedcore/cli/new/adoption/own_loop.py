@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 from fedcore.cli.new.adoption.following import Follower, follow
-from fedcore.cli.new.adoption.loop_parts import LoopPlan, held_statements, plan_given, plan_loader, plan_models
+from fedcore.cli.new.adoption.loop_parts import LoopPlan, plan_given, plan_loader, plan_models
 from fedcore.cli.new.adoption.loops import (
     FIGURE,
     SCHEDULERS,
@@ -19,7 +19,7 @@ from fedcore.cli.new.adoption.loops import (
     stores,
     tests_only,
 )
-from fedcore.cli.new.adoption.scripts import Script, called, keyword, targets_of
+from fedcore.cli.new.adoption.scripts import Script, called, keyword, lines_of, targets_of
 
 
 def plan_loop(script: Script, loop: TrainingLoop) -> LoopPlan:
@@ -27,12 +27,8 @@ def plan_loop(script: Script, loop: TrainingLoop) -> LoopPlan:
     plan = LoopPlan(script, loop)
     plan_models(plan)
     plan_given(plan)
-    for name, call in zip(("train", "test"), script.loaders(), strict=True):
-        lines = plan_loader(plan, name, call)
-        if name == "train":
-            plan.train_loader = lines
-        else:
-            plan.test_loader = lines
+    train, test = script.loaders()
+    plan.train_loader, plan.test_loader = plan_loader(plan, "train", train), plan_loader(plan, "test", test)
     _plan_fit(plan)
     return plan
 
@@ -49,25 +45,22 @@ def _plan_fit(plan: LoopPlan) -> None:
     scalers = _assigned_names(script, script.calls("GradScaler"))
     owned = {*plan.models, *optimizers, *schedulers, *scalers, *(one.removeprefix("self.") for one in plan.stand_ins)}
     owned -= {"device", "train_loader", "test_loader"}
-    tests = {one.removeprefix("self.") for one, what in plan.stand_ins.items() if what == "test_loader"}
+    tests = {one.removeprefix("self.") for one in plan.test_loaders}
     tests |= {
         one.name for one in script.definitions().values() if isinstance(one, Function) and tests_only(script, one)
     }
     training, left = kept_statements(loop, owned - tests, tests)
-    follower = Follower(script, plan.stand_ins, held_statements(script, loop))
-    follower.set_at(loop.body[0])
+    follower = plan.follower_at(loop.body[0])
     _plan_rate(plan, follower)
-    stored: set[str] = set().union(*(stores(one) for one in training)) if training else set()
-    if loop.epochs is not None:
-        follower.bind(stores(loop.epochs.target))
+    stored: set[str] = set().union(*(stores(one) for one in training))
+    follower.bind(loop.counters)
     body = [follower.statement_in(one, stored) for one in training]
-    if optimizers:
-        for name in sorted(optimizers):
-            follower.need(name, loop.body[0])
+    for name in sorted(optimizers):
+        follower.need(name, loop.body[0])
     marks = _unsafe(plan, follower, schedulers, left, owned)
     plan.take(follower)
     for one in training:
-        plan.carried |= set(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+        plan.carried |= lines_of(one)
     plan.findings.append(
         ("the training: its own loop, in loop.py", sorted({loop.top.lineno, *(one.lineno for one in training)}))
     )
@@ -105,9 +98,9 @@ def _plan_rate(plan: LoopPlan, follower: Follower) -> None:
     rate = keyword(calls[0], "lr", 1) if len(calls) == 1 else None
     if rate is None:
         return
-    text = follow(plan.script, rate).text
-    if text.replace(".", "", 1).replace("e-", "", 1).isdigit():
-        plan.rate = repr(float(text))
+    number = follow(plan.script, rate).number
+    if number is not None:
+        plan.rate = repr(float(number))
         follower.rate_of = called(calls[0])
         plan.findings.append((f"lr = {plan.rate}", [rate.lineno]))
 

@@ -88,7 +88,7 @@ def _look_at_rest(script: Script, loop: TrainingLoop, step: SupervisedStep) -> N
     shuffle = keyword(train, "shuffle", 2)
     if len(train.args) > 3 or not (isinstance(shuffle, ast.Constant) and shuffle.value is True):
         step.refuse(train, "a DataLoader without shuffle=True")
-    if any("IterableDataset" in ast.unparse(base) for one in script.classes() for base in one.bases):
+    if script.streams:
         step.refuse(train, "a stream")
 
 

@@ -77,6 +77,20 @@ class Script:
         """The classes of the module."""
         return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
 
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The outermost class around a node."""
+        return next((one for one in self.scopes[node] if isinstance(one, ast.ClassDef)), None)
+
+    def called_as(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+        """The name in calls of a function of the module or of a method: of `__init__` that of its class."""
+        cls = self.class_of(function)
+        return cls.name if cls is not None and function.name == "__init__" else function.name
+
+    @property
+    def streams(self) -> bool:
+        """Whether its data are a stream: no length, and no example by its number."""
+        return any("IterableDataset" in ast.unparse(base) for one in self.classes() for base in one.bases)
+
     def modules(self) -> list[ast.ClassDef]:
         """Classes of the module that are models: subclasses of nn.Module, or of another one of them."""
         modules: list[ast.ClassDef] = []
@@ -179,7 +193,7 @@ class Script:
         dropped: set[int] = set()
         for node in self.tree.body:
             if not is_quiet(node):
-                dropped |= set(range(first_line(node), (node.end_lineno or node.lineno) + 1))
+                dropped |= set(range(first_line(node), last_line(node) + 1))
         return [number for number in range(1, len(self.lines) + 1) if number not in dropped]
 
     def target_of(self, call: ast.Call) -> str:
@@ -254,9 +268,24 @@ def first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(one.lineno for one in decorators)])
 
 
+def last_line(node: ast.stmt | ast.expr) -> int:
+    """The line where it ends."""
+    return node.end_lineno or node.lineno
+
+
+def lines_of(node: ast.stmt | ast.expr) -> set[int]:
+    """The numbers of its lines, without those of decorators."""
+    return set(range(node.lineno, last_line(node) + 1))
+
+
+def defines(node: ast.AST) -> bool:
+    """Whether it is a definition or an import."""
+    return isinstance(node, _DEFINITIONS)
+
+
 def is_quiet(node: ast.stmt) -> bool:
     """Whether it does nothing when it is imported: a definition, an import, a plain value, a comment."""
-    if isinstance(node, _DEFINITIONS):
+    if defines(node):
         return True
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
