@@ -21,7 +21,7 @@ from fedcore.errors import ConfigurationError, PeerError, StorageFull
 from fedcore.federation.transcript import SignedRecord, record_hash
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.state import read_facts, sha256_file
-from fedcore.system.files import check_own_folder
+from fedcore.system.files import check_no_folder, check_own_folder
 from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut
 from fedcore.wire.operator import RESULTS_FILE, RunFilesOut, RunStatus
@@ -111,8 +111,8 @@ def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bo
     archive = _ARCHIVES.get(target.suffix)
     if archive is None:
         check_own_folder(target, _ENTRIES, mark=_RUN_FILE)
-    elif target.is_dir():
-        raise ConfigurationError(f"--out: {target} is a folder; name a file", check="is-a-folder")
+    else:
+        check_no_folder(target)
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.absolute().parent, prefix=".export-") as made:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
-from fedcore.system.files import check_own_folder, check_target, write_file
+from fedcore.system.files import check_no_folder, check_own_folder, check_target, write_file
 from fedcore.system.standard_output import user_output_to_stderr
 
 
@@ -98,8 +98,8 @@ class Export:
         check_target(self.out, force=self.force)
         if self.kind == "peft":
             check_own_folder(self.out, _ADAPTER, mark=_ADAPTER[0])
-        elif self.out.is_dir():
-            raise ConfigurationError(f"--out: {self.out} is a folder; name a file", check="is-a-folder")
+        else:
+            check_no_folder(self.out)
 
     def _write_adapter(self, as_json: bool) -> None:
         """Make a folder with the adapter in PEFT's format."""

@@ -61,7 +61,7 @@ class FederatedOutcome:
     tested: likewise, what the round's model gave on its test part. Both {} for apps that do not tell.
     results: what the run left in its results.json.
     versions: of a buffered run, its models by their numbers, as many of them as were caught.
-    started: when its first training began, on the monotonic clock; None if none did.
+    start_seconds: until its first training began; None if none did.
     """
 
     record: RunRecord
@@ -72,7 +72,7 @@ class FederatedOutcome:
     tested: Mapping[str, Mapping[int, EvaluationProgress]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
-    started: float | None = None
+    start_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -112,14 +112,14 @@ class ReusableFederation:
         A federation that lost a process is not used again. Raises EnvironmentFailure if a process ends that was not
         to be killed.
         """
-        reusable = False
+        reusable, began = False, time.monotonic()
         try:
             if self._running is None:
                 self._started += 1
                 folder = self.folder / f"federation-{self._started}"
                 self._running = _RunningFederation.start(folder, run, plain=self.plain, paces=self.paces)
                 self._running.warm_up(run)
-            followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
+            followed = self._running.follow(run, _settings(run, plain=self.plain), emit, began)
             reusable = followed.record.status == "finished" and run.kill is None
         finally:
             if not reusable:
@@ -168,12 +168,14 @@ class _RunningFederation:
         if ROUNDS_KEY not in run.config:
             return
         short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS_KEY: 1}, kill=None)
-        followed = self.follow(short, {**run.settings, **_WITHOUT_PRIVACY}, ignore)
+        followed = self.follow(short, {**run.settings, **_WITHOUT_PRIVACY}, ignore, time.monotonic())
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")
 
-    def follow(self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink) -> FederatedOutcome:
-        """Submit a run and follow it."""
+    def follow(
+        self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink, began: float
+    ) -> FederatedOutcome:
+        """Submit a run and follow it; began: when its start did, on the monotonic clock."""
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = ClientKiller(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
@@ -185,7 +187,7 @@ class _RunningFederation:
 
         def show(event: RunEvent) -> None:
             if isinstance(event, ExchangeStarted) and is_training(event.message_type) and not started:
-                started.append(time.monotonic())
+                started.append(time.monotonic() - began)
             emit(event)
             sent.see(event)
             versions.see(event)
@@ -206,7 +208,7 @@ class _RunningFederation:
             tested={name: evaluations_by_round(one) for name, one in progress.items()},
             results=_results(out),
             versions=versions.paths,
-            started=started[0] if started else None,
+            start_seconds=started[0] if started else None,
         )
 
 

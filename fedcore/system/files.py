@@ -69,6 +69,12 @@ def check_target(path: Path, *, force: bool, option: str = "--out") -> None:
         raise ConfigurationError(f"{option}: there is no folder {path.absolute().parent}")
 
 
+def check_no_folder(path: Path, *, option: str = "--out") -> None:
+    """Refuse a folder where a file is to be made, forced or not; raises ConfigurationError that names the option."""
+    if path.is_dir():
+        raise ConfigurationError(f"{option}: {path} is a folder; name a file", check="is-a-folder")
+
+
 def check_own_folder(path: Path, own: Collection[str], *, mark: str, option: str = "--out") -> None:
     """Refuse to replace anything but a folder that the same command made, or an empty one; nothing if there is none.
 

@@ -45,7 +45,7 @@ class Traffic:
     def note(self, connection: CountedConnection) -> None:
         """Take the counts of a connection that is open."""
         with contextlib.suppress(OSError):
-            if connection.sock is not None and (info := TcpInfo.of(connection.sock)) is not None:
+            if (info := TcpInfo.of(connection.sock)) is not None:
                 self._open[connection] = info.on_the_wire(connection.sock.family)
 
     def close(self, connection: CountedConnection) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -207,6 +208,8 @@ class _Connection:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket = socket.socket()  # connected to nothing: what is sent goes to the transport
+        weakref.finalize(self, self._socket.close)
 
     def __call__(self, content: bytes) -> None:
         if self._loop is None:
@@ -228,7 +231,7 @@ class _Connection:
             server_state=ServerState(),
             app_state={},
             limiter=ConnectionLimiter(most=10, seconds=5.0),
-            connection=Connection(sock=None, address="127.0.0.1"),  # type: ignore[arg-type]
+            connection=Connection(sock=self._socket, address="127.0.0.1"),
         )
         protocol.connection_made(transport := _Transport())
         transport.protocol = protocol

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -88,12 +87,9 @@ class Federated(Mode):
         return ReusableFederation(folder, plain=self.plain)
 
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
-        began = time.monotonic()
         followed = warm.execute(run, emit)
         about = describe(run, workers)
         result = result_of(run, followed, about)
-        if followed.started is not None:
-            result = replace(result, start_seconds=followed.started - began)
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.
@@ -178,6 +174,7 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
         steps=_steps(run.sites, training, schedule),
         sums=_sums(run.sites, training),
         seconds=sum(exchange.seconds for exchange in training),
+        start_seconds=followed.start_seconds,
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),

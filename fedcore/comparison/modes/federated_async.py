@@ -9,7 +9,6 @@ in which sum.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,11 +60,8 @@ class FederatedAsync(Federated):
         if run.network is not None and run.cost is not None and about.schedule is not None:
             rounds = int(run.config.get(ROUNDS_KEY, 1))
             warm.paces = paces(about.schedule, rounds, run.cost, run.network, quickest=QUICKEST_SECONDS)
-        began = time.monotonic()
         followed = warm.execute(run, emit)
         result = result_of(run, followed, about)
-        if followed.started is not None:
-            result = replace(result, start_seconds=followed.started - began)
         result = replace(result, staleness=staleness_of(followed.record.exchanges, int(run.settings["max-staleness"])))
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)

@@ -134,7 +134,7 @@ class ProcessExecutor:
                 task, list(tasks), size, lambda chunk: Ask(questions=[questions[client] for client in chunk])
             ):
                 if isinstance(result, ClientRaised):
-                    yield client, Answer(error=app_raised(result.text if result.error else result.line))
+                    yield client, Answer(error=app_raised(result.reason))
                     continue
                 assert isinstance(result, Answered)  # noqa: S101 - the answer to Ask
                 yield (

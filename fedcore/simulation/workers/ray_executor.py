@@ -138,7 +138,7 @@ class RayExecutor:
         first = next(iter(tasks.values())).task
         for client, result, reply in self._done(first, list(tasks), submitted):
             if isinstance(result, ClientRaised):
-                yield client, Answer(error=app_raised(result.text if result.error else result.line))
+                yield client, Answer(error=app_raised(result.reason))
                 continue
             assert isinstance(result, Answered)  # noqa: S101 - to a message
             if reply is not None:

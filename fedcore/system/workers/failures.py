@@ -49,11 +49,16 @@ class RaisedError(WorkerMessage):
             **fields,
         )
 
+    @property
+    def reason(self) -> str:
+        """What it says, if it is one of fedcore's; else the last line of its traceback, which has its type."""
+        return self.text if self.error else self.line
+
     def exception(self) -> Exception:
         """The exception as it was, or a RuntimeError for one that is not fedcore's, with its traceback as a note."""
         kind = getattr(errors, self.error, RuntimeError) if self.error else RuntimeError
         error: Exception = kind.__new__(kind)
-        error.args = (self.text if self.error else self.line,)
+        error.args = (self.reason,)
         vars(error).update(self.values)
         error.add_note(f"in a worker process:\n{self.trace}")
         return error
