@@ -228,15 +228,23 @@ def _command() -> str:
 
 def _commit() -> str:
     """That of this repository, and whether code lies there that is in none; empty if git does not know."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    here = Path(__file__).resolve().parent
+    changed = _git(here, "status", "--porcelain", "--", ":/*.py")
+    return f"{commit_of(here)}, with changes" if changed else commit_of(here)
+
+
+def commit_of(folder: Path) -> str:
+    """The short hash of the commit that a checkout is of; empty if git does not know."""
+    return _git(folder, "rev-parse", "--short", "HEAD")
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git prints; empty if it fails."""
+    command = ["git", "-C", str(folder), *words]
     try:
-        hash_, changed = (
-            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":/*.py"])
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return f"{hash_}, with changes" if changed else hash_
 
 
 def _cpu_model() -> str:

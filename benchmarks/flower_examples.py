@@ -26,7 +26,7 @@ from typing import Any, Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.common import Figure, Report, Table, commit_of, parser, quiet_environment, run, say
 from benchmarks.flower_stand_ins import install_stand_ins
 
 RESULT: Final = "OUTCOME "
@@ -166,18 +166,17 @@ def measure(arguments: argparse.Namespace) -> Report:
         tables=(Table(title="Flower's examples", header=("example", "clients", "outcome", "why"), rows=tuple(rows)),),
         notes=(
             f"of {len(rows)} examples: " + ", ".join(f"{words} {count}" for words, count in counts.items()),
-            f"examples of Flower at {_commit_of(arguments.checkout)}, unchanged, on stand-ins for their data sets",
+            f"examples of Flower at {_noted_commit(arguments.checkout)}, unchanged, on stand-ins for their data sets",
         ),
     )
 
 
-def _commit_of(checkout: Path) -> str:
+def _noted_commit(checkout: Path) -> str:
     """What the checkout says it is of: a file COMMIT in it, or git."""
     noted = checkout / "COMMIT"
     if noted.is_file():
         return noted.read_text(encoding="utf-8").strip()
-    command = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "an unknown commit"
+    return commit_of(checkout) or "an unknown commit"
 
 
 def _cell(reason: str) -> str:

@@ -28,7 +28,7 @@ from typing import Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say, sized
+from benchmarks.common import Figure, Report, Table, commit_of, parser, quiet_environment, run, say, sized
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CLIENTS: Final = 4
@@ -67,7 +67,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Every app in every checkout in both modes, as many times as asked."""
     trees = {OWN: ROOT}
     if arguments.before is not None:
-        trees[_commit_of(arguments.before)] = arguments.before.resolve()
+        before = arguments.before.resolve()
+        trees[commit_of(before) or str(before)] = before
     repetitions = sized(arguments, smallest=1, quick=1, whole=4)
     figures, tables = list[Figure](), list[Table]()
     for app in APPS:
@@ -78,10 +79,10 @@ def measure(arguments: argparse.Namespace) -> Report:
                     costs[tree, mode].append(simulate(folder, app, mode))
             say(f"{app}: {number + 1} of {repetitions}")
         tables.append(_table(app, trees, costs))
-        now, before = (ratios(costs[tree, "secure"], costs[tree, "plain"]) for tree in (OWN, list(trees)[-1]))
+        now, earlier = (ratios(costs[tree, "secure"], costs[tree, "plain"]) for tree in (OWN, list(trees)[-1]))
         figures += [
             Figure(name=f"{app}_{quantity}".replace(" ", "_"), value=value, aim=aim)
-            for quantity, value, aim in zip(QUANTITIES, now, before, strict=True)
+            for quantity, value, aim in zip(QUANTITIES, now, earlier, strict=True)
         ]
     return Report(benchmark="secure_over_plain", figures=tuple(figures), tables=tuple(tables))
 
@@ -123,11 +124,6 @@ def _table(app: str, trees: Mapping[str, Path], costs: Mapping[tuple[str, str], 
         ratio = ratios(costs[tree, "secure"], costs[tree, "plain"])
         rows.append((tree, "secure over plain", *(f"{value:.3f}" for value in ratio)))
     return Table(title=f"{app}, {CLIENTS} clients: medians", header=("commit", "run", *QUANTITIES), rows=tuple(rows))
-
-
-def _commit_of(folder: Path) -> str:
-    command = ("git", "-C", str(folder), "rev-parse", "--short=8", "HEAD")
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":
