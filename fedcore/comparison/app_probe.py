@@ -179,14 +179,18 @@ def _site(problem: Problem, site: int) -> SiteSplit:
         training=len(training),  # type: ignore[arg-type]
         test=len(test),  # type: ignore[arg-type]
         labels=_labels(training),
+        test_labels=_labels(test),
     )
 
 
 def _labels(examples: TrainingData) -> dict[str, int] | None:
-    """Examples by label, where each has one that is a whole number."""
-    if not isinstance(examples, Split) or examples.y.ndim != 1 or not np.issubdtype(examples.y.dtype, np.integer):
+    """Examples by label, where each has one: a whole number, or 0.0 and 1.0 as losses of two classes take them."""
+    if not isinstance(examples, Split) or examples.y.shape not in {(len(examples.y),), (len(examples.y), 1)}:
         return None
-    return {str(label): count for label, count in sorted(Counter(examples.y.tolist()).items())}
+    targets = examples.y.ravel()
+    if not np.issubdtype(targets.dtype, np.integer) and not np.isin(targets, (0, 1)).all():
+        return None
+    return {str(label): count for label, count in sorted(Counter(targets.astype(np.int64).tolist()).items())}
 
 
 # --- what a step costs -----------------------------------------------------------------------------------------------

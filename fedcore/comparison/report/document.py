@@ -42,13 +42,15 @@ class ModeTitle:
 class SiteSplit:
     """One site's part of the data.
 
-    labels: training examples by label; None if an example has no single label.
+    labels, test_labels: training and test examples by label; None if an example has no single label, or nobody counted
+        them.
     """
 
     site: str
     training: int
     test: int
     labels: Mapping[str, int] | None = None
+    test_labels: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

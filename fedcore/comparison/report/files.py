@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema, to_json
 
+from fedcore.comparison.report.chance import ChanceLevel
 from fedcore.comparison.report.curves import curve_drawings, curve_table, sweep_drawings
 from fedcore.comparison.report.details import detail_drawings
 from fedcore.comparison.report.document import Comparison
@@ -48,11 +49,13 @@ class Report(Comparison):
     """The content of report.json: the comparison, and what is computed from it.
 
     headline: sentences.
+    chance: accuracies without learning; null if examples have no labels.
     """
 
     headline: tuple[str, ...]
     summary: tuple[Summary, ...]
     fairness: tuple[FairnessCheck, ...]
+    chance: ChanceLevel | None = None
 
     @classmethod
     def of(cls, comparison: Comparison) -> Report:
@@ -62,6 +65,7 @@ class Report(Comparison):
             headline=headline(comparison),
             summary=summarize(comparison),
             fairness=fairness(comparison),
+            chance=ChanceLevel.of(comparison),
         )
 
     def to_json(self) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedcore.comparison.judging import LOSS
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
+from fedcore.comparison.report.chance import ChanceLevel
 from fedcore.comparison.report.details import by_site
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import broken, fairness
@@ -28,6 +29,7 @@ from fedcore.comparison.report.summary import (
     mean,
     mean_sd,
     numbers,
+    percent,
     point_text,
     summarize,
 )
@@ -240,6 +242,7 @@ def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[t
         ("partition", comparison.partition or NONE),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("judged by", _judged_by(comparison)),
+        *([("without learning", _without_learning(level))] if (level := ChanceLevel.of(comparison)) else []),
         *([("target", str(comparison.target))] if comparison.target else []),
         ("network", comparison.network.name if comparison.network else "none: this machine as it is"),
     ]
@@ -260,6 +263,15 @@ def _judged_by(comparison: Comparison) -> str:
     if judged_by is None:
         return NONE
     return f"{judged_by.name}, {'more' if judged_by.better == 'max' else 'less'} is better"
+
+
+def _without_learning(level: ChanceLevel) -> str:
+    of = "test" if level.tested else "training"
+    return (
+        f"accuracy {percent(level.uniform)} % by chance among {level.classes} classes, {percent(level.majority)} % by "
+        f"always predicting the majority class, {level.label}; {percent(level.own)} % if each site predicts its own "
+        f"majority class, on its own examples, mean over the sites (shares of the first seed's {of} examples)"
+    )
 
 
 def _links(comparison: Comparison) -> str:

@@ -157,3 +157,11 @@ def test_an_option_without_effect_is_refused_by_name() -> None:
     (run,) = plan(job)
     with raises(ConfigurationError, check="global-batch", match="supervised_app"):
         train_centralized(lambda report: None, run)
+
+
+def test_labels_of_the_test_examples_are_counted_too() -> None:
+    found = found_in(DIGITS)
+    assert isinstance(found, AppFacts)
+    problem = Problem.load(FlowerApp.load(DIGITS), config=FlowerApp.load(DIGITS).run_config, sites=3)
+    labels = problem.test(0).y.tolist()
+    assert found.split[0].test_labels == {str(label): labels.count(label) for label in sorted(set(labels))}
