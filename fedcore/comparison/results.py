@@ -98,6 +98,44 @@ class LostWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumCheck:
+    """One secure sum of a run against the plain mean for the same clients, from the same model.
+
+    mode, seed, point: of the secure run.
+    round: in which the sum was made.
+    plain: label of the plain run that the mean is from; "" for an extra round of plain, in which nothing is encrypted.
+    status: "holds"; "differs" if a tensor exceeds its bound; "unknown" if there was nothing to compare with.
+    reason: why it is unknown.
+    tensor: the one whose difference is the largest part of its bound.
+    difference, bound, change: of that tensor: how far the two means are apart, how far they may be, and how far its
+        mean is from the model before; null if unknown.
+    by: what these are: "element", the largest of all elements, or "norm", the L2 norm over them.
+    own_difference: how far two plain means are apart in that tensor; null if plain was not repeated.
+    extra_rounds: how many rounds of plain it took that no run needed.
+    last_tensor, last_difference, last_change: of the last models of both runs, the tensor that is the farthest apart
+        for its change since the start, both as L2 norms: rounding grows in training, so that nothing bounds it.
+    """
+
+    mode: str
+    seed: int
+    round: int
+    status: Literal["holds", "differs", "unknown"]
+    point: Mapping[str, Value] = field(default_factory=dict)
+    plain: str = ""
+    reason: str = ""
+    tensor: str = ""
+    difference: float | None = None
+    bound: float | None = None
+    change: float | None = None
+    by: Literal["element", "norm"] = "element"
+    own_difference: float | None = None
+    extra_rounds: int = 0
+    last_tensor: str = ""
+    last_difference: float | None = None
+    last_change: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """One mode with one seed at one point of a sweep.
 

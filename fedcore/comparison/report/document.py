@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict
 
 from fedcore.comparison.judging import JudgedBy
-from fedcore.comparison.results import STRICT, RunResult, Value
+from fedcore.comparison.results import STRICT, RunResult, SumCheck, Value
 from fedcore.comparison.target import Target
 from fedcore.simulation.devices.network import Cost, Network
 
@@ -98,6 +98,7 @@ class Comparison:
     split: training and test examples of each site for the first seed, and its labels if an example has one.
     sources: the heads of several merged reports; else empty.
     target: how good a model had to be: metric, value and better; null without one.
+    sum_checks: secure sums against plain means.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -121,6 +122,7 @@ class Comparison:
     split: tuple[SiteSplit, ...] = ()
     sources: tuple[MergedReport, ...] = ()
     target: Target | None = None
+    sum_checks: tuple[SumCheck, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -180,6 +182,11 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
         own_evaluation=any(one.own_evaluation for one in comparisons.values()),
         split=_splits(comparisons),
+        sum_checks=tuple(
+            replace(check, mode=renamed[name][check.mode], plain=renamed[name].get(check.plain, ""))
+            for name, one in comparisons.items()
+            for check in one.sum_checks
+        ),
         sources=tuple(
             MergedReport(
                 name=name,

@@ -5,13 +5,14 @@ What cannot be equal by the nature of the modes is a text of the page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.summary import count, finished, point_text, samples_of
-from fedcore.comparison.results import RunResult
+from fedcore.comparison.results import RunResult, SumCheck
 
 Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
@@ -36,9 +37,10 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
     """All checks, in the order of the report; of one run alone there is nothing to compare but whether it finished."""
     runs = comparison.runs
     if len(runs) == 1 and not comparison.sources:
-        return (_complete(comparison),)
+        return (_complete(comparison), *_sums(comparison))
     return (
         _complete(comparison),
+        *_sums(comparison),
         _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
         _samples(runs),
         _equal(
@@ -90,6 +92,71 @@ def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     absent = [run.mode for run in finished(runs) if run.privacy is None and not run.samples]
     why = "the app's own loop takes them"
     return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent, why=why)
+
+
+def secrecy_sentences(comparison: Comparison) -> tuple[str, ...]:
+    """For the headline: each secure mode whose sums are not the plain means, with the worst tensor; () if none is."""
+    worst: dict[str, SumCheck] = {}
+    for check in comparison.sum_checks:
+        if check.status == "differs":
+            last = worst.get(check.mode)
+            worst[check.mode] = check if last is None else max(check, last, key=_excess)
+    return tuple(
+        f"{check.mode} is not what plain averaging of the same updates gives: {_gap(check)} (seed {check.seed}, round "
+        f"{check.round}); do not build on its figures."
+        for check in worst.values()
+    )
+
+
+def _sums(comparison: Comparison) -> Iterator[FairnessCheck]:
+    """Whether secure sums are the plain means of the same updates, as far as it was checked."""
+    checks = comparison.sum_checks
+    if not checks:
+        return
+    statuses = {check.status for check in checks}
+    values = {_run_and_round(check): _sum_text(check) for check in checks}
+    extra = sum(check.extra_rounds for check in checks)
+    detail = "the mean of the first secure sum, and of the last, against a plain mean from the same model and seed"
+    detail += f"; it took {extra} more round{'s' if extra > 1 else ''} of plain" if extra else ""
+    yield FairnessCheck(
+        name="Secure equals plain",
+        status="differs" if "differs" in statuses else "unknown" if "unknown" in statuses else "holds",
+        detail=detail,
+        values=values,
+    )
+
+
+def _run_and_round(check: SumCheck) -> str:
+    point = f" ({point_text(check.point)})" if check.point else ""
+    return f"{check.mode}{point}, seed {check.seed}, round {check.round}"
+
+
+def _sum_text(check: SumCheck) -> str:
+    """What was compared, and how that ended."""
+    text = check.reason if check.status == "unknown" else ""
+    if check.tensor:
+        text += f"{'; ' if text else ''}{_gap(check)}"
+    elif check.status == "holds":
+        text = "equal to the last bit"
+    if check.last_difference is not None:
+        text += f"; the last models of both are apart by {check.last_difference:.2g} in {check.last_tensor}"
+        text += f", which changed by {check.last_change:.2g}" if check.last_change is not None else ""
+        text += " (L2 norms; training makes rounding larger, so nothing bounds it)"
+    return text
+
+
+def _gap(check: SumCheck) -> str:
+    """The tensor that is the farthest off, by how much, and how much it may be."""
+    norm = " as an L2 norm" if check.by == "norm" else ""
+    text = f"tensor {check.tensor} is off by {check.difference:.2g}{norm}"
+    if check.bound is not None:
+        text += f", where {check.bound:.2g} may be rounding"
+    return text + (f" and the update is {check.change:.2g}" if check.change is not None else "")
+
+
+def _excess(check: SumCheck) -> float:
+    """How many times the bound the difference is."""
+    return (check.difference or 0.0) / check.bound if check.bound else math.inf
 
 
 def _versions(comparison: Comparison) -> FairnessCheck:

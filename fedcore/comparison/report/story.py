@@ -14,6 +14,7 @@ from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.summary import (
     JudgedMetric,
     Spread,
@@ -39,6 +40,11 @@ _SERVER_VIEWS: Final = {
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
     """Sentences, the most important first; at least one."""
+    return (*secrecy_sentences(comparison), *_of_figures(comparison))
+
+
+def _of_figures(comparison: Comparison) -> tuple[str, ...]:
+    """What the figures say, whether or not they can be trusted."""
     runs = best_points(comparison)
     if not runs:
         return ("No mode finished.",)

@@ -14,7 +14,10 @@ from fedcore.comparison.report.files import Report, page
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import NONE, Spread, best_points, duration, mean_sd, percent, summarize
 from fedcore.comparison.report.tables import main_table, sums_table
-from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult
+from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult, SumCheck
+
+
+SUMS = "Secure equals plain"
 
 
 def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:
@@ -319,3 +322,28 @@ def test_start_and_all_bytes_stand_next_to_seconds_and_bytes_of_training() -> No
     cells, before = dict(zip(head, row, strict=True)), dict(zip(head, older, strict=True))
     assert (cells["start"], cells["all bytes"]) == ("12.0 s", "5.0 kB")
     assert (before["start"], before["all bytes"]) == (NONE, NONE)
+
+
+def test_a_secure_sum_that_is_no_plain_mean_is_red_and_comes_first() -> None:
+    good = SumCheck(mode="federated", plain="federated-plain", seed=1, round=1, status="holds", tensor="fc.bias")
+    bad = replace(good, round=6, status="differs", tensor="bn.running_var", difference=3.0, bound=1e-6)
+    lost = replace(bad, seed=2, tensor="bn.weight", difference=9.0)
+    comparison = made_up("federated,federated-plain", seeds=2)
+    assert SUMS not in checks(comparison)
+    assert checks(replace(comparison, sum_checks=(good,)))[SUMS].status == "holds"
+    assert headline(replace(comparison, sum_checks=(good,))) == headline(comparison)
+    broken_one = replace(comparison, sum_checks=(good, bad, lost))
+    assert checks(broken_one)[SUMS].status == "differs"
+    assert len(checks(broken_one)[SUMS].values) == 3
+    first, *rest = headline(broken_one)
+    assert "bn.weight" in first  # the worst
+    assert "bn.running_var" not in first
+    assert tuple(rest) == headline(comparison)
+    merged = merge({"a": broken_one, "b": comparison})
+    assert {check.mode for check in merged.sum_checks} == {"federated (a)"}
+    assert {check.plain for check in merged.sum_checks} == {"federated-plain (a)"}
+
+
+def test_one_run_alone_has_the_check_of_its_sums() -> None:
+    one = made_up("federated", sum_checks=(SumCheck(mode="federated", seed=1, round=1, status="unknown", reason="no"),))
+    assert checks(one)[SUMS].status == "unknown"
