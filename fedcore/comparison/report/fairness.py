@@ -133,22 +133,22 @@ def _run_and_round(check: SumCheck) -> str:
 
 def _sum_text(check: SumCheck) -> str:
     """What was compared, and how that ended."""
-    text = check.reason if check.status == "unknown" else ""
-    if check.tensor:
-        text += f"{'; ' if text else ''}{_gap(check)}"
-    elif check.status == "holds":
-        text = "equal to the last bit"
-    if check.last_difference is not None:
-        text += f"; the last models of both are apart by {check.last_difference:.2g} in {check.last_tensor}"
-        text += f", which changed by {check.last_change:.2g}" if check.last_change is not None else ""
-        text += " (L2 norms; training makes rounding larger, so nothing bounds it)"
-    return text
+    other = f"against {check.plain}" if check.plain else "against an extra round"
+    words = [check.reason] if check.status == "unknown" else [other]
+    if check.difference is not None:
+        words.append(_gap(check))
+    if check.last_difference is not None and check.last_change is not None:
+        words.append(
+            f"after training, which makes rounding larger without a bound, the last models are apart by "
+            f"{check.last_difference:.2g} in {check.last_tensor}, which changed by {check.last_change:.2g} (L2 norms)"
+        )
+    return "; ".join(words)
 
 
 def _gap(check: SumCheck) -> str:
     """The tensor that is the farthest off, by how much, and how much it may be."""
     norm = " as an L2 norm" if check.by == "norm" else ""
-    text = f"tensor {check.tensor} is off by {check.difference:.2g}{norm}"
+    text = f"tensor {check.tensor} is off by {check.difference or 0.0:.2g}{norm}"
     if check.bound is not None:
         text += f", where {check.bound:.2g} may be rounding"
     return text + (f" and the update is {check.change:.2g}" if check.change is not None else "")

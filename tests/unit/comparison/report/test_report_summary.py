@@ -16,7 +16,6 @@ from fedcore.comparison.report.summary import NONE, Spread, best_points, duratio
 from fedcore.comparison.report.tables import main_table, sums_table
 from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult, SumCheck
 
-
 SUMS = "Secure equals plain"
 
 
