@@ -165,6 +165,8 @@ class RunResult:
         sites' models; round 0 is the first model.
     sites: the last model on the test examples of each site; in `local` the site's own, and `everywhere`: on those of
         all sites.
+    bootstrap: the last model's metrics on draws of the test examples with replacement, by name; draw b is the same for
+        every run that was tested on the same examples. {} if nobody drew any.
     staleness: histograms `clocks` and `updates` by age, and the `bound`; null in other modes.
     losses: workers that were lost, and what followed.
     failures: failed attempts at a round.
@@ -200,6 +202,7 @@ class RunResult:
     precision: str = ""
     curve: tuple[CurvePoint, ...] = ()
     sites: tuple[SiteResult, ...] = ()
+    bootstrap: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     staleness: Staleness | None = None
     losses: tuple[LostWorker, ...] = ()
     failures: tuple[ExchangeFailed, ...] = ()

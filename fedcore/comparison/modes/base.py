@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Readers: TypeAlias = Literal["", "nobody", "server", "sites", "pooled"]
 """pooled: nothing is sent, since the data themselves are in one place. "": of a mode that is not known here."""
 
+Twin: TypeAlias = Literal["secrecy", "asynchrony", "privacy"]
+"""What two modes differ in that are otherwise the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -63,12 +66,14 @@ class InReport:
     alone: each site has a model of its own.
     protection: what a federation does for its updates; "" if there is none.
     readers: who can read what a single site sends, its update or its gradient.
+    twins: modes that differ from this one in one thing alone, and in which.
     """
 
     pooled: bool = False
     alone: bool = False
     protection: Literal["", "secure", "plain", "private"] = ""
     readers: Readers = ""
+    twins: Mapping[str, Twin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.federation import FederatedOutcome, ReusableFederation, TrainedExamples
 from fedcore.comparison.measure.clock import TimedExchange, buffered_seconds, federated_seconds
-from fedcore.comparison.modes.base import InReport, Mode, Trained
+from fedcore.comparison.modes.base import InReport, Mode, Readers, Trained, Twin
 from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.comparison.workers.models import START_SECONDS, everywhere, first_of
@@ -27,6 +27,9 @@ from fedcore.state import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone
 
 TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
+_TWINS: Final[Mapping[str, Mapping[str, Twin]]] = {
+    "secure": {"federated-plain": "secrecy"}, "private": {"federated": "privacy"}, "plain": {}
+}  # fmt: skip
 # What the mode, or another option of the command, decides.
 _DECIDED = {"aggregation", "min-clients", "asynchrony"}
 
@@ -52,7 +55,8 @@ class Federated(Mode):
 
     @property
     def in_report(self) -> InReport:
-        return InReport(protection=self.protection, readers="server" if self.plain else "nobody")
+        readers: Readers = "server" if self.plain else "nobody"
+        return InReport(protection=self.protection, readers=readers, twins=_TWINS[self.protection])
 
     @property
     def plain(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fedcore.comparison.federation import ReusableFederation
 from fedcore.comparison.measure.clock import paces
-from fedcore.comparison.modes.base import Trained
+from fedcore.comparison.modes.base import InReport, Trained
 from fedcore.comparison.modes.federated import Federated, describe, result_of
 from fedcore.comparison.results import CurvePoint, Staleness
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun
@@ -34,6 +34,10 @@ QUICKEST_SECONDS: Final = 1.0
 @dataclass(frozen=True, kw_only=True)
 class FederatedAsync(Federated):
     """FedBuff over real processes (`fedcore.run.buffer`); those of its models that were caught are evaluated."""
+
+    @property
+    def in_report(self) -> InReport:
+        return replace(super().in_report, twins={"federated": "asynchrony"})
 
     def setting_names(self) -> frozenset[str]:
         return super().setting_names() | BUFFERED_SETTINGS.keys()

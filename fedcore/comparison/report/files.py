@@ -40,6 +40,7 @@ from fedcore.comparison.report.tables import (
     sites_table,
     sums_table,
 )
+from fedcore.comparison.report.verdicts import Claim, claims_of
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import write_file
 
@@ -50,9 +51,11 @@ class Report(Comparison):
 
     headline: sentences.
     chance: accuracies without learning; null if examples have no labels.
+    claims: what the sentences rest on.
     """
 
     headline: tuple[str, ...]
+    claims: tuple[Claim, ...] = ()
     summary: tuple[Summary, ...]
     fairness: tuple[FairnessCheck, ...]
     chance: ChanceLevel | None = None
@@ -63,6 +66,7 @@ class Report(Comparison):
         return cls(
             **_fields(comparison),
             headline=headline(comparison),
+            claims=claims_of(comparison),
             summary=summarize(comparison),
             fairness=fairness(comparison),
             chance=ChanceLevel.of(comparison),

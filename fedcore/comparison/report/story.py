@@ -1,14 +1,14 @@
 """The summary of a comparison in sentences, made from its figures.
 
-What the sites reach together, each alone and with pooled data comes first; then what else there is to know.
+What the sites reach together, each alone and with pooled data comes first; then what else there is to know. A sentence
+says "wins" or "loses" only where the claim behind it does (`fedcore.comparison.report.verdicts`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import known_by_name, listed
@@ -17,6 +17,7 @@ from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.summary import (
     JudgedMetric,
+    Runs,
     Spread,
     best_points,
     duration,
@@ -24,11 +25,10 @@ from fedcore.comparison.report.summary import (
     per_worker,
     point_text,
 )
-from fedcore.comparison.results import RunResult
+from fedcore.comparison.report.verdicts import About, Claim, Roles, claims_of, protected
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.progress import epsilon_line
 
-Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 _ROUNDS_NAMED: Final = 8
 OWN_EVALUATION: Final = "The metrics are those that the app's own evaluation reports, weighted as the app says."
 _SERVER_VIEWS: Final = {
@@ -36,6 +36,11 @@ _SERVER_VIEWS: Final = {
     "private": "the server saw only sums with noise in them",
     "plain": "the server could read every update",
 }
+_TWINS: Final[Mapping[About, str]] = {
+    "asynchrony": "Waiting for nobody",
+    "privacy": "The noise of differential privacy",
+}
+_SURE: Final = "95 %"
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
@@ -51,14 +56,14 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     metric = JudgedMetric.of(comparison)
     if metric is None:
         return (_nothing_to_judge_by(comparison), *_left_out(runs), *_privacy(runs), *_readable(runs))
-    story = Story.of(runs, metric)
+    roles, claims = Roles.of(runs, metric), claims_of(comparison)
     return (
-        *(story.sentences() if story else ()),
-        *([_best(runs, metric)] if story is None or runs.keys() - story.labels else []),
+        *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
+        *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
         *_left_out(runs),
-        *_against_pooled(runs, metric, except_label=story.together if story and story.alone and story.pooled else ""),
         *_own_tests(runs, metric),
-        *_secrecy(runs, metric),
+        *(_cost_of_secrecy(runs, one, metric) for one in claims if one.about == "secrecy"),
+        *(f"{_TWINS[one.about]}: {sentence(one, metric)}" for one in claims if one.about in _TWINS),
         *_privacy(runs),
         *_readable(runs),
         *_gaps(runs, metric, own=comparison.own_evaluation),
@@ -68,92 +73,136 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What federating is about.
-
-    Together is the most protected federation there is: with secure aggregation, else private, else plain.
-
-    together, alone, pooled: labels of modes, the best of each kind; "" if none is.
-    """
+    """What the sites reach together, and what federating is worth."""
 
     runs: Runs
     metric: JudgedMetric
-    together: str
-    alone: str = ""
-    pooled: str = ""
-
-    @classmethod
-    def of(cls, runs: Runs, metric: JudgedMetric) -> Story | None:
-        """None if nothing federated has a finite metric."""
-        known = _finals(runs, metric)
-
-        def best(labels: Iterable[str]) -> str:
-            return max((one for one in labels if one in known), key=lambda one: metric.rank(known[one]), default="")
-
-        together = next(filter(None, (best(_protected(runs, protection)) for protection in _SERVER_VIEWS)), "")
-        if not together:
-            return None
-        alone, pooled = (
-            best(label for label, of in runs.items() if getattr(in_report(of[0].kind), role))
-            for role in ("alone", "pooled")
-        )
-        return cls(runs=runs, metric=metric, together=together, alone=alone, pooled=pooled)
-
-    @property
-    def labels(self) -> set[str]:
-        """The modes that it tells of."""
-        return {self.together, self.alone, self.pooled} - {""}
+    roles: Roles
+    claims: Sequence[Claim]
 
     def sentences(self) -> list[str]:
-        """What each reaches; and where sites alone were compared, what federating is worth."""
-        return [self._reached(), *([self._worth()] if self.alone else [])]
+        """What each reaches, then what may be claimed of it."""
+        worth, gap = self._of("alone"), self._of("gap")
+        said = [f"{self._worth(worth)}{self._closed(worth, gap)}."] if worth else []
+        left = [one for one in self.claims if one.about == "pooled" and not (self._tells_gap() and self._is_ours(one))]
+        return [self._reached(), *said, *(sentence(one, self.metric) for one in left)]
+
+    def _of(self, about: About) -> Claim | None:
+        return next((one for one in self.claims if one.about == about), None)
+
+    def _is_ours(self, one: Claim) -> bool:
+        return one.label == self.roles.together
 
     def _reached(self) -> str:
-        protection = in_report(self.runs[self.together][0].kind).protection
-        which = f" ({self.together})" if len(_protected(self.runs, protection)) > 1 else ""
-        texts = {label: self.metric.format_spread(spread) for label, spread in _finals(self.runs, self.metric).items()}
-        first = texts[self.together]
+        roles = self.roles
+        protection = in_report(self.runs[roles.together][0].kind).protection
+        which = f" ({roles.together})" if len(protected(self.runs, protection)) > 1 else ""
+        texts = {label: self.metric.format_spread(spread) for label, spread in self.metric.finals(self.runs).items()}
+        first = texts[roles.together]
         first = f"{first} {self.metric.name}" if self.metric.percent else f"{self.metric.name} {first}"
         text = f"Together{which} {first}"
-        if self.alone:
-            text += f", each site alone {texts[self.alone]} on everyone's test data"
-        if self.pooled:
-            text += f", pooled {texts[self.pooled]}"
+        if roles.alone:
+            text += f", each site alone {texts[roles.alone]} on everyone's test data"
+        if roles.pooled:
+            text += f", pooled {texts[roles.pooled]}"
         return f"{text}; {_SERVER_VIEWS[protection]}."
 
-    def _worth(self) -> str:
-        won = self._lead(self.together, self.alone)
-        if won is None:
-            return f"{self.together} and {self.alone} have no seed in common."
-        form, by = self.metric.form, self._by(won)
-        if form(won.mean) == form(0.0) or form(won.mean) == form(-0.0):
-            return f"Federating is level with sites alone ({_chance(won)})."
-        if won.sd is not None and abs(won.mean) <= won.sd:
-            return f"Federating and sites alone are apart by {by}, {_chance(won)}: do not build on it."
-        if won.mean < 0:
-            return f"Here federating does not pay: sites alone are ahead by {by} ({_chance(won)})."
-        return f"Federating wins over sites alone by {by}{self._closed(won)} ({_chance(won)})."
+    def _worth(self, one: Claim) -> str:
+        by, sure = amount(one, self.metric), certainty(one, self.metric)
+        if one.lead is None:
+            return f"Federating and sites alone cannot be compared: {_why_not(one)}"
+        if one.verdict == "ahead":
+            return f"Federating wins over sites alone by {by} ({sure})"
+        if one.verdict == "behind":
+            return f"Here federating does not pay: it loses to sites alone by {by} ({sure})"
+        return undecided(one, self.metric, "federating", "sites alone")
 
-    def _closed(self, won: Spread) -> str:
-        """How much of the gap between sites alone and pooled data federating closes."""
-        gap = self._lead(self.pooled, self.alone) if self.pooled else None
-        left = self._lead(self.pooled, self.together) if self.pooled else None
-        if gap is None or left is None:
+    def _tells_gap(self) -> bool:
+        """Whether what is left to pooled data is said together with what federating is worth."""
+        verdicts = {one.about: one.verdict for one in reversed(self.claims)}
+        return (verdicts.get("alone"), verdicts.get("gap"), verdicts.get("pooled")) == ("ahead", "ahead", "behind")
+
+    def _closed(self, worth: Claim, gap: Claim | None) -> str:
+        """How much of the gap between sites alone and pooled data federating closes; of noise there is no share."""
+        left = self._of("pooled")
+        if gap is None or left is None or worth.verdict != "ahead":
             return ""
-        form = self.metric.form
-        if gap.mean <= 0 or form(gap.mean) == form(0.0):
-            return ", more than pooled data do"
-        if left.mean <= 0 or form(left.mean) == form(0.0):
-            return " and closes the whole gap to pooled data"
-        return f" and closes {100 * won.mean / gap.mean:.0f} % of the gap to pooled data; {self._by(left)} are left"
+        if self._tells_gap() and worth.lead is not None and gap.lead:
+            return (
+                f" and closes {100 * worth.lead / gap.lead:.0f} % of the gap to pooled data; "
+                f"{amount(left, self.metric)} are left ({certainty(left, self.metric)})"
+            )
+        if gap.verdict == "open":
+            return f"; pooled data and sites alone are {_open(gap)}, so that there may be no gap to close"
+        return ""
 
-    def _lead(self, label: str, other: str) -> Spread | None:
-        """By how much better a mode is than another, seed by seed."""
-        spread = _apart(self.runs, label, other, self.metric)
-        return None if spread is None else Spread(mean=self.metric.sign * spread.mean, sd=spread.sd, n=spread.n)
 
-    def _by(self, spread: Spread) -> str:
-        by = Spread(mean=abs(spread.mean), sd=spread.sd, n=spread.n)
-        return f"{mean_sd(by, self.metric.form)} {self.metric.unit}"
+def sentence(one: Claim, metric: JudgedMetric) -> str:
+    """A claim in words."""
+    if one.lead is None:
+        return f"{one.label} and {one.other} cannot be compared: {_why_not(one)}."
+    if one.verdict in ("ahead", "behind"):
+        verb = "wins over" if one.verdict == "ahead" else "loses to"
+        return f"{one.label} {verb} {one.other} by {amount(one, metric)} ({certainty(one, metric)})."
+    return f"{undecided(one, metric, one.label, one.other)}."
+
+
+def undecided(one: Claim, metric: JudgedMetric, mine: str, theirs: str) -> str:
+    """What may be said where a claim is open.
+
+    Args:
+        mine, theirs: what the modes are called.
+    """
+    side, far = _side(one, metric), amount(one, metric)
+    apart = f"{mine} {side} {theirs}" + (f" by {far}" if side != "is level with" else "")
+    first = apart[0].upper() + apart[1:] if mine[0].islower() and mine != one.label else apart
+    if one.seeds == 1:
+        first = f"{first} ({certainty(one, metric)})"
+        if one.low is None:
+            return f"{first}: how much chance plays is not known"
+        if one.models == "open":
+            return f"{first}: not distinguishable on these test data"
+        return f"{first}, more than other test examples explain; what other seeds give is not known"
+    text = f"{mine} and {theirs} are {_open(one)}: {apart} ({certainty(one, metric)})"
+    text = text[0].upper() + text[1:] if mine != one.label else text
+    if one.needed:
+        return f"{text}; if that stays, {one.needed} seeds would tell"
+    return text
+
+
+def amount(one: Claim, metric: JudgedMetric) -> str:
+    """How far two modes are apart, without a sign."""
+    return f"{metric.form(abs(one.lead or 0.0))} {metric.unit}"
+
+
+def certainty(one: Claim, metric: JudgedMetric) -> str:
+    """The interval, and what it is made of."""
+    seeds = f"{one.seeds} seeds" if one.seeds > 1 else "one seed"
+    if one.low is None or one.high is None:
+        return f"{seeds}, without an interval"
+    low, high = (one.low, one.high) if one.verdict != "behind" else (-one.high, -one.low)
+    ends = [f"{metric.form(abs(end))}{'' if one.verdict in ('ahead', 'behind') else _end(end)}" for end in (low, high)]
+    drawn = "" if one.tested != "unknown" else ", test data not counted"
+    return f"{_SURE}: {ends[0]} to {ends[1]}, {seeds}{drawn}"
+
+
+def _end(end: float) -> str:
+    return " behind" if end < 0 else " ahead"
+
+
+def _side(one: Claim, metric: JudgedMetric) -> str:
+    lead = one.lead or 0.0
+    if metric.form(abs(lead)) == metric.form(0.0):
+        return "is level with"
+    return "is ahead of" if lead > 0 else "is behind"
+
+
+def _open(one: Claim) -> str:
+    return f"not distinguishable at {one.seeds} seeds" if one.seeds > 1 else "not distinguishable with one seed"
+
+
+def _why_not(one: Claim) -> str:
+    return "one of them has no finite metric with every seed" if one.seeds else "they have no seed in common"
 
 
 def _own_evaluation(comparison: Comparison, metric: JudgedMetric) -> str:
@@ -194,27 +243,20 @@ def _nothing_to_judge_by(comparison: Comparison) -> str:
     return f"No metric says whether more of it is better; {listed(names)}. Name one: --metric {next(iter(names))}:max"
 
 
-def _best(runs: Runs, metric: JudgedMetric) -> str:
-    spreads = _finals(runs, metric)
+def _best(runs: Runs, metric: JudgedMetric, claims: Sequence[Claim]) -> str:
+    """The best mean, which is a fact; and what it says of the modes, which may be nothing."""
+    spreads = metric.finals(runs)
     if not spreads:
         return f"No mode has a finite {metric.name}."
     top = max(spreads.values(), key=metric.rank)
     best = [label for label, spread in spreads.items() if metric.form(spread.mean) == metric.form(top.mean)]
-    over = f"over {top.n} seeds" if top.n > 1 else "one seed"
-    text = f"{_listed([_title(label, runs) for label in best])} {'ends' if len(best) == 1 else 'end'} best: "
-    text += f"{metric.name} {metric.format_spread(top)}{' ' if top.n > 1 else ', '}{over}."
-    near = [
-        label
-        for label, spread in spreads.items()
-        if label not in best and top.sd is not None and abs(spread.mean - top.mean) <= top.sd
-    ]
-    return text + (f" Within one standard deviation: {_listed(near)}." if near else "")
-
-
-def _finals(runs: Runs, metric: JudgedMetric) -> dict[str, Spread]:
-    """Spreads over the last models, if known and finite."""
-    finals = {label: metric.final(of) for label, of in runs.items()}
-    return {label: spread for label, spread in finals.items() if spread is not None and math.isfinite(spread.mean)}
+    over = f"over {top.n} seeds" if top.n > 1 else "with one seed"
+    text = f"{_listed([_title(label, runs) for label in best])} {'has' if len(best) == 1 else 'have'} the best "
+    text += f"{metric.name}, {metric.format_spread(top)} {over}"
+    near = [one.other for one in claims if one.about == "best" and one.verdict != "ahead" and one.other not in best]
+    if top.n == 1 or not near:
+        return f"{text}."
+    return f"{text}; not distinguishable from {'it' if len(best) == 1 else 'them'}: {_listed(near)}."
 
 
 def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
@@ -222,7 +264,7 @@ def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
     own = {label: Spread.of(map(metric.own, of)) for label, of in runs.items()}
     common = "".join(
         f", and the one of {label} {metric.format_spread(spread)}"
-        for label in [*_protected(runs, "secure"), *_protected(runs, "plain")][:1]
+        for label in [*protected(runs, "secure"), *protected(runs, "plain")][:1]
         if (spread := own[label]) is not None
     )
     test = "on its own site's test examples, an easier test the more the sites differ"
@@ -233,45 +275,24 @@ def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
     ]
 
 
-def _against_pooled(runs: Runs, metric: JudgedMetric, except_label: str) -> list[str]:
-    """Secure modes against pooled data, else plain ones.
-
-    Args:
-        except_label: of which it was said before.
-    """
-    pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
-    federated = _protected(runs, "secure") or _protected(runs, "plain")
-    return [_difference(runs, label, pooled[0], metric) for label in federated if pooled and label != except_label]
-
-
-def _protected(runs: Runs, protection: str) -> dict[str, str]:
-    """Labels of the federated modes with this protection, each with the options after the mode's name."""
-    return {
-        label: label.removeprefix(of[0].kind)
-        for label, of in runs.items()
-        if in_report(of[0].kind).protection == protection
-    }
-
-
-def _secrecy(runs: Runs, metric: JudgedMetric) -> list[str]:
-    """Each secure mode against the plain one with the same options."""
-    plain = {options: label for label, options in _protected(runs, "plain").items()}
-    return [
-        _cost_of_secrecy(runs, label, plain[options], metric)
-        for label, options in _protected(runs, "secure").items()
-        if options in plain
-    ]
-
-
-def _cost_of_secrecy(runs: Runs, secure: str, plain: str, metric: JudgedMetric) -> str:
-    sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
+def _cost_of_secrecy(runs: Runs, one: Claim, metric: JudgedMetric) -> str:
+    """Secure and plain aggregation from one start differ by rounding alone: chance has no part in the rest."""
+    secure, plain = one.label, one.other
+    if one.lead is None:
+        said = f"{secure} and {plain} cannot be compared: {_why_not(one)}"
+    elif one.verdict == "equal":
+        said = f"{secure} and {plain} end equal" + (f" with each of {one.seeds} seeds" if one.seeds > 1 else "")
+    else:
+        side = "above" if one.lead * metric.sign > 0 else "below"
+        spread = Spread(mean=abs(one.lead), sd=one.sd, n=one.seeds)
+        said = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
-        sentence += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
+        said += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
-        sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
-    return f"{sentence}."
+        said += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
+    return f"Secure aggregation: {said}."
 
 
 def _privacy(runs: Runs) -> list[str]:
@@ -302,36 +323,6 @@ def _left_out(runs: Runs) -> list[str]:
 def _readable(runs: Runs) -> list[str]:
     plain = [label for label, of in runs.items() if of[0].aggregation == "plain"]
     return [f"In {_listed(plain)} the server can read every update."] if plain else []
-
-
-def _apart(runs: Runs, label: str, other: str, metric: JudgedMetric) -> Spread | None:
-    """Taken seed by seed, so that what both have in common does not count as spread."""
-    theirs = {run.seed: metric.at(run) for run in runs[other]}
-    pairs = [(metric.at(run), theirs[run.seed]) for run in runs[label] if run.seed in theirs]
-    spread = Spread.of(mine - other for mine, other in pairs if mine is not None and other is not None)
-    return spread if spread is not None and math.isfinite(spread.mean) else None
-
-
-def _difference(runs: Runs, label: str, other: str, metric: JudgedMetric) -> str:
-    spread = _apart(runs, label, other, metric)
-    if spread is None:
-        return f"{label} and {other} cannot be compared."
-    by = Spread(mean=abs(spread.mean), sd=spread.sd, n=spread.n)
-    if metric.form(by.mean) == metric.form(0.0):
-        return f"{label} ends level with {other} ({_chance(spread)})."
-    text = f"{label} ends {mean_sd(by, metric.form)} {metric.unit} {'above' if spread.mean > 0 else 'below'} {other}"
-    # Of an accuracy everyone knows which is better; and what is within the spread is neither.
-    obvious = metric.percent or (spread.sd is not None and by.mean <= spread.sd)
-    verdict = "" if obvious else f", which is {'better' if metric.sign * spread.mean > 0 else 'worse'}"
-    return f"{text} ({_chance(spread)}){verdict}."
-
-
-def _chance(spread: Spread) -> str:
-    """How much of a difference chance may be."""
-    if spread.sd is None:
-        return "one seed: how much chance plays is not known"
-    within = "within" if abs(spread.mean) <= spread.sd else "more than"
-    return f"{within} one standard deviation over {spread.n} seeds"
 
 
 def _listed(names: Sequence[str]) -> str:

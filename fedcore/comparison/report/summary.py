@@ -15,6 +15,8 @@ from fedcore.comparison.target import Reached, Target
 
 NONE = "–"
 Format: TypeAlias = Callable[[float], str]
+Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
+"""Finished runs by mode, of a sweep those of one point."""
 PointKey: TypeAlias = tuple[tuple[str, Value], ...]
 
 
@@ -128,6 +130,11 @@ class JudgedMetric:
     def final(self, runs: Iterable[RunResult]) -> Spread | None:
         """Over the last models of the runs."""
         return Spread.of(map(self.at, runs))
+
+    def finals(self, runs: Runs) -> dict[str, Spread]:
+        """Over the last models by mode, if known and finite."""
+        known = {label: self.final(of) for label, of in runs.items()}
+        return {label: spread for label, spread in known.items() if spread is not None and math.isfinite(spread.mean)}
 
     def own(self, run: RunResult) -> float | None:
         """The last model on the test examples of one site, mean over the sites, as far as it is known."""

