@@ -94,7 +94,9 @@ def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) 
 
 def modes_table() -> Table:
     """Every mode with its options and their defaults; of one that cannot be used, why."""
-    table = Table("mode", "what it is", "options", box=box.SIMPLE_HEAVY, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAVY, pad_edge=False)
+    for title in ("mode", "what it is", "options"):
+        table.add_column(title, overflow="fold")
     for name in MODES:
         try:
             mode = MODES[name]

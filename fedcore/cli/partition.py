@@ -95,19 +95,21 @@ def draw(counts: LabelCounts, out: Path) -> None:
 
 
 def _print(counts: LabelCounts) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
+
+    from fedcore.monitoring.wide_table import WideColumn, WideTable
 
     labels_shown = counts.labels[:_SHOWN_LABELS]
-    title = "training examples by label" if labels_shown else None
-    table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_style="")
-    for heading in ("client", "train", "test", *(str(label) for label in labels_shown)):
-        table.add_column(heading, justify="right")
-    for number, (train, test) in enumerate(zip(counts.train, counts.test, strict=True), start=1):
-        labels = [str(train[label]) if train[label] else "." for label in labels_shown]
-        table.add_row(str(number), str(train.sum()), str(test.sum()), *labels)
+    columns = [
+        WideColumn("client", [str(number + 1) for number in range(len(counts.train))]),
+        WideColumn("train", [str(train.sum()) for train in counts.train]),
+        WideColumn("test", [str(test.sum()) for test in counts.test]),
+        *(
+            WideColumn(str(label), [str(train[label]) if train[label] else "." for train in counts.train])
+            for label in labels_shown
+        ),
+    ]
     console = Console()
-    console.print(table)
+    console.print(WideTable(title="training examples by label" if labels_shown else "", columns=columns))
     if len(counts.labels) > len(labels_shown):
         console.print(f"{len(counts.labels)} labels; --json has all of them, --out draws them")

@@ -80,7 +80,8 @@ def run_sweep(
 def _print(summaries: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print all runs as JSON, or the table of the combinations, whose runs follow one another."""
     from rich.console import Console
-    from rich.table import Table
+
+    from fedcore.monitoring.wide_table import WideColumn, WideTable
 
     rows = []
     for values, group in itertools.groupby(summaries, key=lambda one: one["values"]):
@@ -90,10 +91,9 @@ def _print(summaries: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         print_json({"runs": summaries, "table": rows})
         return
     header, *lines = lines_of(rows)
-    table = Table(*header, box=None)
-    for line in lines:
-        table.add_row(*line)
-    Console().print(table)
+    columns = [WideColumn(title, cells) for title, *cells in zip(header, *lines, strict=True)]
+    # What was varied stands before the number of seeds.
+    Console().print(WideTable(columns=columns, heads=header.index("seeds") + 1))
 
 
 def row_of(

@@ -2,7 +2,7 @@
 
 from fedcore.comparison.report.document import Comparison, MergedReport, ModeTitle, SiteSplit, machine, merge
 from fedcore.comparison.report.files import read_reports, write_report
-from fedcore.comparison.report.tables import terminal_table
+from fedcore.comparison.report.terminal import terminal_table
 
 __all__ = [
     "Comparison",

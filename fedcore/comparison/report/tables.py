@@ -1,12 +1,9 @@
-"""Tables of a comparison as text: for the report's documents, and whole for the terminal."""
+"""Tables of a comparison as text, for the terminal and the documents of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-from rich import box
-from rich.table import Table
 
 from fedcore.comparison.judging import LOSS
 from fedcore.comparison.modes import in_report
@@ -14,8 +11,6 @@ from fedcore.comparison.modes.base import Readers
 from fedcore.comparison.report.chance import ChanceLevel
 from fedcore.comparison.report.details import by_site
 from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.report.fairness import broken, fairness
-from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import (
     NONE,
     Format,
@@ -35,7 +30,6 @@ from fedcore.comparison.report.summary import (
 )
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.run_record import metric_like
-from fedcore.system.terminal import escape
 
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
@@ -285,56 +279,3 @@ def _links(comparison: Comparison) -> str:
     text += "".join(f"; client-{site + 1} computes {factor:g} times slower" for site, factor in network.slow.items())
     chance, slower = network.transient
     return text + (f"; {100 * chance:g} % of the steps take {slower:g} times as long" if chance else "")
-
-
-# Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
-_NARROWEST, _WIDEST = 15, 24
-
-
-def terminal_table(comparison: Comparison) -> Table:
-    """The main table with the sentences below it; fits into 80 columns.
-
-    What was not equal in all modes, and which runs failed, is said in red.
-    """
-    summaries = summarize(comparison)
-    narrow = [column for column in columns(comparison, summaries) if column.narrow]
-    view = Table(
-        title=escape(f"{comparison.app}: {comparison.divided}"),
-        caption=_caption(comparison),
-        caption_justify="left",
-        caption_style="default",
-        box=box.SIMPLE_HEAVY,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for index, column in enumerate(narrow):
-        if index:
-            view.add_column(column.title, justify="right", no_wrap=True)
-        else:
-            longest = max((len(one.mode) for one in summaries), default=0)
-            view.add_column(column.title, overflow="fold", min_width=min(longest, _NARROWEST), max_width=_WIDEST)
-    for one in summaries:
-        # How many runs failed is the widest cell where there is the least room.
-        cells = [
-            escape(column.cell(one).replace(" ", "\n") if column.title == _RUNS else column.cell(one))
-            for column in narrow
-        ]
-        view.add_row(*cells, style=None if one.finished else "red")
-    return view
-
-
-def _caption(comparison: Comparison) -> str:
-    lines = [escape(sentence) for sentence in headline(comparison)]
-    for check in broken(fairness(comparison)):
-        values = "; ".join(f"{where}: {value}" for where, value in check.values.items())
-        lines.append(f"[red]{check.name}: {check.status}, {escape(check.detail)} {escape(_cut(values))}[/]")
-    lines += [
-        f"[red]{escape(run.mode)}, seed {run.seed}, failed: {escape(_cut(run.reason))}[/]"
-        for run in comparison.runs
-        if run.status == "failed"
-    ]
-    return "\n".join(lines)
-
-
-def _cut(text: str, longest: int = 300) -> str:
-    return text if len(text) <= longest else f"{text[:longest]} … (whole in the report)"

@@ -18,6 +18,8 @@ from fedcore.comparison.report.curves import MeanCurve, curve_drawings, curve_ta
 from fedcore.comparison.report.details import age_shares
 from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
+from fedcore.comparison.report.story import headline
+from fedcore.comparison.report.tables import main_table
 
 HOSTILE = '<script>alert(1)</script>"&'
 
@@ -152,6 +154,30 @@ def test_the_table_of_failed_runs_fits_too() -> None:
     assert max(len(line) for line in lines) <= 80
     assert any(line.split()[:1] == ["federated-async"] for line in lines), "on one line"
     assert any(line.rstrip().endswith(" failed") for line in lines), "whole"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_is_cut_at_any_width(width: int) -> None:
+    comparison = everything()
+    console = Console(file=StringIO(), width=width)
+    console.print(terminal_table(comparison))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(" ".join(line.removeprefix("•") for line in lines).split())
+    assert all(sentence in words for sentence in headline(comparison)), "every sentence is whole"
+    head, rows = main_table(comparison)
+    shown = {"accuracy %", "seen by", "up", "down", "simulated", "runs"}
+    cells = {cell for row in rows for title, cell in zip(head, row, strict=True) if title in shown}
+    assert all(cell in words for cell in cells), "and every cell"
+
+
+def test_a_file_is_as_wide_as_a_small_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with (tmp_path / "report.txt").open("w") as file:
+        Console(file=file).print(terminal_table(made_up(seeds=3)))
+    text = (tmp_path / "report.txt").read_text()
+    assert all(sentence in " ".join(text.split()) for sentence in headline(made_up(seeds=3)))
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_mode_has_one_look_and_no_two_share_it() -> None:
