@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from rich import box
 from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from fedcore.system.terminal import visible
 
@@ -85,8 +88,6 @@ class WideTable:
         return [column.title for column in self.columns if column not in there]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
         width = options.max_width
         if self.title:
             yield Text(visible(self.title), style="bold", overflow="fold", no_wrap=False)
@@ -95,11 +96,7 @@ class WideTable:
                 yield ""
             yield self._table(part, width)
 
-    def _table(self, part: Sequence[WideColumn], width: int) -> object:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
+    def _table(self, part: Sequence[WideColumn], width: int) -> Table:
         # The box puts one more space between two columns.
         view = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
         for column, wide in zip(part, _widths(part, width), strict=True):

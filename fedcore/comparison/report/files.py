@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
@@ -23,7 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema, to_json
 
 from fedcore.comparison.report.chance import ChanceLevel
-from fedcore.comparison.report.curves import curve_drawings, curve_table, sweep_drawings
+from fedcore.comparison.report.curves import CURVES, curve_drawings, curve_table, sweep_drawings
 from fedcore.comparison.report.details import detail_drawings
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import PALETTE, Drawing, looks
@@ -34,8 +34,8 @@ from fedcore.comparison.report.tables import (
     caption,
     failure_rows,
     loss_rows,
-    main_table,
     metrics_table,
+    part_tables,
     settings_rows,
     sites_table,
     sums_table,
@@ -83,6 +83,8 @@ class Report(Comparison):
 
 
 _REPORT = TypeAdapter(Report)
+_FIRST_SENTENCES: Final = 3
+"""Above the table; the others follow below it."""
 
 
 def json_schema() -> str:
@@ -159,7 +161,12 @@ def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
     Args:
         drawings: each goes into its section.
     """
-    return _rendered("report.html.j2", comparison, sections=_sections(drawings))
+    sections = _sections(drawings)
+    # The first of the curves stands next to the table, without any there is the first figure of all.
+    first = next((name for name in (CURVES, *sections) if sections.get(name)), "")
+    figure = sections[first].pop(0) if first else None
+    sections = {name: figures for name, figures in sections.items() if figures}
+    return _rendered("report.html.j2", comparison, sections=sections, first=figure)
 
 
 def _rendered(template: str, comparison: Comparison, **more: Any) -> str:
@@ -176,7 +183,6 @@ def _rendered(template: str, comparison: Comparison, **more: Any) -> str:
 
 def _context(comparison: Comparison) -> dict[str, Any]:
     checks = fairness(comparison)
-    head, rows = main_table(comparison)
     settings, usual = settings_rows(comparison)
     styles = looks(comparison.labels)
     return {
@@ -184,8 +190,8 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "sentences": headline(comparison),
         "checks": checks,
         "broken": broken(checks),
-        "head": head,
-        "rows": rows,
+        "parts": part_tables(comparison),
+        "FIRST": _FIRST_SENTENCES,
         "caption": caption(comparison),
         "colors": {label: f"var(--c{_color_index(look.color)})" for label, look in styles.items()},
         "dashes": {label: _dash(look.dash) for label, look in styles.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fedcore.comparison.judging import LOSS
 from fedcore.comparison.modes import in_report
@@ -31,6 +32,8 @@ from fedcore.comparison.report.summary import (
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.run_record import metric_like
 
+TextTable: TypeAlias = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Its head, and its rows."""
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
     "Samples: examples trained on, counted there, all workers together. Steps, up, down, all bytes: mean over the "
@@ -74,12 +77,14 @@ def _alone(comparison: Comparison) -> list[str]:
 class ReportColumn:
     """One column of the main table.
 
-    narrow: also on a terminal of 80 columns.
+    narrow: also on a terminal with little room.
+    costs: of the table of costs; the others are of the models.
     """
 
     title: str
     cell: Callable[[Summary], str]
     narrow: bool = True
+    costs: bool = False
 
 
 def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[ReportColumn, ...]:
@@ -90,19 +95,24 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
         result.append(ReportColumn(title="set", cell=lambda one: point_text(one.point) or NONE))
     result += _metric_columns(comparison)
     result += [
-        ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
-        ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
-        ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size)),
-        ReportColumn(title="down", cell=lambda one: mean(one.bytes_down, size)),
-        ReportColumn(title="all bytes", cell=lambda one: mean(one.all_bytes, size), narrow=False),
+        ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False, costs=True),
+        ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False, costs=True),
+        ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size), costs=True),
+        ReportColumn(title="down", cell=lambda one: mean(one.bytes_down, size), costs=True),
+        ReportColumn(title="all bytes", cell=lambda one: mean(one.all_bytes, size), narrow=False, costs=True),
         ReportColumn(
-            title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
+            title="seconds",
+            cell=lambda one: mean(one.seconds, duration),
+            narrow=not (failed and comparison.simulated),
+            costs=True,
         ),
-        ReportColumn(title="start", cell=lambda one: mean(one.start_seconds, duration), narrow=False),
-        ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
+        ReportColumn(title="start", cell=lambda one: mean(one.start_seconds, duration), narrow=False, costs=True),
+        ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False, costs=True),
     ]
     if comparison.simulated:
-        result.append(ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
+        result.append(
+            ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration), costs=True)
+        )
     result += _target_columns(comparison)
     if failed or len(comparison.seeds) > 1:
         result.append(ReportColumn(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
@@ -156,7 +166,7 @@ def loss_name(comparison: Comparison) -> str:
     return metric_like(names & server, LOSS) or metric_like(names, LOSS) or ""
 
 
-def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+def metrics_table(comparison: Comparison) -> TextTable | None:
     """Every metric that the main table leaves out, a row for each and a column for each mode; None if none is.
 
     Of a sweep, at the value that is the best by the metric that models are judged by.
@@ -175,14 +185,44 @@ def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[s
     return ("metric", *values), rows
 
 
-def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def main_table(comparison: Comparison) -> TextTable:
     """Header and rows, one row for each mode and point."""
     summaries = summarize(comparison)
     chosen = columns(comparison, summaries)
     return tuple(column.title for column in chosen), [tuple(column.cell(one) for column in chosen) for one in summaries]
 
 
-def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+def known_columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> list[ReportColumn]:
+    """The columns of the main table in which any row has something."""
+    return [
+        column
+        for column in columns(comparison, summaries)
+        if any(column.cell(one) != NONE for one in summaries) or not summaries
+    ]
+
+
+def part_tables(comparison: Comparison) -> dict[str, TextTable]:
+    """The main table in two, "models" and "costs", each with the columns that name its rows; without an empty one."""
+    summaries = summarize(comparison)
+    known = known_columns(comparison, summaries)
+    names, rest = known[: row_names(comparison)], known[row_names(comparison) :]
+    parts = {"models": [one for one in rest if not one.costs], "costs": [one for one in rest if one.costs]}
+    return {
+        name: (
+            tuple(one.title for one in (*names, *part)),
+            [tuple(one.cell(row) for one in (*names, *part)) for row in summaries],
+        )
+        for name, part in parts.items()
+        if part
+    }
+
+
+def row_names(comparison: Comparison) -> int:
+    """How many of the first columns say which row it is."""
+    return 2 if comparison.sweeps else 1
+
+
+def sites_table(comparison: Comparison, most: int = 10) -> TextTable | None:
     """What models are judged by, by mode and site; None without data, or if the table would be too wide."""
     metric = JudgedMetric.of(comparison)
     if metric is None:
@@ -195,7 +235,7 @@ def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...]
     return (f"mode: {metric.column}", *names), rows
 
 
-def sums_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+def sums_table(comparison: Comparison, most: int = 10) -> TextTable | None:
     """In how many sums each site's updates were, by mode; None if that is the same for all sites, or too wide."""
     runs = {label: [run.sums for run in of if run.sums] for label, of in best_points(comparison).items()}
     names = list(dict.fromkeys(name for of in runs.values() for sums in of for name in sums))

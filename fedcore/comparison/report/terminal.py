@@ -12,8 +12,8 @@ from rich.text import Text
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import broken, fairness
 from fedcore.comparison.report.story import headline
-from fedcore.comparison.report.summary import NONE, summarize
-from fedcore.comparison.report.tables import columns
+from fedcore.comparison.report.summary import summarize
+from fedcore.comparison.report.tables import known_columns, row_names
 from fedcore.monitoring.wide_table import WideColumn, WideTable
 from fedcore.system.terminal import visible
 
@@ -52,9 +52,7 @@ def terminal_table(comparison: Comparison) -> TerminalReport:
 
 def _table(comparison: Comparison) -> WideTable:
     summaries = summarize(comparison)
-    known = columns(comparison, summaries)
-    shown = [column for column in known if any(column.cell(one) != NONE for one in summaries)]
-    heads = 2 if comparison.sweeps else 1
+    shown, heads = known_columns(comparison, summaries), row_names(comparison)
     return WideTable(
         title=f"{comparison.app}: {comparison.divided}",
         columns=[

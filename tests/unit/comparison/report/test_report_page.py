@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedcore.comparison.report.details import age_shares
 from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
 from fedcore.comparison.report.story import headline
-from fedcore.comparison.report.tables import main_table
+from fedcore.comparison.report.tables import main_table, part_tables
 
 HOSTILE = '<script>alert(1)</script>"&'
 
@@ -114,6 +115,24 @@ def test_sections_without_data_are_left_out() -> None:
     assert drawings_of(comparison) == []
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", page(comparison, []))
     assert titles == ["Results", "Fairness", "Settings and machine"]
+
+
+def test_the_first_screen_has_three_sentences_a_table_and_a_figure(html: str, folder: Path) -> None:
+    start = html[: html.index("What it costs")]
+    sentences = json.loads((folder / "report.json").read_text())["headline"]
+    whole = [escape(sentence, quote=False).replace(" %", "\u00a0%").replace("'", "&#39;") for sentence in sentences]
+    assert len(whole) > 3
+    assert [sentence in start for sentence in whole] == [True] * 3 + [False] * (len(whole) - 3)
+    assert all(sentence in html for sentence in whole)
+    assert start.index("<table") < start.index('<svg role="img"')
+
+
+def test_the_costs_have_a_table_of_their_own() -> None:
+    parts = part_tables(everything())
+    models, costs = parts["models"][0], parts["costs"][0]
+    assert models[:2] == costs[:2] == ("mode", "set")
+    assert {*models, *costs} == {*main_table(everything())[0]} - {"all bytes", "start"}, "which nobody measured here"
+    assert not {"simulated", "up", "down"} & {*models}
 
 
 def test_a_difference_is_red_on_the_page_and_on_the_terminal(html: str) -> None:
