@@ -28,6 +28,7 @@ from fedcore.comparison.report.details import detail_drawings
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import PALETTE, Drawing, looks
 from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness, machine_text
+from fedcore.comparison.report.sites import SITE_MEANS, site_means_table
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import Summary, best_points, point_text, summarize
 from fedcore.comparison.report.tables import (
@@ -201,6 +202,8 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         },
         "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
         "sites": sites_table(comparison),
+        "site_means": site_means_table(comparison),
+        "site_means_caption": SITE_MEANS,
         "sums": sums_table(comparison),
         "metrics": metrics_table(comparison),
         "losses": loss_rows(comparison),

@@ -15,6 +15,7 @@ from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
+from fedcore.comparison.report.sites import site_sentences
 from fedcore.comparison.report.summary import (
     JudgedMetric,
     Runs,
@@ -61,7 +62,7 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
         *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
         *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
         *_left_out(runs),
-        *_own_tests(runs, metric),
+        *_own_tests(runs, metric, roles, claims),
         *(_cost_of_secrecy(runs, one, metric) for one in claims if one.about == "secrecy"),
         *(f"{_TWINS[one.about]}: {sentence(one, metric)}" for one in claims if one.about in _TWINS),
         *_privacy(runs),
@@ -259,19 +260,18 @@ def _best(runs: Runs, metric: JudgedMetric, claims: Sequence[Claim]) -> str:
     return f"{text}; not distinguishable from {'it' if len(best) == 1 else 'them'}: {_listed(near)}."
 
 
-def _own_tests(runs: Runs, metric: JudgedMetric) -> list[str]:
-    """What sites alone have on their own test examples, next to what a common model has there."""
-    own = {label: Spread.of(map(metric.own, of)) for label, of in runs.items()}
-    common = "".join(
-        f", and the one of {label} {metric.format_spread(spread)}"
-        for label in [*protected(runs, "secure"), *protected(runs, "plain")][:1]
-        if (spread := own[label]) is not None
-    )
+def _own_tests(runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Sequence[Claim]) -> list[str]:
+    """Who leads on the sites' own test examples; if nothing is known of a federation there, what sites alone have."""
+    if roles is not None and roles.alone:
+        worth = next((one for one in claims if one.about == "alone"), None)
+        said = site_sentences(runs[roles.together], runs[roles.alone], metric, worth)
+        if said:
+            return said
     test = "on its own site's test examples, an easier test the more the sites differ"
     return [
-        f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.format_spread(spread)}{common}."
+        f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.format_spread(spread)}."
         for label, of in runs.items()
-        if in_report(of[0].kind).alone and (spread := own[label]) is not None
+        if in_report(of[0].kind).alone and (spread := Spread.of(map(metric.own, of))) is not None
     ]
 
 
