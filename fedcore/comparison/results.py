@@ -40,6 +40,7 @@ class CurvePoint:
     round: 0 for the initial model.
     samples: examples that all workers together trained on up to here, as they were counted; None if nobody counts
         them.
+    steps: optimizer steps of one worker up to here, mean over the workers; None if nobody counts them.
     seconds: of training up to here, without evaluation and start.
     simulated_seconds: the same on the clock of the network model, None without one.
     bytes_up, bytes_down: sent and received up to here, mean over the workers.
@@ -48,6 +49,7 @@ class CurvePoint:
 
     round: int
     samples: int | None = 0
+    steps: float | None = None
     seconds: float = 0.0
     simulated_seconds: float | None = None
     bytes_up: float = 0.0
@@ -136,6 +138,20 @@ class SumCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One value of what is tuned, trained without the validation data and judged on them.
+
+    point: the values that were tried.
+    status: "finished", or "failed".
+    value: of the metric that models are judged by, on the validation data; null if the trial has none.
+    """
+
+    point: Mapping[str, Value]
+    status: Literal["finished", "failed"] = "finished"
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """One mode with one seed at one point of a sweep.
 
@@ -161,8 +177,8 @@ class RunResult:
         TLS, and the headers of TCP and IP; {} if nobody counted them, as in a simulation.
     initial_sha256, model_sha256: of the first model and of the last.
     precision: data types of the trained model.
-    curve: after each round: samples, seconds, bytes (mean over the workers) and metrics, in `local` the mean over the
-        sites' models; round 0 is the first model.
+    curve: after each round: samples, steps and bytes (means over the workers), seconds and metrics, in `local` the mean
+        over the sites' models; round 0 is the first model.
     sites: the last model on the test examples of each site; in `local` the site's own, and `everywhere`: on those of
         all sites.
     bootstrap: the last model's metrics on draws of the test examples with replacement, by name; draw b is the same for
@@ -173,6 +189,8 @@ class RunResult:
     privacy: the terms of differential privacy, with `epsilon_budget`; null without it.
     epsilon_spent: by the run; null without differential privacy.
     by_server: names of the metrics that `evaluate_fn` of the ServerApp returned.
+    tuned: the values that were chosen for this run on validation data; {} without `--tune`.
+    trials: of these values: what was tried, and what it gave on the validation data.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -209,6 +227,8 @@ class RunResult:
     privacy: PrivacyTerms | None = None
     epsilon_spent: float | None = None
     by_server: tuple[str, ...] = ()
+    tuned: Mapping[str, Value] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
 
     @property
     def metrics(self) -> Metrics:

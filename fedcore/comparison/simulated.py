@@ -106,6 +106,7 @@ def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, paramet
     virtual = [end for exchange, end in zip(record.exchanges, ends, strict=False) if exchange.trains]
     own = AppEvaluation.of(results, evaluations_of(record))
     names = dict.fromkeys(name for exchange in training for name in exchange.survivors)
+    unknown = [None] * len(training)
     return RunResult(
         mode=kind,
         kind=kind,
@@ -119,7 +120,7 @@ def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, paramet
         simulated_seconds=virtual[-1] if virtual else None,
         bytes_up={name: sum(exchange.bytes_up.get(name, 0) for exchange in training) for name in names},
         bytes_down={name: sum(exchange.bytes_down.get(name, 0) for exchange in training) for name in names},
-        curve=curve_of(len(names), training, [None] * len(training), virtual, own),
+        curve=curve_of(len(names), training, unknown, unknown, virtual, own),
         failures=tuple(record.failures),
         privacy=record.privacy,
         epsilon_spent=record.epsilon_spent(),

@@ -29,12 +29,16 @@ class Reached:
     value: of the metric.
     seconds: of training up to there, on this machine.
     virtual_seconds: the same on the virtual clock of simulated devices; None without one.
+    samples: examples that all workers together trained on up to there; None if nobody counts them.
+    bytes: of training up to there, both ways, mean over the workers.
     """
 
     round: int
     value: float
     seconds: float
     virtual_seconds: float | None
+    samples: int | None = None
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,8 @@ class Target:
                     value=value,
                     seconds=point.seconds,
                     virtual_seconds=point.simulated_seconds,
+                    samples=point.samples,
+                    bytes=point.bytes_up + point.bytes_down,
                 )
         return None
 

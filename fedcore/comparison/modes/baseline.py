@@ -42,6 +42,7 @@ GLOBAL_BATCH: Final = {"global-batch": Option(0)}
 """Examples of one step of all workers together; 0 for the default of the mode."""
 
 Way: TypeAlias = Literal["sent", "received"]
+_WAYS: Final[tuple[Way, Way]] = ("sent", "received")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,23 +250,26 @@ class RoundLog:
     def curve(self, simulated: Sequence[float]) -> tuple[CurvePoint, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
         samples: Iterator[int | None] = accumulate(map(_examples_of, self.rounds))
+        steps: Iterator[float | None] = self._mean("steps", start=0.0)
         if not self._measured:
-            samples = repeat(None, len(self.rounds))
+            samples, steps = repeat(None, len(self.rounds)), repeat(None, len(self.rounds))
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
-        rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
+        sent, received = (self._mean(way, start=self._mean_before(way)) for way in _WAYS)
+        rows = [(0, 0.0, 0.0, 0.0, 0.0), *zip(samples, steps, seconds, sent, received, strict=True)]
         clock = [0.0, *simulated] if simulated else [None] * len(rows)
         own = self.app_evaluation().rounds
         return tuple(
             CurvePoint(
                 round=number,
                 samples=examples,
+                steps=made if self._measured else None,
                 seconds=at,
                 simulated_seconds=then,
-                bytes_up=sent,
-                bytes_down=received,
+                bytes_up=up,
+                bytes_down=down,
                 metrics=own.get(number, {}),
             )
-            for number, ((examples, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
+            for number, ((examples, made, at, up, down), then) in enumerate(zip(rows, clock, strict=True))
         )
 
     def steps(self) -> dict[str, int]:
@@ -292,11 +296,13 @@ class RoundLog:
     def _measured(self) -> bool:
         return all(report.measured for reports in self.rounds for report in reports.values())
 
-    def _mean(self, way: Way) -> Iterator[float]:
-        """Bytes up to the end of each round, mean over the workers."""
-        start = mean(self._before(name, way) for name in self.names)
-        each = (sum(getattr(report, way) for report in reports.values()) / len(self.names) for reports in self.rounds)
+    def _mean(self, name: str, *, start: float) -> Iterator[float]:
+        """Bytes or steps up to the end of each round, mean over the workers."""
+        each = (sum(getattr(report, name) for report in reports.values()) / len(self.names) for reports in self.rounds)
         return (start + total for total in accumulate(each))
+
+    def _mean_before(self, way: Way) -> float:
+        return mean(self._before(name, way) for name in self.names)
 
     def _before(self, name: str, way: Way) -> int:
         return int(getattr(self.ready[name], way)) if name in self.ready else 0

@@ -98,13 +98,23 @@ class Federated(Mode):
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
-        start = CurvePoint(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
+        start = first_point(result)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
         return Trained(
             result=replace(result, curve=(start, *rest), by_server=()),
             models={number: everywhere(run, model) for number, model in models.items()},
             tested=rounds_tested(followed, run.sites, but=models),
         )
+
+
+def first_point(result: RunResult) -> CurvePoint:
+    """The model that a run began with, before anything was done."""
+    last = result.curve[-1]
+    return CurvePoint(
+        round=0,
+        steps=None if last.steps is None else 0.0,
+        simulated_seconds=None if last.simulated_seconds is None else 0.0,
+    )
 
 
 def rounds_tested(
@@ -166,7 +176,8 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
     simulated = _simulated(run, record, training, schedule)
     own = AppEvaluation.of(followed.results, evaluations_of(record))
     samples = _samples(training, {} if record.privacy else followed.examples)
-    curve = curve_of(run.sites, training, samples, simulated, own)
+    steps = steps_until(run.sites, training, schedule)
+    curve = curve_of(run.sites, training, samples, steps, simulated, own)
     finished = record.status == "finished"
     model = run.folder / MODEL_FILE
     return run.result(
@@ -230,32 +241,35 @@ def curve_of(
     sites: int,
     training: Sequence[ExchangeDone],
     samples: Sequence[int | None],
+    steps: Sequence[float | None],
     simulated: Sequence[float],
     own: AppEvaluation,
 ) -> tuple[CurvePoint, ...]:
     """A point for each round, and one for the first model where the app evaluated it.
 
     Args:
-        samples, simulated: at the end of each of the training exchanges; the latter empty without such a clock.
+        samples, steps, simulated: at the end of each of the training exchanges; the last empty without such a clock.
     """
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / sites for exchange in training)
     down = accumulate(sum(exchange.bytes_down.values()) / sites for exchange in training)
     clock: Sequence[float | None] = simulated or [None] * len(training)
     first = own.rounds.get(0)
-    start = [] if first is None else [CurvePoint(round=0, simulated_seconds=0.0 if simulated else None, metrics=first)]
+    begin = CurvePoint(round=0, steps=0.0 if None not in steps else None, simulated_seconds=0.0 if simulated else None)
+    start = [] if first is None else [replace(begin, metrics=first)]
     points = [
         CurvePoint(
             round=exchange.server_round,
             samples=examples,
+            steps=made,
             seconds=at,
             simulated_seconds=then,
             bytes_up=sent,
             bytes_down=received,
             metrics=own.rounds.get(exchange.server_round, {}),
         )
-        for exchange, examples, at, then, sent, received in zip(
-            training, samples, seconds, clock, up, down, strict=True
+        for exchange, examples, made, at, then, sent, received in zip(
+            training, samples, steps, seconds, clock, up, down, strict=True
         )
     ]
     return (*start, *points)
@@ -297,6 +311,14 @@ def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | No
         return {}
     trainings = _sums(sites, training)
     return {name: count * schedule.own_steps(site_of(name))[1] for name, count in trainings.items()}
+
+
+def steps_until(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> tuple[float | None, ...]:
+    """Optimizer steps of one worker up to the end of each exchange, mean over all; None without a known schedule."""
+    if schedule is None:
+        return (None,) * len(training)
+    each = (sum(schedule.own_steps(site_of(name))[1] for name in exchange.survivors) / sites for exchange in training)
+    return tuple(accumulate(each))
 
 
 def _simulated(

@@ -17,8 +17,8 @@ from typing import Any, Final
 from fedcore.comparison.federation import ReusableFederation
 from fedcore.comparison.measure.clock import paces
 from fedcore.comparison.modes.base import InReport, Trained
-from fedcore.comparison.modes.federated import Federated, describe, result_of
-from fedcore.comparison.results import CurvePoint, Staleness
+from fedcore.comparison.modes.federated import Federated, describe, first_point, result_of
+from fedcore.comparison.results import Staleness
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.comparison.workers.models import everywhere
 from fedcore.comparison.workers.processes import Workers
@@ -70,7 +70,7 @@ class FederatedAsync(Federated):
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
-        start = CurvePoint(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
+        start = first_point(result)
         last = rest[-1].round
         models = {number: path for number, path in followed.versions.items() if 0 < number < last}
         models |= {0: run.folder / INITIAL_FILE, last: run.folder / MODEL_FILE}

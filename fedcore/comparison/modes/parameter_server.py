@@ -177,13 +177,14 @@ class Training:
 
     def _start(self) -> RoundOver:
         clock = 0.0 if self.task.simulated else None
-        return RoundOver(round=0, samples=0, seconds=0.0, simulated_seconds=clock, loss=0.0)
+        return RoundOver(round=0, samples=0, steps=0.0, seconds=0.0, simulated_seconds=clock, loss=0.0)
 
     def _point(self, report: RoundOver) -> CurvePoint:
         counts = self._bytes_at(report.round).values() if report.round else [TcpBytes()]
         return CurvePoint(
             round=report.round,
             samples=report.samples,
+            steps=report.steps,
             seconds=report.seconds,
             simulated_seconds=report.simulated_seconds,
             bytes_up=sum(count.sent for count in counts) / len(counts),

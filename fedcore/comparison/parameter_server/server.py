@@ -293,6 +293,7 @@ class LeadingShard:
             RoundOver(
                 round=number,
                 samples=state.samples,
+                steps=sum(state.steps.values()) / len(self.process.threads),
                 seconds=time.monotonic() - self._began,
                 simulated_seconds=None if self.clock is None else self.clock.now,
                 loss=state.loss / max(1, state.recent_examples),

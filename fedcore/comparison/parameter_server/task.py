@@ -42,11 +42,12 @@ class Began(WorkerReport):
 class RoundOver(WorkerReport):
     """Shard 0: all examples of a round were pushed, and its model is kept.
 
-    samples, seconds: from the start.
+    samples, steps, seconds: from the start; steps of one worker, mean over the workers.
     """
 
     round: int
     samples: int
+    steps: float
     seconds: float
     simulated_seconds: float | None
     loss: float

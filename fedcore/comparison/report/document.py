@@ -9,7 +9,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
@@ -99,6 +99,9 @@ class Comparison:
     sources: the heads of several merged reports; else empty.
     target: how good a model had to be: metric, value and better; null without one.
     sum_checks: secure sums against plain means.
+    budget: of what all modes have equally much, as `--budget` names it; "" for examples, with equal steps next to them.
+    tune: the values of which each mode's own was chosen on validation data, by key.
+    validation: the share of each site's training examples that were validation data; null without `tune`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -123,6 +126,9 @@ class Comparison:
     sources: tuple[MergedReport, ...] = ()
     target: Target | None = None
     sum_checks: tuple[SumCheck, ...] = ()
+    budget: str = ""
+    tune: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    validation: float | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
+from fedcore.comparison.design.equal_budgets import Amount, amounts, total
+from fedcore.comparison.report.conditions import selected_on_test
 from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.report.summary import count, finished, point_text, samples_of
+from fedcore.comparison.report.summary import best_points, count, finished, point_text, samples_of
 from fedcore.comparison.results import RunResult, SumCheck
 
 Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
 SAMPLES_TOLERANCE = 0.01
 _HASH_DIGITS = 12
+_CHOICE = "Test data chose nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,9 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
     return (
         _complete(comparison),
         *_sums(comparison),
+        *_chosen(comparison),
         _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
-        _samples(runs),
+        _steps(runs) if comparison.budget == "steps" else _samples(runs),
         _equal(
             *("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
             why="the app's own evaluation" if comparison.own_evaluation else "",
@@ -74,6 +79,46 @@ def _complete(comparison: Comparison) -> FairnessCheck:
     seeds = f"seeds {', '.join(map(str, comparison.seeds))}"
     values = missing or {"all modes": f"{seeds} finished, with all workers"}
     return _check("Runs", not missing, f"{seeds} in every mode", values)
+
+
+def _chosen(comparison: Comparison) -> Iterator[FairnessCheck]:
+    """Whether the report shows values that were chosen on the data that it judges by."""
+    selected = selected_on_test(comparison, best_points(comparison))
+    if selected:
+        detail = "chosen on test examples, the best value of a sweep; --tune chooses on validation data"
+        yield _check(_CHOICE, False, detail, selected)
+    elif comparison.tune:
+        detail = "each mode's own values, chosen on validation data that are a part of the training data"
+        by_seed = {
+            f"{run.mode}, seed {run.seed}" + (f", {point_text(run.point)}" if run.point else ""): (
+                f"{point_text(run.tuned)} of {len(run.trials)}"
+            )
+            for run in finished(comparison.runs)
+        }
+        trials = {len(run.trials) for run in finished(comparison.runs)}
+        yield _check(_CHOICE, len(trials) == 1, detail, by_seed)
+    else:
+        yield _check(_CHOICE, True, "no value was chosen among several", {"all modes": "one value each"})
+
+
+def _steps(runs: Sequence[RunResult]) -> FairnessCheck:
+    """Under `--budget steps`, which no whole number of rounds meets exactly."""
+    steps = amounts(runs)["steps"]
+    values, far = {}, False
+    for where, peers in _peers([run for run in finished(runs) if total(run, steps)]):
+        made = {_name(run): total(run, steps) or 0.0 for run in peers}
+        most = max(made.values())
+        far = far or any(most - (total(run, steps) or 0.0) > _round_steps(run, steps) for run in peers)
+        values[where] = _same_or_each({name: count(number) for name, number in made.items()})
+    absent = [run.mode for run in finished(runs) if not total(run, steps)]
+    detail = "of one worker, mean over the workers, to within one round"
+    return _check("Steps", not far, detail, values, absent, why="nobody counts them")
+
+
+def _round_steps(run: RunResult, steps: Amount) -> float:
+    """The most that a round of this run makes."""
+    made = [steps(point) or 0.0 for point in run.curve]
+    return max((after - before for before, after in pairwise(made)), default=0.0)
 
 
 def _samples(runs: Sequence[RunResult]) -> FairnessCheck:

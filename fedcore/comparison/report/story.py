@@ -13,6 +13,7 @@ from typing import Final
 from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
+from fedcore.comparison.report.conditions import conditions
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.sites import site_sentences
@@ -60,6 +61,7 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     roles, claims = Roles.of(runs, metric), claims_of(comparison)
     return (
         *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
+        *conditions(comparison, runs, metric, _words(roles)),
         *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
         *_left_out(runs),
         *_own_tests(runs, metric, roles, claims),
@@ -136,6 +138,14 @@ class Story:
         if gap.verdict == "open":
             return f"; pooled data and sites alone are {_open(gap)}, so that there may be no gap to close"
         return ""
+
+
+def _words(roles: Roles | None) -> dict[str, str]:
+    """What the first sentence calls the modes."""
+    if roles is None:
+        return {}
+    called = {roles.alone: "each site alone", roles.pooled: "pooled", roles.together: "together"}
+    return {label: word for label, word in called.items() if label}
 
 
 def sentence(one: Claim, metric: JudgedMetric) -> str:

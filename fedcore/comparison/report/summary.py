@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from fedcore.comparison.design.budget import Budget
+from fedcore.comparison.design.equal_budgets import Amount, Equal, amounts, limits, point_at
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
 from fedcore.comparison.report.document import Comparison
@@ -127,6 +129,10 @@ class JudgedMetric:
         """The value at a point of a curve, of a run's last model, or at a site."""
         return number_of(one.metrics, self.name)
 
+    def evaluated(self, point: CurvePoint) -> bool:
+        """Whether a model on the way has a value."""
+        return self.at(point) is not None
+
     def final(self, runs: Iterable[RunResult]) -> Spread | None:
         """Over the last models of the runs."""
         return Spread.of(map(self.at, runs))
@@ -160,7 +166,7 @@ class ToTarget:
     """What it took to the first model that was as good as wanted, over the runs that had one.
 
     reached: how many had.
-    round, seconds, virtual_seconds: as in `Reached`; None if no run had one, or no such clock.
+    round, seconds, virtual_seconds, samples, bytes: as in `Reached`; None if no run had one, or no such clock.
     """
 
     reached: int
@@ -168,6 +174,8 @@ class ToTarget:
     round: Spread | None
     seconds: Spread | None
     virtual_seconds: Spread | None
+    samples: Spread | None = None
+    bytes: Spread | None = None
 
     @classmethod
     def of(cls, targets: Sequence[Reached | None]) -> ToTarget:
@@ -179,11 +187,39 @@ class ToTarget:
             round=Spread.of(one.round for one in known),
             seconds=Spread.of(one.seconds for one in known),
             virtual_seconds=Spread.of(one.virtual_seconds for one in known),
+            samples=Spread.of(one.samples for one in known),
+            bytes=Spread.of(one.bytes for one in known),
         )
 
     def format_spread(self, spread: Spread | None, form: Format) -> str:
         """A mean over all runs; where some did not reach the target, there is none, and how many did is said."""
         return mean_sd(spread, form) if self.reached == self.runs else f"reached by {self.reached} of {self.runs}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBudget:
+    """The last models of a mode at or before a budget that it shares with all other modes.
+
+    metric: what models are judged by.
+    round, samples, steps, seconds: at that model, as in `CurvePoint`; seconds by the clock that counts.
+    """
+
+    metric: Spread | None
+    round: Spread | None
+    samples: Spread | None
+    steps: Spread | None
+    seconds: Spread | None
+
+    @classmethod
+    def of(cls, points: Sequence[CurvePoint], metric: JudgedMetric, seconds: Amount) -> AtBudget:
+        """Of one point for each run."""
+        return cls(
+            metric=Spread.of(map(metric.at, points)),
+            round=Spread.of(point.round for point in points),
+            samples=Spread.of(point.samples for point in points),
+            steps=Spread.of(point.steps for point in points),
+            seconds=Spread.of(map(seconds, points)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +240,8 @@ class Summary:
         together, None if nobody counted them.
     samples: of all workers together; None if they were not counted, or are private.
     to_target: of the comparison's target, None without one.
+    at_equal: by "examples", "steps" and "seconds", what the mode has where all have taken equally much of it; without
+        what nobody counts.
     """
 
     mode: str
@@ -227,6 +265,7 @@ class Summary:
     to_target: ToTarget | None = None
     start_seconds: Spread | None = None
     all_bytes: Spread | None = None
+    at_equal: Mapping[Equal, AtBudget] = field(default_factory=dict)
 
     @property
     def runs(self) -> str:
@@ -238,10 +277,30 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
     """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
     metric = JudgedMetric.of(comparison)
     return tuple(
-        _summary(mode.kind, runs, metric, comparison.target)
+        replace(_summary(mode.kind, runs, metric, comparison.target), at_equal=at_equal(runs, comparison, metric))
         for mode in comparison.modes
         for runs in points_of(run for run in comparison.runs if run.mode == mode.label).values()
     )
+
+
+def at_equal(runs: Iterable[RunResult], comparison: Comparison, metric: JudgedMetric | None) -> dict[Equal, AtBudget]:
+    """What these runs of one mode have where all runs of the comparison have taken equally much.
+
+    A budget that a run does not count, or that its first round goes beyond, is left out.
+    """
+    done, known = finished(runs), amounts(comparison.runs)
+    if metric is None or not done:
+        return {}
+    at: dict[Equal, AtBudget] = {}
+    for kind, amount in known.items():
+        least = limits(comparison.runs, amount)
+        if kind == "seconds" and (most := Budget.parse(comparison.budget).seconds):
+            least = dict.fromkeys(least, most)
+        points = [point_at(run, least.get(run.seed), amount, metric.evaluated) for run in done]
+        there = [point for point in points if point is not None]
+        if len(there) == len(points):
+            at[kind] = AtBudget.of(there, metric, known["seconds"])
+    return at
 
 
 def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:

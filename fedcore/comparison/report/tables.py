@@ -10,6 +10,7 @@ from fedcore.comparison.judging import LOSS
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
 from fedcore.comparison.report.chance import ChanceLevel
+from fedcore.comparison.report.conditions import other_budget
 from fedcore.comparison.report.details import by_site
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.summary import (
@@ -94,6 +95,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
     if comparison.sweeps:
         result.append(ReportColumn(title="set", cell=lambda one: point_text(one.point) or NONE))
     result += _metric_columns(comparison)
+    result += _budget_columns(comparison)
     result += [
         ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False, costs=True),
         ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False, costs=True),
@@ -141,6 +143,23 @@ def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
     return result
 
 
+def _budget_columns(comparison: Comparison) -> list[ReportColumn]:
+    """What the modes have at equal steps, if their last models are at equal examples; and the other way round."""
+    metric, other = JudgedMetric.of(comparison), other_budget(comparison, best_points(comparison))
+    if metric is None or other is None:
+        return []
+    form = metric.form
+    title = f"at equal {other}" + (" %" if metric.percent else "")
+
+    def at_budget(one: Summary) -> str:
+        if (at := one.at_equal.get(other)) is None:
+            return NONE
+        words = {"steps": mean(at.steps, count), "examples": mean(at.samples, count)}
+        return f"{mean_sd(at.metric, form)} ({words.get(other) or mean(at.seconds, duration)})"
+
+    return [ReportColumn(title=title, cell=at_budget, narrow=False)]
+
+
 def _target_columns(comparison: Comparison) -> list[ReportColumn]:
     """When a model first was as good as wanted: its round, and the seconds up to it by the clock that counts."""
     if comparison.target is None:
@@ -156,6 +175,14 @@ def _target_columns(comparison: Comparison) -> list[ReportColumn]:
     return [
         ReportColumn(title=f"round of {comparison.target}", cell=cell("round", count)),
         ReportColumn(title=f"{clock[0]} to it", cell=cell(clock[1], duration), narrow=False),
+        *(
+            [
+                ReportColumn(title="examples to it", cell=cell("samples", count), narrow=False),
+                ReportColumn(title="bytes to it", cell=cell("bytes", size), narrow=False),
+            ]
+            if comparison.budget
+            else []
+        ),
     ]
 
 

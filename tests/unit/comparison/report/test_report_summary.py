@@ -266,7 +266,11 @@ def test_points_of_a_sweep_are_compared_with_those_that_share_their_values() -> 
 
 
 def test_a_report_with_everything_says_what_is_wrong() -> None:
-    assert [check.name for check in broken(fairness(everything()))] == ["Runs", "Examples trained on"]
+    assert [check.name for check in broken(fairness(everything()))] == [
+        "Runs",
+        "Test data chose nothing",
+        "Examples trained on",
+    ]
 
 
 def test_merged_reports_keep_both_and_say_what_differs() -> None:
