@@ -164,10 +164,15 @@ class ComparisonResult:
         raise ConfigurationError(f"{mode} left no single model; what it left is in {self.folder}")
 
     def plot(self, metric: str = "", *, ax: Axes | None = None) -> Axes:
-        """Draw a metric over the rounds, a line for each mode: the mean of its seeds. By default what is judged by.
+        """Draw a metric over the rounds, by default the one that models are judged by.
+
+        Each mode has a line, and each of its values where there are several: the mean of its seeds, with a band of one
+        standard deviation.
 
         Raises RunFailed if nothing ran, UnknownKey for a metric that nothing reported.
         """
+        from matplotlib.ticker import MaxNLocator
+
         frame = self.history
         if frame.empty and self.failed:
             raise RunFailed("; ".join(f"{which} failed: {reason}" for which, reason in self.failed.items()))
@@ -175,15 +180,28 @@ class ComparisonResult:
         names = [metric] if metric else [judged.name] if judged is not None and judged.name in frame else []
         (name,) = metrics_to_plot(frame, names, (*_FACTS, *self.report.sweeps))
         axes = axes_or_new(ax)
-        for mode in self.report.labels:
-            if mode in frame.index.get_level_values("mode"):
-                line = frame.loc[[mode], name].groupby(level="round").mean().dropna()
-                axes.plot(line.index, line, marker="o" if len(line) < 25 else "", label=mode)
+        for label, values in self._lines(frame, name):
+            by_round = values.groupby(level="round")
+            middle, spread = by_round.mean(), by_round.std()
+            (line,) = axes.plot(middle.index, middle, marker="o" if len(middle) < 25 else "", label=label)
+            axes.fill_between(
+                middle.index, middle - spread, middle + spread, color=line.get_color(), alpha=0.2, linewidth=0
+            )
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(name)
         axes.set_title(f"{self.report.app}, {self.report.divided}")
         axes.legend(frameon=False)
         return axes
+
+    def _lines(self, frame: pandas.DataFrame, name: str) -> Iterator[tuple[str, pandas.Series[Any]]]:
+        """A column of `history` for each mode, and for each of its points of a sweep."""
+        for mode, point in dict.fromkeys((run.mode, tuple(run.point.items())) for run in self.report.runs):
+            rows = frame[frame.index.get_level_values("mode") == mode]
+            for key, value in point:
+                rows = rows[rows[key] == value]
+            if not (values := rows[name].dropna()).empty:
+                yield ", ".join([mode, *(f"{key}={value}" for key, value in point)]), values
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Copy the whole folder, report.html in it, to another place; raises ConfigurationError if one is there.

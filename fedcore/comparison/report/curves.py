@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import (
     MOST_CELLS,
+    MUTED,
     Drawing,
     Hover,
     Look,
@@ -31,9 +33,11 @@ from fedcore.monitoring.formatting import size
 CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
 _LOGARITHMIC = 20
-_MARGINS = {"left": 0.14, "right": 0.63, "bottom": 0.15, "top": 0.97}
-# A mode that diverges leaves the axis this far below the start, as a share of what the best one gained.
-_BELOW = 0.25
+_NOTE = 0.16  # inches for a line below a figure
+_MARGINS = {"left": 0.155, "right": 0.63, "bottom": 0.15, "top": 0.97}
+# As shares of what the best mode gained: how far below the start a curve may get for the axis to hold it, and how far
+# the axis goes below the start if one gets further.
+_HELD, _BELOW = 2.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,14 @@ class MeanCurve:
     """One mode's curve, means over the seeds at each evaluated model.
 
     low, high: one standard deviation away.
+    missing: points that it leaves out, since a seed has no finite value there, or its curve has ended.
     """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +118,31 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
         lines = {label: line for label, of in runs.items() if (line := mean_line(of, metric, against.value))}
         if not lines:
             continue
+        notes = [*left_out(lines, metric), *_without_line(runs, lines, metric, against)]
         drawings.append(
             Drawing(
                 name=f"{file_name(metric.name)}-{against.name}",
                 section=CURVES,
                 title=f"{titled(metric.name)} against {against.label}",
                 caption=f"{_spread(comparison, 'band')}{against.caption}".strip(),
-                height=_height(len(lines)),
-                draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against),
+                height=_height(len(lines)) + _NOTE * len(notes),
+                draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against, notes=notes),
             )
         )
     return drawings
+
+
+def _without_line(
+    runs: Mapping[str, Sequence[RunResult]], lines: Mapping[str, MeanCurve], metric: JudgedMetric, against: CurveAxis
+) -> list[str]:
+    """Which modes have values, and none of them finite, in words."""
+    return [
+        f"Left out: {label}, which has no finite value."
+        for label, of in runs.items()
+        if label not in lines
+        and any(metric.at(point) is not None and against.value(point) is not None for run in of for point in run.curve)
+        and all(run.curve and against.value(run.curve[-1]) is not None for run in of)
+    ]
 
 
 def mean_line(
@@ -134,14 +154,22 @@ def mean_line(
     """
     if any(run.curve and x(run.curve[-1]) is None for run in runs):
         return None
-    coordinates = []
-    for points in zip(*(run.curve for run in runs), strict=False):
-        where = Spread.of(x(point) for point in points)
-        value = Spread.of(map(metric.at, points))
-        if where is not None and value is not None and math.isfinite(value.mean):
-            sd = value.sd or 0.0
-            coordinates.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
-    return MeanCurve(*zip(*coordinates, strict=True)) if coordinates else None
+    coordinates, missing = [], 0
+    for points in zip_longest(*(run.curve for run in runs)):
+        known = [point for point in points if point is not None]
+        where = Spread.of(x(point) for point in known)
+        value = Spread.of(map(metric.at, known))
+        if where is None or value is None:
+            continue
+        if len(known) < len(points) or not math.isfinite(value.mean):
+            missing += 1
+            continue
+        sd = value.sd or 0.0
+        coordinates.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
+    if not coordinates:
+        return None
+    means, values, low, high = zip(*coordinates, strict=True)
+    return MeanCurve(x=means, y=values, low=low, high=high, missing=missing)
 
 
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
@@ -207,21 +235,29 @@ def _draw_curves(
     styles: Mapping[str, Look],
     metric: JudgedMetric,
     against: CurveAxis,
+    notes: Sequence[str],
 ) -> list[Hover]:
     axes = figure.add_subplot()
-    figure.subplots_adjust(**_MARGINS)
+    below = _NOTE * len(notes) / figure.get_figheight()
+    figure.subplots_adjust(**{**_MARGINS, "bottom": below + _MARGINS["bottom"] * (1 - below)})
+    for number, note in enumerate(notes, start=1):
+        where = (len(notes) - number + 0.3) * _NOTE / figure.get_figheight()
+        figure.text(_MARGINS["left"] / 4, where, note, fontsize=7, color=MUTED)
     ends = [line.x[-1] for line in lines.values() if line.x[-1] > 0]
     logarithmic = bool(ends) and max(ends) > _LOGARITHMIC * min(ends)
     for label, line in lines.items():
         if line.x[-1] <= 0 < len(ends):
             axes.axhline(line.y[-1], color=styles[label].color, linestyle=styles[label].dash, linewidth=1.2)
         else:
-            _draw_line(axes, line, styles[label], positive=logarithmic)
+            _draw_line(axes, line, styles[label])
+    axes.set_xlim(left=0)
     if logarithmic:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        # Level up to the first of all points, so that the first model, at 0, has a place.
+        first = min(x for line in lines.values() for x in line.x if x > 0)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.4)
+        powers = range(math.ceil(math.log10(first)), math.ceil(math.log10(max(ends))))
+        axes.xaxis.set_major_locator(FixedLocator([0, *(10.0**power for power in powers)]))
     else:
-        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=against.form is count))
     format_axis(axes, against.form)
     axes.set_xlabel(against.label)
@@ -246,32 +282,52 @@ def _hovers(axes: Axes, label: str, line: MeanCurve, metric: JudgedMetric, again
             yield Hover.at(axes, x, y, text)
 
 
-def _draw_line(axes: Axes, line: MeanCurve, look: Look, *, positive: bool) -> None:
-    rows = list(zip(line.x, line.y, line.low, line.high, strict=True))
-    x, y, low, high = zip(*(row for row in rows if row[0] > 0 or not positive), strict=True)
-    axes.plot(x, y, **look.line, markevery=[len(x) - 1])
-    if low != high:
-        axes.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
+def _draw_line(axes: Axes, line: MeanCurve, look: Look) -> None:
+    axes.plot(line.x, line.y, **look.line, markevery=[len(line.x) - 1])
+    if line.low != line.high:
+        axes.fill_between(line.x, line.low, line.high, color=look.color, alpha=0.2, linewidth=0)
 
 
 def _metric_axis(axes: Axes, metric: JudgedMetric, lines: Mapping[str, MeanCurve]) -> None:
-    low, high = metric_limits(lines.values(), metric.sign)
-    room = 0.06 * (high - low) or 0.01
-    axes.set_ylim(low - room, high + room)
+    low, high = _axis_ends(lines, metric)
+    axes.set_ylim(low, high)
     if metric.percent:
         percent_axis(axes)
     axes.set_ylabel(f"{metric.name}, test examples of all sites")
 
 
 def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
-    """The whole of all curves, from the first model on, but for how far one that diverges gets below the start."""
+    """The whole of all curves with their bands, but for one that gets much further below the start than any gained."""
     curves = list(lines)
     values = [value for line in curves for value in (*line.low, *line.high)]
-    best = max(sign * value for value in values)
+    best, worst = max(sign * value for value in values), min(sign * value for value in values)
     start = min(sign * line.y[0] for line in curves)
-    worst = max(min(sign * value for value in values), start - _BELOW * (best - start))
+    if worst < start - _HELD * (best - start) and best > start:
+        worst = start - _BELOW * (best - start)
     low, high = sorted((sign * worst, sign * best))
     return low, high
+
+
+def _axis_ends(lines: Mapping[str, MeanCurve], metric: JudgedMetric) -> tuple[float, float]:
+    low, high = metric_limits(lines.values(), metric.sign)
+    room = 0.06 * (high - low) or 0.01
+    return low - room, high + room
+
+
+def left_out(lines: Mapping[str, MeanCurve], metric: JudgedMetric) -> list[str]:
+    """Which points have no place in a figure, in words: by mode, those beyond the axis, and those without a value."""
+    notes = []
+    low, high = _axis_ends(lines, metric)
+    unit = " %" if metric.percent else ""
+    for label, line in lines.items():
+        for number, where in (
+            (sum(y < low for y in line.y), f"below {metric.form(low)}{unit}"),
+            (sum(y > high for y in line.y), f"above {metric.form(high)}{unit}"),
+            (line.missing, "without a finite value of every seed"),
+        ):
+            if number:
+                notes.append(f"Left out: {number} point{'s' if number > 1 else ''} of {label} {where}.")
+    return notes
 
 
 def _swept(comparison: Comparison, label: str, key: str, metric: JudgedMetric) -> list[tuple[object, Spread]]:

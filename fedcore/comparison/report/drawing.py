@@ -182,6 +182,8 @@ def label_lines(
 ) -> None:
     """Names at the right edge, each at the height where its line ends, or as near as the others leave room.
 
+    An arrow says that a line ends below or above the axis.
+
     Args:
         ends: last value of each line, in data coordinates of the y axis; it stands before the name as `form` writes it.
     """
@@ -199,7 +201,8 @@ def label_lines(
         axes.plot([1.005, 1.04], [start, height], linewidth=0.6, alpha=0.7, **inside)
         axes.plot([1.045, 1.125], [height] * 2, linestyle=look.dash, **inside)
         axes.plot([1.085], [height], look.marker, **inside)
-        text = f"{form(ends[label])}  {short(label)}"
+        arrow = "↓ " if value < 0 else "↑ " if value > 1 else ""
+        text = f"{arrow}{form(ends[label])}  {short(label)}"
         axes.text(1.145, height, text, transform=edge, fontsize=_FONT - 1, va="center")
     axes.set_ylim(low, high)
 

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import math
 import re
-from html import escape
+from dataclasses import replace
+from html import escape, unescape
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.comparisons import everything, made_up, made_up_run
 
+from fedcore.comparison.judging import JudgedBy
 from fedcore.comparison.report import terminal_table, write_report
 from fedcore.comparison.report.curves import MeanCurve, curve_drawings, curve_table, metric_limits
 from fedcore.comparison.report.details import age_shares
@@ -21,6 +24,7 @@ from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.tables import main_table, part_tables
+from fedcore.comparison.results import RunResult
 
 HOSTILE = '<script>alert(1)</script>"&'
 
@@ -236,12 +240,46 @@ def line(*values: float) -> MeanCurve:
         (-1, [(2.0, 0.5, 0.1), (2.0, 1.0, 0.6)], (0.1, 2.0)),
         (-1, [(2.0, 0.5, 0.0), (2.0, 100.0, 1e9)], (0.0, 2.5)),
         (1, [(0.5, 0.5)], (0.5, 0.5)),
+        (1, [(0.5, 0.7), (0.5, 0.2)], (0.2, 0.7)),
+        (1, [(0.5, 0.4), (0.5, 0.1)], (0.1, 0.5)),
     ],
 )
 def test_axes_show_whole_curves_but_for_what_diverges(
     sign: int, curves: list[tuple[float, ...]], limits: tuple[float, float]
 ) -> None:
     assert metric_limits([line(*values) for values in curves], sign) == pytest.approx(limits)
+
+
+def diverging(mode: str, values: list[float]) -> RunResult:
+    run = made_up_run(mode, rounds=len(values) - 1)
+    pairs = zip(run.curve, values, strict=True)
+    return replace(run, curve=tuple(replace(point, metrics={"loss": value}) for point, value in pairs))
+
+
+def test_a_figure_says_which_points_it_leaves_out() -> None:
+    runs = (
+        diverging("centralized", [2.0, 1.0, 0.5]),
+        diverging("federated", [2.0, 9.0, 90.0]),
+        diverging("local", [2.0, math.nan, math.nan]),
+        diverging("allreduce", [math.nan, math.inf, math.nan]),
+    )
+    labels = ",".join(run.mode for run in runs)
+    made = made_up(labels, runs=runs, judged_by=JudgedBy(name="loss", better="min"))
+    for drawing in curve_drawings(made):
+        text = unescape(drawing.svg())
+        notes = re.findall(r">(Left out: [^<]*)<", text)
+        assert len(notes) == 3, drawing.name
+        assert "2 points of federated above 2.4" in notes[0]
+        assert "2 points of local" in notes[1]
+        assert "allreduce" in notes[2]
+        assert "↑ 90.0000" in text, "its label does not pretend to be at its height"
+    (whole, *_) = curve_drawings(made_up())
+    assert "Left out" not in whole.svg()
+
+
+def test_the_first_model_has_a_place_on_every_axis() -> None:
+    (of_bytes,) = [one for one in curve_drawings(made_up("federated,allreduce")) if one.name == "accuracy-bytes"]
+    assert re.findall(r"federated: 10\.00 % after 0 B<", of_bytes.svg())
 
 
 def test_every_point_of_a_curve_says_its_value(html: str) -> None:
