@@ -166,7 +166,7 @@ class ComparisonResult:
     def plot(self, metric: str = "", *, ax: Axes | None = None) -> Axes:
         """Draw a metric over the rounds, by default the one that models are judged by.
 
-        Each mode has a line, and each of its values where there are several: the mean of its seeds, with a band of one
+        Each mode, and each of its points of a sweep, has a line: the mean of its seeds, with a band of one
         standard deviation.
 
         Raises RunFailed if nothing ran, UnknownKey for a metric that nothing reported.
