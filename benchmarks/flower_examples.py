@@ -58,7 +58,7 @@ EXAMPLES: Final = (
     Example(name="quickstart-monai"),
     Example(name="advanced-pytorch", clients=20),
     Example(name="federated-analytics"),
-    Example(name="quickstart-jax", clients=60, config={"batch-size": 8}),
+    Example(name="quickstart-jax", clients=60, config={"batch-size": 4}),
     Example(name="xgboost-comprehensive", config={"params.nthread": 1}),
     Example(name="flowertune-vit"),
     Example(name="quickstart-pennylane", config={"local-epochs": 1}),

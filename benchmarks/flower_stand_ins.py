@@ -44,6 +44,7 @@ def _columns(name: str, rows: int) -> dict[str, Any]:
     labels = draw.integers(0, 10, rows)
     tables: dict[str, Callable[[], dict[str, Any]]] = {
         "cifar10": lambda: {"img": _images(labels, colours=True), "label": labels},
+        "flowers": lambda: {"image": _images(labels, colours=True), "label": labels},
         "imdb": lambda: {"text": [" ".join(draw.choice(WORDS, 8)) for _ in range(rows)], "label": labels % 2},
         "scikit-learn/iris": lambda: _drawn(draw, rows, "SepalLengthCm", "SepalWidthCm", "PetalLengthCm"),
         "hitorilabs/iris": lambda: {

@@ -14,9 +14,9 @@ from fedcore.codec import AnyEncoding
 from fedcore.federation.admission.simulated import AdmittedExchange
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.secagg import ServerRound, Survivors, apply_masks
-from fedcore.simulation.sessions.mapped import mapped_zeros
 from fedcore.simulation.sessions.sessions import SecureSessions, TrainingStart, Update, is_large
 from fedcore.state import ModelState
+from fedcore.state.mapped import mapped_zeros
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
 SIMULATED: Final = "simulated dropout"

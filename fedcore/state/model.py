@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedcore.errors import UsageError
 from fedcore.state.files import FileSink, header_of, read_header, sha256_tensors
 from fedcore.state.layout import STORAGE, Layout, TensorSpec
+from fedcore.state.mapped import LARGE_BYTES, mapped_zeros
 
 NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
 """The safetensors dtype of each NumPy dtype that has one."""
@@ -174,11 +175,14 @@ class StateSink(Protocol):
 
 
 class MemorySink:
-    """Collects a state in memory, block by block."""
+    """Collects a state in memory, block by block; a large one in memory that the system may move to the disk."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._arrays = {spec.name: np.empty(spec.size, spec.storage) for spec in layout.specs}
+        if layout.nbytes < LARGE_BYTES:
+            self._arrays = {spec.name: np.empty(spec.size, spec.storage) for spec in layout.specs}
+        else:
+            self._arrays = _within(mapped_zeros(sum(map(_words, layout.specs))), layout)
 
     def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
         """Store `block` (flat, storage dtype) as the elements of tensor `spec` from `start` on."""
@@ -188,3 +192,18 @@ class MemorySink:
         """The collected state; every element must have been written."""
         shaped = {spec.name: self._arrays[spec.name].reshape(spec.shape) for spec in self._layout.specs}
         return ModelState(self._layout, shaped)
+
+
+def _words(spec: TensorSpec) -> int:
+    """Words of 8 bytes that a tensor takes."""
+    return -(-spec.size * spec.storage.itemsize // 8)
+
+
+def _within(memory: NDArray[np.uint64], layout: Layout) -> dict[str, NDArray[Any]]:
+    """The tensors one after the other in `memory`, each flat and at the begin of a word."""
+    arrays, start = dict[str, NDArray[Any]](), 0
+    for spec in layout.specs:
+        end = start + _words(spec)
+        arrays[spec.name] = memory[start:end].view(spec.storage)[: spec.size]
+        start = end
+    return arrays

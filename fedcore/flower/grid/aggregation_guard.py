@@ -105,12 +105,12 @@ def reply_consumer() -> ReplyConsumer:
     """Who called the grid: the strategy that Flower's own loop runs, if there is one on the stack."""
     for frame in callers():
         if frame.f_code is _START:
-            strategy, result = frame.f_locals["self"], frame.f_locals["result"]
+            strategy, result = variable(frame, "self"), variable(frame, "result")
             return ReplyConsumer(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
         if frame.f_code is _LEGACY_FIT:
-            return ReplyConsumer(result=frame.f_locals["history"])
+            return ReplyConsumer(result=variable(frame, "history"))
         if frame.f_code is _WORKFLOW:
-            return ReplyConsumer(result=frame.f_locals["context"].history)
+            return ReplyConsumer(result=variable(frame, "context").history)
     return ReplyConsumer()
 
 
@@ -118,10 +118,10 @@ def looping_strategy() -> object | None:
     """The strategy that one of Flower's own loops on the stack trains and evaluates with; None without one."""
     for frame in callers():
         if frame.f_code is _START:
-            strategy: object = frame.f_locals["self"]
+            strategy: object = variable(frame, "self")
             return strategy
         if frame.f_code is _LEGACY_FIT:
-            server = frame.f_locals["self"]
+            server = variable(frame, "self")
             own = any(not of_flower(code_of(getattr(server, name))) for name in _LEGACY_SERVER)
             return None if own else server.strategy
     return None
@@ -289,7 +289,7 @@ def _declared_frame(frame: FrameType, wants: Wants) -> bool:
 
 def _first_argument(frame: FrameType) -> object:
     code = frame.f_code
-    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return variable(frame, code.co_varnames[0]) if code.co_argcount else None
 
 
 def callers() -> Iterator[FrameType]:
@@ -300,6 +300,19 @@ def callers() -> Iterator[FrameType]:
         if frame.f_globals.get("__name__") not in _OURS:
             yield frame
         frame = frame.f_back
+
+
+def variable(frame: FrameType, name: str) -> Any:
+    """The value of a variable in a frame, None if it has none.
+
+    Before Python 3.13 a look at the variables leaves a copy of them all with the frame. Flower's loop would hold the
+    replies of an earlier round by it, so the copy is emptied; not one of an app's own frame, which `locals()` gives it.
+    """
+    values = frame.f_locals
+    value = values.get(name)
+    if isinstance(values, dict) and of_flower(frame.f_code):
+        values.clear()
+    return value
 
 
 # --- what a person reads ------------------------------------------------------------------------------------------

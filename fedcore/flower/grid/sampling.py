@@ -10,7 +10,7 @@ from typing import Any, Final
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
-from fedcore.flower.grid.aggregation_guard import callers, looping_strategy, of_flower
+from fedcore.flower.grid.aggregation_guard import callers, looping_strategy, of_flower, variable
 from fedcore.flower.grid.declarations import code_of
 
 _SAMPLE = sample_nodes.__code__
@@ -99,7 +99,7 @@ class Polling:
 
 def waited_for() -> int:
     """How many nodes a strategy on the stack waits for; 0 if none does."""
-    return next((int(frame.f_locals["min_available_nodes"]) for frame in callers() if frame.f_code is _SAMPLE), 0)
+    return next((int(variable(frame, "min_available_nodes")) for frame in callers() if frame.f_code is _SAMPLE), 0)
 
 
 def _sampled(strategy: Any, present: int) -> Iterator[Sample]:

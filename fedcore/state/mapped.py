@@ -6,9 +6,13 @@ import contextlib
 import mmap
 import os
 import tempfile
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+LARGE_BYTES: Final = 1 << 27
+"""What takes less is not worth a file."""
 
 
 def mapped_zeros(words: int) -> NDArray[np.uint64]:
