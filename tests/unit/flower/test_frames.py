@@ -17,7 +17,8 @@ def loop(make, ask):
     replies = make(1)
     first = ask()
     replies = make(2)
-    return first, ask(), alive()
+    living = alive()
+    return first, ask(), living
 """
 
 
