@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import weakref
 from pathlib import Path
 from types import FrameType
@@ -52,4 +52,4 @@ def test_a_frame_without_the_variable_has_none() -> None:
 
 def caller(above: int = 1) -> FrameType:
     """The frame that called this function, or the one above."""
-    return sys._getframe(1 + above)
+    return inspect.stack()[1 + above].frame
