@@ -302,7 +302,7 @@ def _evaluated(run: PlannedRun, trained: Trained, workers: Workers) -> RunResult
     # In mode local, a site that was lost has no model in the last round.
     for path in set(trained.models[last].values()):
         os.replace(path, path.with_name(MODEL_FILE))
-    return replace(result, curve=curve, sites=evaluations[last].sites)
+    return replace(result, curve=curve, sites=evaluations[last].sites, bootstrap=evaluations[last].bootstrap)
 
 
 def _with_last_model(run: PlannedRun, result: RunResult) -> RunResult:

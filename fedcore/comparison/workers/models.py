@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedcore.comparison.judging import LOSS
 from fedcore.comparison.results import SiteResult
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
+from fedcore.comparison.workers.bootstrap import Drawn, DrawnMetrics, Weights, added, figures, weights_of
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
@@ -146,11 +149,14 @@ class Evaluated(WorkerReport):
 
     Sums of metrics are added over the sites; the loss is weighted as the app weighs test results. Where each site has a
     model of its own, `metrics` are means over those models, each on the test parts of all sites.
+
+    bootstrap: the metrics on draws of the test examples, of the last round alone.
     """
 
     round: int
     metrics: dict[str, float]
     evaluations: tuple[_SiteEvaluation, ...] = ()
+    bootstrap: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
     @property
     def sites(self) -> tuple[SiteResult, ...]:
@@ -192,7 +198,9 @@ def _evaluate(
     alone = run.mode.in_report.alone
     sites = range(run.sites) if alone else {site for models in rounds.values() for site in models}
     test = _Test(problem, {site: problem.test(site) for site in sites})
+    last = max(rounds, default=0)
     for number, models in rounds.items():
+        test.draws = number == last
         report(test.each_everywhere(number, models) if alone else test.together(number, models))
     for number, results in tested.items():
         report(Evaluated(round=number, metrics=_together(test.counts(one) for one in results).figures()))
@@ -204,6 +212,7 @@ class _Counts:
 
     weight: of the loss.
     sums: of each metric.
+    drawn: the same in draws of the examples; {} if nobody drew any.
     """
 
     examples: int = 0
@@ -211,6 +220,7 @@ class _Counts:
     loss: float = 0.0
     metrics: tuple[Metric, ...] = ()
     sums: Mapping[str, Tensor] = field(default_factory=dict)
+    drawn: Drawn = field(default_factory=dict)
 
     def __add__(self, other: _Counts) -> _Counts:
         return _Counts(
@@ -227,18 +237,29 @@ class _Counts:
         return {**values, LOSS: self.loss / max(1, self.weight)}
 
 
+def _means(drawn: Sequence[Mapping[str, tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
+    """Over models, in each draw."""
+    names = set.intersection(*(set(one) for one in drawn)) if drawn else set()
+    return {name: tuple(map(fmean, zip(*(one[name] for one in drawn), strict=True))) for name in sorted(names)}
+
+
 def _together(counts: Iterable[_Counts]) -> _Counts:
     return functools.reduce(operator.add, counts, _Counts())
 
 
 @dataclass(slots=True)
 class _Test:
-    """Evaluates models, the test parts of whose sites stay in memory."""
+    """Evaluates models, the test parts of whose sites stay in memory.
+
+    draws: whether metrics are wanted on draws of the examples, too.
+    """
 
     problem: Problem
     parts: Mapping[int, TrainingData]
+    draws: bool = False
     _engine: Engine = field(init=False)
     _loaded: Path | None = None
+    _weights: dict[int, Weights | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._engine = make_engine(self.problem.recipe(), EngineConfig(), World(device=World.current().device))
@@ -247,7 +268,12 @@ class _Test:
         """One model for all sites, on the test part of each and on all of them together."""
         each = {site: self.of(model, site) for site, model in models.items()}
         evaluations = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
-        return Evaluated(round=number, metrics=_together(each.values()).figures(), evaluations=tuple(evaluations))
+        return Evaluated(
+            round=number,
+            metrics=_together(each.values()).figures(),
+            evaluations=tuple(evaluations),
+            bootstrap=self._drawn(each.values()),
+        )
 
     def each_everywhere(self, number: int, models: Models) -> Evaluated:
         """Each site's own model, on the test parts of all sites and on the site's own."""
@@ -259,7 +285,8 @@ class _Test:
         ]
         names = next(iter(figures.values()), {})
         metrics = {name: sum(one.everywhere[name] for one in evaluations) / len(evaluations) for name in names}
-        return Evaluated(round=number, metrics=metrics, evaluations=tuple(evaluations))
+        drawn = [self._drawn(on[model].values()) for model in models.values()]
+        return Evaluated(round=number, metrics=metrics, evaluations=tuple(evaluations), bootstrap=_means(drawn))
 
     def of(self, model: Path, site: int) -> _Counts:
         """A model on the test part of one site."""
@@ -267,7 +294,21 @@ class _Test:
             state = ModelState.open(model)
             self._engine.load(state, only=list(state))
             self._loaded = model
-        return self.counts(evaluate(self._engine, self.parts[site], metrics=self.problem.app.metrics))
+        notes = self._notes(site) if self.draws else None
+        metrics = self.problem.app.metrics if notes is None else notes.noting()
+        counts = self.counts(evaluate(self._engine, self.parts[site], metrics=metrics))
+        return counts if notes is None else replace(counts, drawn=notes.drawn)
+
+    def _notes(self, site: int) -> DrawnMetrics | None:
+        if site not in self._weights:
+            self._weights[site] = weights_of(self.parts[site], site)
+        weights = self._weights[site]
+        app = self.problem.app
+        return None if weights is None else DrawnMetrics(app.metrics, weights, app.definition.loss)
+
+    def _drawn(self, parts: Iterable[_Counts]) -> dict[str, tuple[float, ...]]:
+        app = self.problem.app
+        return figures(added(one.drawn for one in parts), app.metrics, app.definition.loss) if self.draws else {}
 
     def counts(self, result: Evaluation | EvaluationProgress) -> _Counts:
         """What one site's test part adds to those of the others."""
