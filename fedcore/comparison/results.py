@@ -45,6 +45,7 @@ class CurvePoint:
     simulated_seconds: the same on the clock of the network model, None without one.
     bytes_up, bytes_down: sent and received up to here, mean over the workers.
     metrics: what the evaluation gave, by name; empty if there was none.
+    train_loss: mean loss of the examples that this round trained on, as the training reports it; None if it does not.
     """
 
     round: int
@@ -55,6 +56,7 @@ class CurvePoint:
     bytes_up: float = 0.0
     bytes_down: float = 0.0
     metrics: Metrics = field(default_factory=dict)
+    train_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

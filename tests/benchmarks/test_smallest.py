@@ -89,6 +89,7 @@ CASES = {
     "fuzz": Case("crashes"),
     "gpt": Case("model_flops_overmatrix_rate"),
     "gpu": Case("parts_that_hold", lacks=gpu),
+    "headlines": Case("false_headlines", holds=("falls_unsaid",)),
     "heart_disease": Case("fedavg_difference_over_spread", data=True),
     "honest": Case("later_round_over_any_model"),
     "hostile": Case("honest_completions_over_rounds"),

@@ -149,6 +149,12 @@ def _examples_of(reports: Mapping[str, RoundDone]) -> int:
     return sum(report.examples for report in reports.values())
 
 
+def _train_loss(reports: Mapping[str, RoundDone]) -> float | None:
+    """That of each example before its step, mean over all of them; None if nobody reports it."""
+    losses = [report.loss for report in reports.values() if report.loss is not None]
+    return sum(losses) / max(1, _examples_of(reports)) if losses else None
+
+
 def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: PlannedRun) -> None:
     """Start the ranks of one process group, each with `target(report, run, rank, port, listening)`."""
     # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
@@ -228,16 +234,15 @@ class RoundLog:
     def event(self, number: int) -> ExchangeDone:
         """A whole round as the events of a run tell it; the loss is that of each example before its step."""
         reports = self.rounds[number - 1]
-        losses = [report.loss for report in reports.values() if report.loss is not None]
-        examples = _examples_of(reports)
+        loss = _train_loss(reports)
         return ExchangeDone(
             exchange=number,
             server_round=number,
             message_type="train",
             aggregation="none",
             survivors=sorted(reports),
-            examples=examples,
-            metrics={"train_loss": sum(losses) / max(1, examples)} if losses else {},
+            examples=_examples_of(reports),
+            metrics={} if loss is None else {"train_loss": loss},
             seconds=max(report.seconds for report in reports.values()),
             bytes_up={name: report.sent for name, report in reports.items()},
             bytes_down={name: report.received for name, report in reports.items()},
@@ -268,6 +273,7 @@ class RoundLog:
                 bytes_up=up,
                 bytes_down=down,
                 metrics=own.get(number, {}),
+                train_loss=_train_loss(self.rounds[number - 1]) if number else None,
             )
             for number, ((examples, made, at, up, down), then) in enumerate(zip(rows, clock, strict=True))
         )

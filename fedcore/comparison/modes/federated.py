@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.federation import FederatedOutcome, ReusableFederation, TrainedExamples
+from fedcore.comparison.judging import LOSS
 from fedcore.comparison.measure.clock import TimedExchange, buffered_seconds, federated_seconds
 from fedcore.comparison.modes.base import InReport, Mode, Readers, Trained, Twin
-from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics
+from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics, number_of
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.comparison.workers.models import START_SECONDS, everywhere, first_of
 from fedcore.comparison.workers.problem import Problem
@@ -21,7 +22,7 @@ from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Worke
 from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps.progress_protocol import EvaluationProgress
-from fedcore.monitoring.run_record import RunRecord
+from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone
@@ -267,6 +268,7 @@ def curve_of(
             bytes_up=sent,
             bytes_down=received,
             metrics=own.rounds.get(exchange.server_round, {}),
+            train_loss=number_of(as_metrics(exchange.metrics), metric_like(exchange.metrics, LOSS) or ""),
         )
         for exchange, examples, made, at, then, sent, received in zip(
             training, samples, steps, seconds, clock, up, down, strict=True

@@ -17,12 +17,14 @@ from fedcore.comparison.report.conditions import conditions
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.sites import site_sentences
+from fedcore.comparison.report.stability import instability
 from fedcore.comparison.report.summary import (
     JudgedMetric,
     Runs,
     Spread,
     best_points,
     duration,
+    listed_names,
     mean_sd,
     per_worker,
     point_text,
@@ -63,6 +65,7 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
         *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
         *conditions(comparison, runs, metric, _words(roles)),
         *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
+        *instability(comparison, runs, metric),
         *_left_out(runs),
         *_own_tests(runs, metric, roles, claims),
         *(_cost_of_secrecy(runs, one, metric) for one in claims if one.about == "secrecy"),
@@ -222,7 +225,7 @@ def _own_evaluation(comparison: Comparison, metric: JudgedMetric) -> str:
         return OWN_EVALUATION
     text = f"{metric.name} is what the evaluate_fn of the ServerApp gives, on the same examples in every mode"
     apart = dict.fromkeys(name for run in comparison.runs for name in run.metrics if name.startswith(CLIENTS))
-    own = f"; {_listed(list(apart))} {'are' if len(apart) > 1 else 'is'} what its clients report" if apart else ""
+    own = f"; {listed_names(list(apart))} {'are' if len(apart) > 1 else 'is'} what its clients report" if apart else ""
     return f"{text}{own}."
 
 
@@ -236,7 +239,7 @@ def _gaps(runs: Runs, metric: JudgedMetric, *, own: bool) -> list[str]:
             labels.setdefault(tuple(sorted(absent)), []).append(label)
     why = f"the app reports no {metric.name} of" if own else "not every site evaluated the models of"
     return [
-        f"In {_listed(names)} {why} {_rounds(absent)}: the curves have no point there."
+        f"In {listed_names(names)} {why} {_rounds(absent)}: the curves have no point there."
         for absent, names in labels.items()
     ]
 
@@ -244,7 +247,7 @@ def _gaps(runs: Runs, metric: JudgedMetric, *, own: bool) -> list[str]:
 def _rounds(numbers: Sequence[int]) -> str:
     if len(numbers) > _ROUNDS_NAMED:
         return f"{len(numbers)} rounds between {numbers[0]} and {numbers[-1]}"
-    return f"round{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
+    return f"round{'s' if len(numbers) > 1 else ''} {listed_names([str(number) for number in numbers])}"
 
 
 def _nothing_to_judge_by(comparison: Comparison) -> str:
@@ -262,12 +265,12 @@ def _best(runs: Runs, metric: JudgedMetric, claims: Sequence[Claim]) -> str:
     top = max(spreads.values(), key=metric.rank)
     best = [label for label, spread in spreads.items() if metric.form(spread.mean) == metric.form(top.mean)]
     over = f"over {top.n} seeds" if top.n > 1 else "with one seed"
-    text = f"{_listed([_title(label, runs) for label in best])} {'has' if len(best) == 1 else 'have'} the best "
+    text = f"{listed_names([_title(label, runs) for label in best])} {'has' if len(best) == 1 else 'have'} the best "
     text += f"{metric.name}, {metric.format_spread(top)} {over}"
     near = [one.other for one in claims if one.about == "best" and one.verdict != "ahead" and one.other not in best]
     if top.n == 1 or not near:
         return f"{text}."
-    return f"{text}; not distinguishable from {'it' if len(best) == 1 else 'them'}: {_listed(near)}."
+    return f"{text}; not distinguishable from {'it' if len(best) == 1 else 'them'}: {listed_names(near)}."
 
 
 def _own_tests(runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Sequence[Claim]) -> list[str]:
@@ -322,21 +325,17 @@ def _left_out(runs: Runs) -> list[str]:
         }
         for names in dict.fromkeys(map(tuple, filter(None, absent.values()))):
             seeds = [str(seed) for seed, missing in absent.items() if tuple(missing) == names]
-            when = f" with seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}" if len(of) > 1 else ""
+            when = f" with seed{'s' if len(seeds) > 1 else ''} {listed_names(seeds)}" if len(of) > 1 else ""
             were = "were" if len(names) > 1 else "was"
             failures.append(
-                f"In {label}{when} {_listed(names)} {were} in no sum: the model has learnt nothing from there."
+                f"In {label}{when} {listed_names(names)} {were} in no sum: the model has learnt nothing from there."
             )
     return failures
 
 
 def _readable(runs: Runs) -> list[str]:
     plain = [label for label, of in runs.items() if of[0].aggregation == "plain"]
-    return [f"In {_listed(plain)} the server can read every update."] if plain else []
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return [f"In {listed_names(plain)} the server can read every update."] if plain else []
 
 
 def _title(label: str, runs: Runs) -> str:

@@ -353,6 +353,11 @@ def numbers(run: RunResult) -> dict[str, float]:
     return values
 
 
+def listed_names(names: Sequence[str]) -> str:
+    """As in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def point_text(point: Mapping[str, Value]) -> str:
     """The point as it would be written after --set."""
     return ", ".join(f"{key}={value}" for key, value in point.items())

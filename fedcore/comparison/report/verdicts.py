@@ -5,7 +5,8 @@ model and the same split, so what counts is the difference within each pair; ove
 Student's t distribution (Student 1908). It is wide if there are few: with two seeds it reaches 9 standard deviations,
 with five 1.24. How far the differences would be otherwise on other test examples is known from a bootstrap that draws
 the same examples for both models (Efron 1979), or else is bounded as if they had been tested on different ones. Both
-errors are independent, so that their intervals add as the sides of a right angle.
+errors are independent, so that their intervals add as the sides of a right angle. Where a mode's models got much worse
+from round to round, the last of them is luck, too, and the interval is wider by as much.
 
 All intervals that a reader sees together hold with CONFIDENCE (Bonferroni).
 """
@@ -22,6 +23,7 @@ from scipy.special import stdtrit
 
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.stability import dip
 from fedcore.comparison.report.summary import JudgedMetric, Runs, Spread, best_points, finished, points_of
 from fedcore.comparison.results import RunResult
 
@@ -107,11 +109,17 @@ def claim(
     made = Claim(about=about, label=runs[0].mode, other=others[0].mode, metric=metric.name, seeds=len(leads))
     if not leads or len(leads) < len(pairs) or not all(map(math.isfinite, leads)):
         return made
-    return judged(made, leads, sampling_error(pairs, metric), claims=claims)
+    dips = sum(dip([pair[side] for pair in pairs], metric) for side in (0, 1))
+    return judged(made, leads, sampling_error(pairs, metric), claims=claims, dips=dips)
 
 
-def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims: float = 1) -> Claim:
-    """The claim with what these leads say, one for each seed and all finite."""
+def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims: float = 1, dips: float = 0.0) -> Claim:
+    """The claim with what these leads say, one for each seed and all finite.
+
+    Args:
+        dips: by how much models of both modes got worse on their way, by which the interval is wider on both sides:
+            of a few seeds none may have ended in such a round.
+    """
     spread = Spread.of(leads)
     assert spread is not None  # noqa: S101 - there is a lead
     mean, n = spread.mean, spread.n
@@ -123,8 +131,12 @@ def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims:
     if spread.sd is None or (spread.sd == 0 and not error.step):
         return known if error.tested == "unknown" else replace(known, low=mean - by_test, high=mean + by_test)
     sd = max(spread.sd, error.step)
-    reach = math.hypot(_student(n, claims) * sd, by_test)
-    enough = (m for m in range(n + 1, MOST_SEEDS + 1) if math.hypot(_student(m, claims) * sd, by_test) < abs(mean))
+
+    def reach_of(number: int) -> float:
+        return math.hypot(_student(number, claims) * sd, by_test) + dips
+
+    reach = reach_of(n)
+    enough = (number for number in range(n + 1, MOST_SEEDS + 1) if reach_of(number) < abs(mean))
     verdict = _side(mean - reach, mean + reach)
     needed = next(enough, None) if verdict == "open" else None
     return replace(known, low=mean - reach, high=mean + reach, verdict=verdict, needed=needed)
