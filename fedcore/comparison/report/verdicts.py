@@ -28,6 +28,8 @@ from fedcore.comparison.report.summary import JudgedMetric, Runs, Spread, best_p
 from fedcore.comparison.results import RunResult
 
 CONFIDENCE: Final = 0.95
+_SAME: Final = 1e-9
+"""Of a value; less is rounding."""
 MOST_SEEDS: Final = 100
 """The most that a claim says would be enough."""
 
@@ -128,7 +130,7 @@ def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims:
     if error.tested != "unknown":
         known = replace(known, models=_side(mean - by_test, mean + by_test))
     # Seeds that change nothing are one seed.
-    if spread.sd is None or (spread.sd == 0 and not error.step):
+    if spread.sd is None or (spread.sd <= _SAME * abs(mean) and not error.step):
         return known if error.tested == "unknown" else replace(known, low=mean - by_test, high=mean + by_test)
     sd = max(spread.sd, error.step)
 

@@ -68,22 +68,18 @@ def test_a_larger_loss_is_no_worse_model_where_the_c_index_says_otherwise() -> N
     first, second, *_ = headline(comparison(*runs))
     assert first == "Together c_index 0.7200, pooled 0.7000; the server saw only sums."
     assert second == (
-        "federated ends 0.0200 of c_index above centralized (one seed: how much chance plays is not known), "
-        "which is better."
+        "federated is ahead of centralized by 0.0200 of c_index (one seed, without an interval): "
+        "how much chance plays is not known."
     )
 
 
-@pytest.mark.parametrize(
-    ("judged_by", "federated", "verdict"),
-    [(C_INDEX, 0.6, "below centralized"), (RMSE, 0.8, "above centralized")],
-)
-def test_worse_is_less_of_one_metric_and_more_of_another(judged_by: JudgedBy, federated: float, verdict: str) -> None:
+@pytest.mark.parametrize(("judged_by", "federated"), [(C_INDEX, 0.6), (RMSE, 0.8)])
+def test_worse_is_less_of_one_metric_and_more_of_another(judged_by: JudgedBy, federated: float) -> None:
     runs = [run("centralized", {judged_by.name: 0.7 + seed / 1000}, seed=seed) for seed in (1, 2)]
-    runs += [run("federated", {judged_by.name: federated + seed / 1000}, seed=seed) for seed in (1, 2)]
+    runs += [run("federated", {judged_by.name: federated + seed / 2000}, seed=seed) for seed in (1, 2)]
     first, second, *_ = headline(comparison(*runs, judged_by=judged_by))
     assert first.startswith(f"Together {judged_by.name} {federated:.1f}")
-    assert f"0.1000 ± 0.0000 of {judged_by.name} {verdict} (more than one" in second
-    assert second.endswith(", which is worse.")
+    assert second.startswith("federated loses to centralized by 0.")
 
 
 def test_of_a_sweep_the_smallest_error_is_the_best_point() -> None:
