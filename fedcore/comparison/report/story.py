@@ -17,7 +17,6 @@ from fedcore.comparison.report.conditions import conditions
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.sites import site_sentences
-from fedcore.comparison.report.stability import instability
 from fedcore.comparison.report.summary import (
     JudgedMetric,
     Runs,
@@ -29,7 +28,7 @@ from fedcore.comparison.report.summary import (
     per_worker,
     point_text,
 )
-from fedcore.comparison.report.verdicts import About, Claim, Roles, claims_of, protected
+from fedcore.comparison.report.verdicts import About, Claim, Roles, claims_of, instability, protected
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.progress import epsilon_line
 

@@ -97,8 +97,8 @@ class DrawnMetrics:
         """After the test; metrics that were counted on every example."""
         return {name: sums for name, sums in self._sums.items() if self._row.get(name) == self.weights.shape[1]}
 
-    def _noting(self, metric: Metric) -> _Count:
-        return _Count(metric, self)
+    def _noting(self, metric: Metric) -> _NotingCount:
+        return _NotingCount(metric, self)
 
     def note(self, metric: Metric, output: Tensor, targets: Tensor) -> None:
         """Add the sums of some examples, the next ones of the test set."""
@@ -123,7 +123,7 @@ class DrawnMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Count:
+class _NotingCount:
     metric: Metric
     notes: DrawnMetrics
 

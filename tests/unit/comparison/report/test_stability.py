@@ -8,9 +8,9 @@ from support.comparisons import made_up, made_up_run
 
 from fedcore.comparison.judging import JudgedBy
 from fedcore.comparison.report import Comparison, SiteSplit
-from fedcore.comparison.report.stability import dip, instability
 from fedcore.comparison.report.summary import JudgedMetric, best_points
 from fedcore.comparison.report.verdicts import claims_of
+from fedcore.comparison.report.verdicts.stability import dip, instability
 from fedcore.comparison.results import CurvePoint, RunResult, SiteResult
 
 TEN = {str(label): 10 for label in range(10)} | {"3": 12}
