@@ -11,7 +11,7 @@ beyond moving bytes is in there, too: two random bytes from ChaCha20 for each el
 64 bits are those of the first exchange of a run. Updates of 12 bits and fewer are rotated, on one thread, which costs
 more than all else.
 
-error_over_bound: the largest |decoded - exact| over the bound (tests/support/error_bound.py), the exact mean in
+error_over_bound: the largest |decoded - exact| over the bound (fedcore/codec/scaling/error_bound.py), the exact mean in
 float64, over updates that are Gaussian, heavy-tailed (Student's t with 2 degrees of freedom, Cauchy) and sparse, at
 every width and for 8 and 100 clients (benchmarks/codec_errors.py).
 
@@ -181,7 +181,7 @@ def report(
             '"of a copy" counts the float32 bytes of the update, "traffic" all bytes read and written; both over one '
             "thread of np.copyto",
             "errors: of the decoded state, base + mean in float32, against the mean in float64; the bound is that of "
-            "tests/support/error_bound.py with the statistics of the round",
+            "fedcore/codec/scaling/error_bound.py with the statistics of the round",
         ),
     )
 

@@ -3,7 +3,7 @@
     python benchmarks/codec_errors.py [--quick] [--json]
 
 error_over_bound: one exchange, for updates of several shapes: the largest |decoded - exact| over the bound
-(tests/support/error_bound.py), as in benchmarks/codec.py.
+(fedcore/codec/scaling/error_bound.py), as in benchmarks/codec.py.
 
 run_over_bound: after each of 20 rounds of FedAvg, FedAdam and FedYogi over sites that come and go, with 1 to 1,000
 examples: the largest difference between the secure and the plain model, element by element, over the bound that is
@@ -58,7 +58,7 @@ from fedcore.codec import (
 from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from tests.support.error_bound import error_bound_of
+from fedcore.codec.scaling.error_bound import error_bound_of
 
 WIDTHS = (16, 21, 32)
 COHORTS = (8, 100)

@@ -37,7 +37,7 @@ from fedcore.codec.encoding import scale_groups
 from fedcore.errors import EnvironmentFailure
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
-from tests.support.error_bound import error_bound
+from fedcore.codec.scaling.error_bound import error_bound
 
 TENSORS = 16
 MASKS = 9

@@ -28,6 +28,7 @@ from fedcore.comparison.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.comparison.run import MODEL_FILE, PlannedRun
 from fedcore.comparison.workers.models import evaluate_rounds
 from fedcore.comparison.workers.processes import Workers
+from fedcore.comparison.workers.sum_checks import check_runs
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.run.settings import JobSettings, planned_rounds
 from fedcore.state.files import sha256_file
@@ -60,7 +61,12 @@ Watch: TypeAlias = Callable[[RunStart], AbstractContextManager[EventSink]]
 
 
 def execute_comparison(
-    job: CompareJob, watch: Watch, *, force: bool = False, drop: Callable[[str], None] | None = None
+    job: CompareJob,
+    watch: Watch,
+    *,
+    force: bool = False,
+    drop: Callable[[str], None] | None = None,
+    plain_rounds: bool = True,
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
@@ -69,6 +75,7 @@ def execute_comparison(
     Args:
         force: replace another comparison in the folder, or the same one.
         drop: leave out the modes that the app cannot be trained in, and tell it which and why.
+        plain_rounds: check secure sums against plain means, by extra rounds if it takes some.
     """
     folder = OutFolder(job.out)
     planned = plan(job)
@@ -87,7 +94,8 @@ def execute_comparison(
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
         results = execute_runs(runs, runner, watch, on_result=lambda result: check_metric(job, facts, result))
-    return build_comparison(possible, runs, results, facts)
+    comparison = build_comparison(possible, runs, results, facts)
+    return replace(comparison, sum_checks=check_runs(runs, results)) if plain_rounds else comparison
 
 
 def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:

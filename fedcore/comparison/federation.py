@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import shutil
 import subprocess
 import threading
 import time
@@ -33,6 +34,7 @@ from fedcore.flower.apps.progress_protocol import (
     TrainingProgress,
     parse_progress,
 )
+from fedcore.flower.grid.training_means import FOLDER
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import ROUNDS_KEY
@@ -198,6 +200,7 @@ class _RunningFederation:
             record = follow(self.group, child, show)
         finally:
             self.group.stop(_RUN)
+        _take_means(out, run.folder)
         progress = {name: progress_since(path, before[name]) for name, path in logs.items()}
         return FederatedOutcome(
             record=record,
@@ -216,6 +219,16 @@ def _results(model: Path) -> dict[str, Any]:
     """The results file next to the model of a run; {} if there is none."""
     path = OutputPaths.next_to(model).results
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _take_means(model: Path, folder: Path) -> None:
+    """Move the means that the ServerApp left among its files to the folder of the run."""
+    files = OutputPaths.next_to(model).files
+    if (files / FOLDER).is_dir():
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        (files / FOLDER).rename(folder / FOLDER)
+        if not any(files.iterdir()):
+            files.rmdir()
 
 
 def progress_since(log: Path, start: int) -> list[ProgressLine]:

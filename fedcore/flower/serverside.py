@@ -28,6 +28,7 @@ from fedcore.flower.grid.initial_model import starting_from
 from fedcore.flower.grid.plain_grid import PlainGrid
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.secure_grid import OnRefusal, SecureGrid, refuse
+from fedcore.flower.grid.training_means import MeanRecorder
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.output import quiet_flower
@@ -98,6 +99,7 @@ def run_server_app(
     buffered: bool = False,
     groups: Groups | None = None,
     on_loaded: Callable[[], None] | None = None,
+    means: MeanRecorder | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -115,6 +117,7 @@ def run_server_app(
         buffered: whether a training sums updates of several rounds.
         groups: those into which its trainings are cut.
         on_loaded: called when the app is imported, and nothing has run yet.
+        means: takes the means of the trainings.
     """
     run_id = _begin(run)
     grid: ExchangeGrid = (
@@ -127,9 +130,10 @@ def run_server_app(
             compressed=compressed,
             buffered=buffered,
             groups=groups,
+            means=means,
         )
         if aggregation == "secure"
-        else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes)
+        else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes, means=means)
     )
     context = Context(
         run_id=run_id,

@@ -22,6 +22,7 @@ from fedcore.flower.grid.grid import ExchangeBackend
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.robust import Groups
 from fedcore.flower.grid.sampling import waited_for
+from fedcore.flower.grid.training_means import MeanRecorder
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.run.engine.state import RunState
@@ -90,6 +91,8 @@ class Simulation:
         Whether what the ServerApp found ends the run, with the model that it has then.
     on_loaded
         Called when the ServerApp is imported.
+    means
+        Takes the means of the trainings; None if nobody compares them.
     results
         What the ServerApp found, as `results_of` has it, also of a run that failed.
     """
@@ -112,6 +115,7 @@ class Simulation:
     enough: Callable[[FiguresFound], bool] | None = None
     clock: Callable[[], float] = time.monotonic
     on_loaded: Callable[[], None] | None = None
+    means: MeanRecorder | None = None
     results: Results = field(default_factory=dict, init=False)
     _emit: EventSink = field(init=False)
     _executor: ClientExecutor = field(init=False)
@@ -295,6 +299,7 @@ class Simulation:
                     buffered=self.settings.buffered,
                     groups=Groups.of(self.settings),
                     on_loaded=self.on_loaded,
+                    means=self.means,
                 )
             self._models.warn_unjudged()
             self._emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))

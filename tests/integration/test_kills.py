@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, wait_until
-from support.error_bound import error_bound
+from fedcore.codec.scaling.error_bound import error_bound
 from support.tiny import NAMES, TINY, load_problem, step_of
 
 from fedcore.flower.app import FlowerApp

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
 PROGRESS_VARIABLE: Final = "FEDCORE_TELL"
-"""Environment variable of a client; 1 makes it print progress lines."""
+"""Environment variable of a client; 1 makes it print progress lines. Of a server, 1 makes the ServerApps of its runs
+leave the means of their trainings among their files."""
 PACE_PREFIX: Final = "FEDCORE_PACE_"
 """Prefix of a variable's name, before the client's name: the least seconds that its training takes."""
 _LINE: Final = re.compile(r"fedcore tells (more|all) (.*?) #")

@@ -19,6 +19,7 @@ from fedcore.flower.figures import NewFigures
 from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, reply_consumer
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.sampling import NodeWait, Polling, node_wait, samples
+from fedcore.flower.grid.training_means import MeanRecorder
 from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
@@ -72,6 +73,7 @@ class ExchangeGrid(Grid):
     expected_nodes: message type -> how many nodes the strategy will ask, while it has its first message.
     awaits_start: whether a model lies ready that no strategy has started from yet.
     extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
+    means: what takes the means of trainings; None if nobody compares them.
     """
 
     backend: ExchangeBackend
@@ -81,6 +83,7 @@ class ExchangeGrid(Grid):
     noised: bool = field(default=False, kw_only=True)
     compressed: bool = field(default=False, kw_only=True)
     buffered: bool = field(default=False, kw_only=True)
+    means: MeanRecorder | None = field(default=None, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     result: Result | History | None = field(default=None, init=False)
     expected_nodes: Mapping[str, int] = field(default_factory=dict, init=False)
@@ -196,6 +199,8 @@ class ExchangeGrid(Grid):
             else:
                 self._replied.add(_purpose(reply))
         self._figures.note(replies)
+        if self.means is not None:
+            self.means.take(messages, replies, self.weight_key, self._layout)
         return replies
 
     def report_figures(self) -> None:

@@ -22,7 +22,9 @@ from pydantic import TypeAdapter
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
+from fedcore.flower.apps.progress_protocol import progress_enabled
 from fedcore.flower.grid.plain_request import PlainRequest
+from fedcore.flower.grid.training_means import FOLDER, MeanRecorder
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import begin_server_process, run_started, run_statistics
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
@@ -169,6 +171,7 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
     folder = Path(start.folder)
     (folder / APP_FILES).mkdir(exist_ok=True)
     os.chdir(folder / APP_FILES)
+    means = MeanRecorder(start.aggregation == "secure") if progress_enabled() else None
     outcome = run_started(
         start,
         backend=backend,
@@ -176,7 +179,10 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
         on_results=lambda results: _save_results(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
+        means=means,
     )
+    if means is not None:
+        means.save(folder / APP_FILES / FOLDER)
     if outcome.state is None:
         return AppEnd(model=None)
     path = folder / "final.safetensors"

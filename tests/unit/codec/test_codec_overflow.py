@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.error_bound import error_bound_of
+from fedcore.codec.scaling.error_bound import error_bound_of
 from support.privacy import seeded
 from support.raising import raises
 

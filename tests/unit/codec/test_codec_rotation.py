@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.error_bound import error_bound
+from fedcore.codec.scaling.error_bound import error_bound
 from support.raising import raises
 
 from fedcore.codec import (

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.encodings import following
-from support.error_bound import error_bound, error_bound_of
+from fedcore.codec.scaling.error_bound import error_bound, error_bound_of
 
 from fedcore.codec import (
     CodecSettings,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.error_bound import error_bound
+from fedcore.codec.scaling.error_bound import error_bound
 from support.raising import raises
 from support.tiny import TINY, load_problem
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAdam
 from numpy.typing import NDArray
-from support.error_bound import error_bound
+from fedcore.codec.scaling.error_bound import error_bound
 
 from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.codec import Decoded, Encoding

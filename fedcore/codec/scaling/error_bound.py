@@ -10,7 +10,7 @@ import numpy as np
 from fedcore.codec import Decoded, Encoding, MagnitudeStatistics
 from fedcore.state import ModelState, TensorSpec
 
-_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
+ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
 _BLOCK = 1 << 20
 _HALF_SMALLEST = {"F64": 0.0, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
 
@@ -61,7 +61,7 @@ def error_bound(
         bound = weight * (rounding + (2.0**-22 + steps * 2.0**-24 * math.sqrt(rows)) * magnitude)
         if base is not None:
             result = _largest(base, spec) + weight * magnitude + bound
-            bound += _ROUNDOFF[spec.dtype] * result + _HALF_SMALLEST[spec.dtype]
+            bound += ROUNDOFF[spec.dtype] * result + _HALF_SMALLEST[spec.dtype]
         clipped = statistics is not None and (statistics.clipped[index] > 0 or statistics.shrunk > 0)
         bounds[spec.name] = math.inf if clipped else bound
     return bounds
