@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedcore.codec.scaling.error_bound import error_bound
 
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.flower.app import FlowerApp
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.state import ModelState

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, wait_until
-from fedcore.codec.scaling.error_bound import error_bound
 from support.tiny import NAMES, TINY, load_problem, step_of
 
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.flower.app import FlowerApp
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.state import ModelState

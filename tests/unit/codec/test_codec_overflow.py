@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from fedcore.codec.scaling.error_bound import error_bound_of
 from support.privacy import seeded
 from support.raising import raises
 
 from fedcore.codec import CodecSettings, Encoded, Encoding, ScaleTrack, decode, encode, encode_nothing
 from fedcore.codec.encoding import scale_groups
+from fedcore.codec.scaling.error_bound import error_bound_of
 from fedcore.codec.scaling.scales import SMALL_HEADROOM, headroom
 from fedcore.codec.scaling.statistics import read_rungs
 from fedcore.errors import EncodingError, PeerError, RoundFailed, TooFewContributed, UpdateTooLarge

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from fedcore.codec.scaling.error_bound import error_bound
 from support.raising import raises
 
 from fedcore.codec import (
@@ -30,6 +29,7 @@ from fedcore.codec import (
     rotation_seed,
 )
 from fedcore.codec.rotation import UNIT, Rotation, Unit, cuts, rows_of
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.errors import EncodingError, PeerError, UpdateTooLarge
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.settings import JobSettings

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.encodings import following
-from fedcore.codec.scaling.error_bound import error_bound, error_bound_of
 
 from fedcore.codec import (
     CodecSettings,
@@ -30,6 +29,7 @@ from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.codec.scaling import coarseness
+from fedcore.codec.scaling.error_bound import error_bound, error_bound_of
 from fedcore.codec.widths import FIRST_SMALL_SCALE
 from fedcore.state import ModelState, sha256_file
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedcore.codec.scaling.error_bound import error_bound
 from support.raising import raises
 from support.tiny import TINY, load_problem
 
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.errors import AppError, CohortTooSmall, ConfigurationError, EncodingError, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.run.encoding_plan import EncodingPlan

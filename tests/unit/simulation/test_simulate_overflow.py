@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAdam
 from numpy.typing import NDArray
-from fedcore.codec.scaling.error_bound import error_bound
 
 from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.codec import Decoded, Encoding
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.errors import RunFailed, UpdateTooLarge
 from fedcore.run.encoding_plan import EncodingPlan
 from fedcore.run.retries import MOST_REPEATS
