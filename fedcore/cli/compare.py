@@ -61,6 +61,13 @@ def compare(
             autocompletion=completion.metrics,
         ),
     ] = "",
+    no_plain_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-plain-check",
+            help="Do not train a round or two of each secure mode again, to check that secure sums are the plain means.",
+        ),
+    ] = False,
     kill: Annotated[str, typer.Option(help="Kill a site's worker in every mode: SITE@ROUND, such as client-2@3.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the report, models and logs.")] = Path("compare-out"),
     data_dir: DataFolder = None,
@@ -119,7 +126,9 @@ def compare(
     if list_metrics:
         console.print(metrics_text(job), highlight=False, soft_wrap=True)
         return
-    comparison = watch(job, console, drop=modes == plan.ALL_MODES, force=force, tracks=parse_tracks(track))
+    comparison = watch(
+        job, console, drop=modes == plan.ALL_MODES, force=force, tracks=parse_tracks(track), plain_check=plain_check
+    )
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):
         raise typer.Exit(FAILED)

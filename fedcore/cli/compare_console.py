@@ -24,7 +24,15 @@ from fedcore.system.terminal import escape
 from fedcore.wire.events import EventSink, RunEvent, Warned
 
 
-def watch(job: CompareJob, console: Console, *, drop: bool, force: bool, tracks: Sequence[Track] = ()) -> Comparison:
+def watch(
+    job: CompareJob,
+    console: Console,
+    *,
+    drop: bool,
+    force: bool,
+    tracks: Sequence[Track] = (),
+    plain_check: bool = True,
+) -> Comparison:
     """Carry out a comparison with its progress on the console; every run that begins is tracked by itself."""
 
     @contextlib.contextmanager
@@ -49,7 +57,9 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool, tracks:
         console.print(f"skipped {escape(text)}", highlight=False, soft_wrap=True)
 
     try:
-        comparison = execute_comparison(job, progress, drop=left_out if drop else None, force=force)
+        comparison = execute_comparison(
+            job, progress, drop=left_out if drop else None, force=force, plain_rounds=plain_check
+        )
     except KeyboardInterrupt:
         text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"
         console.print(text, highlight=False, soft_wrap=True)

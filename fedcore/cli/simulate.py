@@ -30,7 +30,7 @@ from fedcore.errors import BudgetSpent
 from fedcore.system.standard_output import user_output_to_stderr
 
 if TYPE_CHECKING:
-    from fedcore.comparison.results import CurvePoint
+    from fedcore.comparison.results import CurvePoint, SumCheck
     from fedcore.federation import Policy
     from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.monitoring.progress import ProgressView
@@ -128,6 +128,14 @@ TargetOption = Annotated[
         help="Report when the model first reaches this value: eval_acc:0.9, eval_loss:0.3, or rmse:4:min.",
     ),
 ]
+NoPlainCheck = Annotated[
+    bool,
+    typer.Option(
+        "--no-plain-check",
+        help="With --report: do not train the first round and the last again, to check that secure sums are the plain "
+        "means.",
+    ),
+]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -161,6 +169,7 @@ def simulate(
     force: Force = False,
     state: State = None,
     report: ReportFolder = None,
+    no_plain_check: NoPlainCheck = False,
     target: TargetOption = "",
     initial_model: InitialModel = None,
     track: Tracks = None,
@@ -192,6 +201,7 @@ def simulate(
         policy=policy_of(policy or None, options.clients),
         initial=None if initial_model is None else open_initial(initial_model),
         track=track,
+        plain_check=report is not None and not no_plain_check,
     )
     with _interruptible(state):
         if seeds or vary:
@@ -237,11 +247,13 @@ class _Simulator:
     policy: Policy | None
     initial: ModelState | None
     track: list[str] | None
+    plain_check: bool
 
     def __call__(
         self, options: SimulationOptions, outputs: Outputs, seed: int, state: Path | None
     ) -> tuple[RunRecord, dict[str, Any]]:
         """Simulate one run with progress on the terminal, and write its outputs; returns its record and its summary."""
+        from fedcore.flower.grid.training_means import MeanRecorder
         from fedcore.monitoring.run_record import RunRecord
         from fedcore.simulation import Simulation
         from fedcore.simulation.devices.choice import parse_devices
@@ -275,13 +287,41 @@ class _Simulator:
                 state=state,
                 policy=self.policy,
                 initial=self.initial,
+                means=MeanRecorder(secure=True) if self._checks_sums(options) else None,
             )
             outcome = _run(simulation, outputs, folder)
             paths = outputs.results(simulation, folder)
             for kind, file in outputs.models(simulation, outcome.state, record):
                 tracking.keep(file, kind)
-            curve = outputs.write_report(options, simulation, outcome.state, record)
+            curve = outputs.write_report(
+                options, simulation, outcome.state, record, self._sum_checks(options, simulation, record)
+            )
         return record, _summary(options, outputs, simulation, record, curve) | paths
+
+    def _checks_sums(self, options: SimulationOptions) -> bool:
+        settings = options.settings
+        return self.plain_check and settings.aggregation == "secure" and not (settings.private or settings.buffered)
+
+    def _sum_checks(
+        self, options: SimulationOptions, simulation: Simulation, record: RunRecord
+    ) -> tuple[SumCheck, ...]:
+        """Whether the first secure sum and the last are plain means, by one more round for each; () if not asked."""
+        from fedcore.comparison.simulated import simulated_checks
+        from fedcore.simulation.workers.executors import make_executor
+
+        if simulation.means is None:
+            return ()
+        return simulated_checks(
+            simulation.means,
+            record,
+            app=options.app,
+            run_config=options.run_config,
+            settings=options.settings,
+            seed=simulation.seed,
+            executor=lambda: make_executor(
+                self.engine, options.app, options.clients, self.workers, self.clients_at_once
+            ),
+        )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedcore.comparison.results import CurvePoint
+    from fedcore.comparison.results import CurvePoint, SumCheck
     from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.run_record import RunRecord
@@ -166,7 +166,12 @@ class Outputs:
         return {} if self.out is None else OutputPaths.next_to(self.out).write(simulation.results, folder)
 
     def write_report(
-        self, options: SimulationOptions, simulation: Simulation, state: ModelState | None, record: RunRecord
+        self,
+        options: SimulationOptions,
+        simulation: Simulation,
+        state: ModelState | None,
+        record: RunRecord,
+        sum_checks: Sequence[SumCheck] = (),
     ) -> Sequence[CurvePoint] | None:
         """Write the report if there is to be one; the curve in it, None without a report."""
         if self.report is None:
@@ -175,7 +180,7 @@ class Outputs:
         from fedcore.comparison.simulated import comparison_of
 
         own = options.app.run_config
-        comparison = comparison_of(
+        made = comparison_of(
             record,
             simulation.results,
             app=options.app.name,
@@ -187,6 +192,7 @@ class Outputs:
             target=options.target,
             parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
         )
+        comparison = replace(made, sum_checks=tuple(sum_checks))
         self.report.mkdir(parents=True, exist_ok=True)
         write_report(comparison, self.report)
         return comparison.runs[0].curve

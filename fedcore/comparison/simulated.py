@@ -6,7 +6,8 @@ leaves out what it is not told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ from typing import Any
 from fedcore.comparison.app_evaluation import AppEvaluation
 from fedcore.comparison.execution import reported
 from fedcore.comparison.judging import JudgedBy, Known, choose
+from fedcore.comparison.measure.sum_checks import PlainRounds, Which, check_sum
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.modes.federated import curve_of, evaluations_of
 from fedcore.comparison.report import Comparison, ModeTitle, machine
-from fedcore.comparison.results import CurvePoint, RunResult
+from fedcore.comparison.results import CurvePoint, RunResult, SumCheck
+from fedcore.comparison.run import site_of
 from fedcore.comparison.target import Target
+from fedcore.comparison.workers.sum_checks import as_check
 from fedcore.errors import ConfigurationError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.grid.training_means import MeanRecorder, TrainingMean
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
+from fedcore.simulation.workers.executor import ClientExecutor
 from fedcore.wire.base import Scalar
 
 
@@ -70,6 +77,43 @@ def comparison_of(
         own_evaluation=True,
         target=target,
     )
+
+
+def simulated_checks(
+    means: MeanRecorder,
+    record: RunRecord,
+    *,
+    app: FlowerApp,
+    run_config: Mapping[str, Scalar],
+    settings: JobSettings,
+    seed: int,
+    executor: Callable[[], ClientExecutor],
+) -> tuple[SumCheck, ...]:
+    """Whether the first secure sum of a run and the last are the plain means, by one more round for each.
+
+    Args:
+        means: what the run recorded.
+        executor: makes one that has run nothing yet.
+    """
+    own_seed = run_config.get("seed", seed)
+    training = [exchange for exchange in record.exchanges if exchange.trains]
+    sums: tuple[tuple[Which, TrainingMean | None, int], ...] = (("first", means.first, 0), ("last", means.last, -1))
+    checks: list[SumCheck] = []
+    if not training or means.first is None:
+        return ()
+    with executor() as fresh:
+        for which, mean, index in sums:
+            if mean is None:
+                continue
+            # Of those that were asked, some may have dropped out.
+            nodes = tuple(sorted(site_of(name) + 1 for name in training[index].survivors))
+            answered = replace(mean, request=replace(mean.request, nodes=nodes))
+            rounds = PlainRounds(app=app, run_config=dict(run_config), settings=settings, executor=fresh)
+            verdict = check_sum(answered, None, rounds, which=which)
+            if verdict is not None:
+                number = own_seed if isinstance(own_seed, int) else seed
+                checks.append(as_check(verdict, mean, which=which, mode="federated", seed=number))
+    return tuple(checks)
 
 
 def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoint, ...]:

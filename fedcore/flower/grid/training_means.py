@@ -40,7 +40,7 @@ class TrainingMean:
     mean: of each tensor of it, in its dtype or float64.
     examples: of all clients together.
     largest: for each tensor the mean over the clients, weighted likewise, of the largest change of an element; {} if
-        nobody knows it.
+        it is not known.
     """
 
     request: ExchangeRequest
