@@ -65,7 +65,7 @@ def compare(
         bool,
         typer.Option(
             "--no-plain-check",
-            help="Do not train a round or two of each secure mode again, to check that secure sums are the plain means.",
+            help="Do not train a round or two of each secure mode again, to check that its sums are the plain means.",
         ),
     ] = False,
     kill: Annotated[str, typer.Option(help="Kill a site's worker in every mode: SITE@ROUND, such as client-2@3.")] = "",
@@ -127,7 +127,12 @@ def compare(
         console.print(metrics_text(job), highlight=False, soft_wrap=True)
         return
     comparison = watch(
-        job, console, drop=modes == plan.ALL_MODES, force=force, tracks=parse_tracks(track), plain_check=plain_check
+        job,
+        console,
+        drop=modes == plan.ALL_MODES,
+        force=force,
+        tracks=parse_tracks(track),
+        plain_check=not no_plain_check,
     )
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):
