@@ -55,10 +55,10 @@ from fedcore.codec import (
     decode,
     encode,
 )
+from fedcore.codec.scaling.error_bound import error_bound_of
 from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from fedcore.codec.scaling.error_bound import error_bound_of
 
 WIDTHS = (16, 21, 32)
 COHORTS = (8, 100)

@@ -29,6 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedcore.codec import Encoding, decode, encode
+from fedcore.codec.scaling.error_bound import error_bound_of
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.flower.grid.grid import ExchangeBackend, ExchangeGrid
 from fedcore.flower.grid.plain_request import PlainRequest
@@ -39,7 +40,6 @@ from fedcore.run.plain import PlainReply
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState
 from fedcore.wire.events import FiguresFound
-from fedcore.codec.scaling.error_bound import error_bound_of
 
 ROUNDS = 20
 SHAPES = {"weight": 2000, "bias": 10}

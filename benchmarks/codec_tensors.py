@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec import CodecSettings, Decoded, Encoding, ScaleTrack, decode, encode
+from fedcore.codec.scaling.error_bound import error_bound_of
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
-from fedcore.codec.scaling.error_bound import error_bound_of
 
 EXCHANGES = 5
 EXAMPLES = (400, 410, 420, 430)

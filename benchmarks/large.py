@@ -34,10 +34,10 @@ from benchmarks.common import Table
 from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode
 from fedcore.codec.encoding import scale_groups
+from fedcore.codec.scaling.error_bound import error_bound
 from fedcore.errors import EnvironmentFailure
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
-from fedcore.codec.scaling.error_bound import error_bound
 
 TENSORS = 16
 MASKS = 9
