@@ -7,7 +7,8 @@ every round.
 The bound is carried along the plain run, element by element, in float64. The sites' training is x + A (target - x), a
 dozen steps of gradient descent on a quadratic: of a difference e between the two global models it leaves (1 - A) e. To
 this the codec adds at most its bound (fedcore/codec/scaling/error_bound.py, from the statistics of the round), and both
-runs their roundoff in float32. FedAvg takes that as the next model. For FedAdam and FedYogi the differences of the update,
+runs their roundoff in float32. FedAvg takes that as the next model.
+For FedAdam and FedYogi the differences of the update,
 of both moments and of the step follow from those before by the strategies' own formulas: the moments are sums with
 known weights, and m / (sqrt(v) + tau) is between its values at the ends of the interval in which v lies; where Yogi's
 sign may differ, by twice what it adds. Nothing is estimated, so a ratio above 1 is a fault.
