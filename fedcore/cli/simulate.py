@@ -66,7 +66,7 @@ Seeds = Annotated[
     str,
     typer.Option(
         help="One run per seed: a number of seeds, counted from the app's own, or a list: 5, or 42,43. Each run has "
-        "its own folder next to --out and --best, and in --report and --state."
+        "its own folder next to --out and --best, and in --state; --report has one report of all."
     ),
 ]
 Vary = Annotated[

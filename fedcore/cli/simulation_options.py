@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from fedcore.comparison.report import Comparison
     from fedcore.comparison.results import CurvePoint, SumCheck
     from fedcore.comparison.target import Target
     from fedcore.flower.app import FlowerApp
@@ -132,6 +133,9 @@ class Outputs:
     report: Path | None
     """The folder of the report."""
     force: bool
+    several: list[tuple[Mapping[str, Scalar], Comparison]] | None = None
+    """Of a sweep, the runs up to now, which have one report together; None for one run, which has its own."""
+    point: Mapping[str, Scalar] = field(default_factory=dict)
 
     def check(self, settings: JobSettings) -> None:
         """Refuse before the run what could not be written after it; raises ConfigurationError."""
@@ -151,13 +155,22 @@ class Outputs:
             OutputPaths.next_to(self.best).check_free(force=self.force, option="--best")
 
     def at(self, point: SweepPoint) -> Outputs:
-        """The outputs of one run of a sweep, each in its own folder."""
+        """The outputs of one run of a sweep, each in its own folder but for the report, which is of all."""
         return replace(
             self,
             out=point.path(self.out, folder=False),
             best=point.path(self.best, folder=False),
-            report=point.path(self.report, folder=True),
+            point=point.values,
         )
+
+    def write_report_of_all(self) -> None:
+        """Write the report of a sweep, with the runs up to now."""
+        if self.report is None or not self.several:
+            return
+        from fedcore.comparison.report import pool, write_report
+
+        self.report.mkdir(parents=True, exist_ok=True)
+        write_report(pool(self.several), self.report)
 
     def results(self, simulation: Simulation, folder: Path) -> dict[str, Any]:
         """Write the ServerApp's results and files next to the model; their paths, by kind."""
@@ -173,7 +186,7 @@ class Outputs:
         record: RunRecord,
         sum_checks: Sequence[SumCheck] = (),
     ) -> Sequence[CurvePoint] | None:
-        """Write the report if there is to be one; the curve in it, None without a report."""
+        """Write the report if there is to be one, or keep the run for that of its sweep; its curve, else None."""
         if self.report is None:
             return None
         from fedcore.comparison.report import write_report
@@ -193,8 +206,11 @@ class Outputs:
             parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
         )
         comparison = replace(made, sum_checks=tuple(sum_checks))
-        self.report.mkdir(parents=True, exist_ok=True)
-        write_report(comparison, self.report)
+        if self.several is None:
+            self.report.mkdir(parents=True, exist_ok=True)
+            write_report(comparison, self.report)
+        else:
+            self.several.append((self.point, comparison))
         return comparison.runs[0].curve
 
     def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -60,6 +60,7 @@ def run_sweep(
 
     Settings and folders of all are checked before the first begins. Returns whether one ended by its privacy budget.
     """
+    outputs = replace(outputs, several=[])
     runs = [(point, options.at(point), outputs.at(point)) for point in points]
     for _, run_options, run_outputs in runs:
         run_outputs.check(run_options.settings)
@@ -73,7 +74,10 @@ def run_sweep(
             over_budget = over_budget or bool(record.reason)
     finally:
         if summaries:
+            outputs.write_report_of_all()
             _print(summaries, as_json=as_json)
+            if outputs.report is not None and not as_json:
+                typer.echo(f"report: {outputs.report}/report.html, report.md, report.json")
     return over_budget
 
 

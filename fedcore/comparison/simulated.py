@@ -71,7 +71,7 @@ def comparison_of(
         changed=(*changed, *(key for key, value in settings.items() if value != usual.get(key))),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine(),
-        modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title),),
+        modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title, simulation=True),),
         runs=(result,),
         judged_by=_judged_by(metrics, target),
         own_evaluation=True,

@@ -1,8 +1,9 @@
 """The report of a comparison: report.json, report.html, report.md, figures, and a table on the terminal."""
 
-from fedcore.comparison.report.document import Comparison, MergedReport, ModeTitle, SiteSplit, machine, merge
+from fedcore.comparison.report.document import Comparison, MergedReport, ModeTitle, SiteSplit, machine
 from fedcore.comparison.report.files import read_reports, write_report
-from fedcore.comparison.report.terminal import terminal_table
+from fedcore.comparison.report.forms.terminal import terminal_table
+from fedcore.comparison.report.merging import merge, pool
 
 __all__ = [
     "Comparison",
@@ -11,6 +12,7 @@ __all__ = [
     "SiteSplit",
     "machine",
     "merge",
+    "pool",
     "read_reports",
     "terminal_table",
     "write_report",

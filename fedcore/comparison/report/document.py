@@ -1,4 +1,4 @@
-"""A whole comparison as one value: settings, modes and every run; and the merging of several.
+"""A whole comparison as one value: settings, modes and every run.
 
 pydantic writes and reads these dataclasses as JSON (`fedcore.comparison.report.files`).
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +19,6 @@ from fedcore.comparison.results import STRICT, RunResult, SumCheck, Value
 from fedcore.comparison.target import Target
 from fedcore.simulation.devices.network import Cost, Network
 
-_OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
 
 
@@ -31,11 +29,13 @@ class ModeTitle:
     label: as in `RunResult.mode`.
     kind: a key of `modes.MODES`.
     title: in a few words.
+    simulation: whether its runs were simulated in memory; otherwise processes exchanged bytes.
     """
 
     label: str
     kind: str
     title: str
+    simulation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,23 @@ class Comparison:
     @property
     def divided(self) -> str:
         """Into what, and how as far as the app lets one choose."""
-        return f"{self.sites} sites" + (f", partition {self.partition}" if self.partition else "")
+        sites = " or ".join(map(str, self._numbers_of_sites))
+        what = f"{sites} simulated clients" if self.is_simulation else f"{sites} sites"
+        return what + (f", partition {self.partition}" if self.partition else "")
+
+    @property
+    def _numbers_of_sites(self) -> list[int]:
+        return sorted({source.sites for source in self.sources} or {self.sites})
+
+    @property
+    def simulations(self) -> tuple[str, ...]:
+        """The labels of the modes that were simulated in memory."""
+        return tuple(mode.label for mode in self.modes if mode.simulation)
+
+    @property
+    def is_simulation(self) -> bool:
+        """Whether nothing else than simulations is in it."""
+        return bool(self.modes) and self.simulations == self.labels
 
     @property
     def sweeps(self) -> tuple[str, ...]:
@@ -159,55 +175,3 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "packages": {name: version(name) for name in _PACKAGES},
     }
-
-
-def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """Merge comparisons into one with the runs of all. A label that several use is told apart by its report's name.
-
-    The checks of fairness say what they do not share (data, machine, seeds, settings, metric). Other values are those
-    of the first.
-    """
-    if len(comparisons) == 1:
-        return next(iter(comparisons.values()))
-    uses = Counter(mode.label for one in comparisons.values() for mode in one.modes)
-    renamed = {
-        name: {mode.label: f"{mode.label} ({name})" if uses[mode.label] > 1 else mode.label for mode in one.modes}
-        for name, one in comparisons.items()
-    }
-    first = next(iter(comparisons.values()))
-    return replace(
-        first,
-        app=" + ".join(dict.fromkeys(one.app for one in comparisons.values())),
-        partition=" + ".join(dict.fromkeys(one.partition for one in comparisons.values())),
-        changed=tuple(dict.fromkeys(key for one in comparisons.values() for key in one.changed)),
-        seeds=tuple(sorted({seed for one in comparisons.values() for seed in one.seeds})),
-        created=max(one.created for one in comparisons.values()),
-        modes=tuple(
-            replace(mode, label=renamed[name][mode.label]) for name, one in comparisons.items() for mode in one.modes
-        ),
-        runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
-        own_evaluation=any(one.own_evaluation for one in comparisons.values()),
-        split=_splits(comparisons),
-        sum_checks=tuple(
-            replace(check, mode=renamed[name][check.mode], plain=renamed[name].get(check.plain, ""))
-            for name, one in comparisons.items()
-            for check in one.sum_checks
-        ),
-        sources=tuple(
-            MergedReport(
-                name=name,
-                network=one.network.name if one.network else "none",
-                metric=f"{one.judged_by.name}:{one.judged_by.better}" if one.judged_by else "",
-                labels=tuple(renamed[name].values()),
-                **{key: getattr(one, key) for key in _OF_SOURCE},
-            )
-            for name, one in comparisons.items()
-        ),
-    )
-
-
-def _splits(comparisons: Mapping[str, Comparison]) -> tuple[SiteSplit, ...]:
-    first, *others = (one.split for one in comparisons.values())
-    if all(split == first for split in others):
-        return first
-    return tuple(replace(site, site=f"{name}: {site.site}") for name, one in comparisons.items() for site in one.split)

@@ -6,7 +6,7 @@ What cannot be equal by the nature of the modes is a text of the page.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -42,7 +42,7 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
     runs = comparison.runs
     if len(runs) == 1 and not comparison.sources:
         return (_complete(comparison), *_sums(comparison))
-    return (
+    checks = (
         _complete(comparison),
         *_sums(comparison),
         *_chosen(comparison),
@@ -56,6 +56,10 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
         _versions(comparison),
         *_sources(comparison),
     )
+    if len(comparison.modes) == 1 and comparison.is_simulation:
+        # What nobody looks at in a simulation is no reason to doubt that its seeds were alike.
+        return tuple(check for check in checks if check.status != "unknown")
+    return checks
 
 
 def broken(checks: Sequence[FairnessCheck]) -> tuple[FairnessCheck, ...]:
@@ -212,11 +216,21 @@ def _versions(comparison: Comparison) -> FairnessCheck:
 
 def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
     """Whether merged reports were made under the same conditions."""
-    fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network", "metric")
-    for name in fields if comparison.sources else ():
-        texts = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
+    fields = ["app", "sites", "partition", "seeds", "run_config", "settings", "network", "metric"]
+    axes = {*comparison.sweeps, "seed"}
+    dropped = {"sites"} if "clients" in axes else set()
+    if len({source.labels for source in comparison.sources}) == 1:
+        dropped.add("seeds")  # of the same modes: the check of the runs says which of them has which
+    for name in [one for one in fields if one not in dropped | axes] if comparison.sources else ():
+        values = {source.name: getattr(source, name) for source in comparison.sources}
+        texts = {source: _plain_text(_without(value, axes)) for source, value in values.items()}
         equal = len(set(texts.values())) == 1
         yield _check(name.replace("_", " ").capitalize(), equal, "of the reports laid over one another", texts)
+
+
+def _without(value: Any, keys: Container[str]) -> Any:
+    """A mapping without these keys, which are axes of the report and may differ; anything else as it is."""
+    return {key: one for key, one in value.items() if key not in keys} if isinstance(value, Mapping) else value
 
 
 def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:

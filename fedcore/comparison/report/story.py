@@ -48,7 +48,16 @@ _SURE: Final = "95 %"
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
     """Sentences, the most important first; at least one."""
-    return (*secrecy_sentences(comparison), *_of_figures(comparison))
+    first, *others = _of_figures(comparison)
+    return (*secrecy_sentences(comparison), first, *_simulation(comparison), *others)
+
+
+def _simulation(comparison: Comparison) -> list[str]:
+    """What was only simulated."""
+    if not comparison.simulations:
+        return []
+    what = "All of it is a simulation" if comparison.is_simulation else f"Simulated: {_listed(comparison.simulations)}"
+    return [f"{what}: no bytes went over a network, and the clients shared one machine and its seconds."]
 
 
 def _of_figures(comparison: Comparison) -> tuple[str, ...]:

@@ -315,7 +315,8 @@ def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[t
     usual: list[tuple[str, str]] = []
     for what, values in (("run config", comparison.run_config), ("setting", comparison.settings)):
         for key, value in values.items():
-            (rows if key in comparison.changed else usual).append((f"{what}: {key}", str(value)))
+            swept = ", ".join(dict.fromkeys(str(run.point[key]) for run in comparison.runs if key in run.point))
+            (rows if swept or key in comparison.changed else usual).append((f"{what}: {key}", swept or str(value)))
     return rows, usual
 
 

@@ -83,7 +83,7 @@ def _paragraphs(texts: Sequence[tuple[str, str]]) -> Table:
 def _faults(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for check in broken(fairness(comparison)):
         values = "; ".join(f"{where}: {value}" for where, value in check.values.items())
-        yield f"{check.name}: {check.status}, {check.detail} {_cut(values)}", _BAD
+        yield f"{check.name}: {check.status}, {check.detail}" + (f". {_cut(values)}" if values else ""), _BAD
     for run in comparison.runs:
         if run.status == "failed":
             yield f"{run.mode}, seed {run.seed}, failed: {_cut(run.reason)}", _BAD

@@ -1,0 +1,186 @@
+"""Several comparisons as one: what differs between them is a seed, a point of a sweep, or a mode of its own.
+
+Runs of one mode belong together if their reports have the same app, data, network, budget and evaluation. A key of the
+run config or of the settings whose value differs between these is an axis, as if `--set` had swept over it; so is the
+number of clients. What would then be the same run twice stays apart, by the names of the reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from fedcore.comparison.modes import in_report
+from fedcore.comparison.report.document import Comparison, MergedReport, ModeTitle, SiteSplit
+from fedcore.comparison.results import Value
+
+CLIENTS_KEY: Final = "clients"
+"""The axis of the number of sites."""
+_OF_SOURCE: Final = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
+_PARTITION: Final = "partition"
+# Seeds are no axis, and the mode has the way of aggregation in its name.
+_NO_AXES: Final = frozenset({"seed", "aggregation"})
+_Place: TypeAlias = tuple[str, str]
+"""A mode of one of the reports: the report's name, and its label there."""
+
+
+def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
+    """Merge comparisons, by their names, into one with the runs of all.
+
+    The checks of fairness say what they do not share. Other values are those of the first.
+    """
+    if len(comparisons) == 1:
+        return next(iter(comparisons.values()))
+    labels, points = _places(comparisons)
+    every = list(comparisons.values())
+    return replace(
+        every[0],
+        app=" + ".join(dict.fromkeys(one.app for one in every)),
+        partition=" + ".join(dict.fromkeys(one.partition for one in every)),
+        changed=tuple(dict.fromkeys(key for one in every for key in one.changed)),
+        seeds=tuple(sorted({seed for one in every for seed in one.seeds})),
+        created=max(one.created for one in every),
+        modes=_modes(replace(mode, label=labels[name, mode.label]) for name, mode in _all_modes(comparisons)),
+        runs=tuple(
+            replace(run, mode=labels[name, run.mode], point={**points[name, run.mode], **run.point})
+            for name, one in comparisons.items()
+            for run in one.runs
+        ),
+        own_evaluation=any(one.own_evaluation for one in every),
+        split=_splits(comparisons),
+        sum_checks=tuple(
+            replace(check, mode=labels[name, check.mode], plain=labels.get((name, check.plain), ""))
+            for name, one in comparisons.items()
+            for check in one.sum_checks
+        ),
+        sources=tuple(
+            MergedReport(
+                name=name,
+                network=one.network.name if one.network else "none",
+                metric=f"{one.judged_by.name}:{one.judged_by.better}" if one.judged_by else "",
+                labels=tuple(labels[name, label] for label in one.labels),
+                **{key: getattr(one, key) for key in _OF_SOURCE},
+            )
+            for name, one in comparisons.items()
+        ),
+    )
+
+
+def pool(comparisons: Sequence[tuple[Mapping[str, Value], Comparison]]) -> Comparison:
+    """One comparison of runs that one command made one after another, each at its point of a sweep.
+
+    Args:
+        comparisons: at least one.
+    """
+    every = [one for _, one in comparisons]
+    swept = {key: dict.fromkeys(point[key] for point, _ in comparisons) for key in comparisons[0][0]}
+    axes = [key for key, values in swept.items() if len(values) > 1 and key not in _NO_AXES]
+    return replace(
+        every[0],
+        changed=tuple(dict.fromkeys(key for one in every for key in one.changed)),
+        seeds=tuple(dict.fromkeys(seed for one in every for seed in one.seeds)),
+        created=max(one.created for one in every),
+        modes=_modes(mode for one in every for mode in one.modes),
+        runs=tuple(
+            replace(run, point={key: point[key] for key in axes}) for point, one in comparisons for run in one.runs
+        ),
+        sum_checks=tuple(check for one in every for check in one.sum_checks),
+    )
+
+
+def _all_modes(comparisons: Mapping[str, Comparison]) -> list[tuple[str, ModeTitle]]:
+    return [(name, mode) for name, one in comparisons.items() for mode in one.modes]
+
+
+def _modes(modes: Iterable[ModeTitle]) -> tuple[ModeTitle, ...]:
+    """Each label once, in the order of their first use."""
+    by_label: dict[str, ModeTitle] = {}
+    for mode in modes:
+        by_label.setdefault(mode.label, mode)
+    return tuple(by_label.values())
+
+
+def _places(comparisons: Mapping[str, Comparison]) -> tuple[dict[_Place, str], dict[_Place, Mapping[str, Value]]]:
+    """Label and point of each mode of each report, in the whole."""
+    groups: dict[tuple[str, Any], list[_Place]] = {}
+    for name, mode in _all_modes(comparisons):
+        groups.setdefault((mode.label, _conditions(comparisons[name], mode)), []).append((name, mode.label))
+    points: dict[_Place, Mapping[str, Value]] = {}
+    apart: list[list[_Place]] = []
+    for places in groups.values():
+        axes = _axes([comparisons[name] for name, _ in places], comparisons[places[0][0]], places[0][1])
+        ways = {place: {key: _value(comparisons[place[0]], key) for key in axes} for place in places}
+        if _same_twice(comparisons, ways):
+            apart += [[place] for place in places]
+        else:
+            apart.append(places)
+            points |= ways
+    return _labels(comparisons, apart), {place: {} for places in apart for place in places} | points
+
+
+def _conditions(one: Comparison, mode: ModeTitle) -> tuple[Any, ...]:
+    """What runs of a mode need to have in common to be its seeds and points."""
+    chosen = _PARTITION in one.run_config
+    return (
+        mode.kind, mode.simulation, one.app, tuple(sorted({*one.run_config, *one.settings})),
+        "" if chosen else one.partition, str(one.network), one.own_evaluation, one.budget, str(one.tune),
+    )  # fmt: skip
+
+
+def _axes(comparisons: Sequence[Comparison], first: Comparison, label: str) -> list[str]:
+    """The keys in which they differ, as far as they matter to the mode."""
+    kind = next(mode.kind for mode in first.modes if mode.label == label)
+    keys = [*first.run_config, *(first.settings if in_report(kind).protection else ()), CLIENTS_KEY]
+    swept = {key for one in comparisons for run in one.runs for key in run.point}
+    return [
+        key
+        for key in dict.fromkeys(keys)
+        if key not in _NO_AXES | swept and len({str(_value(one, key)) for one in comparisons}) > 1
+    ]
+
+
+def _value(one: Comparison, key: str) -> Value:
+    value: Value = one.sites if key == CLIENTS_KEY else {**one.settings, **one.run_config}[key]
+    return value
+
+
+def _same_twice(comparisons: Mapping[str, Comparison], ways: Mapping[_Place, Mapping[str, Value]]) -> bool:
+    """Whether two of the runs would have the same point and seed."""
+    uses = Counter(
+        (str({**point, **run.point}), run.seed)
+        for (name, label), point in ways.items()
+        for run in comparisons[name].runs
+        if run.mode == label
+    )
+    return any(number > 1 for number in uses.values())
+
+
+def _labels(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Place]]) -> dict[_Place, str]:
+    """A label for each group: its own, and if several have the same, with what tells them apart."""
+    uses = Counter(places[0][1] for places in groups)
+    simulations = Counter(places[0][1] for places in groups if _is_simulation(comparisons, places[0]))
+    labels: dict[_Place, str] = {}
+    for places in groups:
+        label = places[0][1]
+        if uses[label] == 1:
+            text = label
+        elif uses[label] == 2 and simulations[label] == 1:
+            text = f"{label} (simulation)" if _is_simulation(comparisons, places[0]) else label
+        else:
+            text = f"{label} ({', '.join(name for name, _ in places)})"
+        labels |= dict.fromkeys(places, text)
+    return labels
+
+
+def _is_simulation(comparisons: Mapping[str, Comparison], place: _Place) -> bool:
+    name, label = place
+    return any(mode.simulation for mode in comparisons[name].modes if mode.label == label)
+
+
+def _splits(comparisons: Mapping[str, Comparison]) -> tuple[SiteSplit, ...]:
+    first, *others = (one.split for one in comparisons.values())
+    if all(split == first for split in others):
+        return first
+    return tuple(replace(site, site=f"{name}: {site.site}") for name, one in comparisons.items() for site in one.split)
