@@ -56,7 +56,9 @@ def _simulation(comparison: Comparison) -> list[str]:
     """What was only simulated."""
     if not comparison.simulations:
         return []
-    what = "All of it is a simulation" if comparison.is_simulation else f"Simulated: {_listed(comparison.simulations)}"
+    what = (
+        "All of it is a simulation" if comparison.is_simulation else f"Simulated: {', '.join(comparison.simulations)}"
+    )
     return [f"{what}: no bytes went over a network, and the clients shared one machine and its seconds."]
 
 
