@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeAlias
 from fedcore.comparison.app_probe import AppFacts, find_facts
 from fedcore.comparison.folder import OutFolder
 from fedcore.comparison.judging import Known, choose, known_by_name
-from fedcore.comparison.modes import Trained
+from fedcore.comparison.modes import MODES, Trained
 from fedcore.comparison.plan import PARTITION, CompareJob, plan
 from fedcore.comparison.report import Comparison, ModeTitle, machine
 from fedcore.comparison.results import RESULT_FILE, RunResult, stored_precision
@@ -74,7 +74,8 @@ def execute_comparison(
 
     Args:
         force: replace another comparison in the folder, or the same one.
-        drop: leave out the modes that the app cannot be trained in, and tell it which and why.
+        drop: leave out the modes that the app cannot be trained in, and tell it which and why; it is also told of
+            private modes that the job does not have.
         plain_rounds: check secure sums against plain means, by extra rounds if it takes some.
     """
     folder = OutFolder(job.out)
@@ -84,9 +85,11 @@ def execute_comparison(
     if facts.metrics:
         choose(job.metric, facts.metrics)
     possible = job
+    left_out: tuple[str, ...] = ()
     if drop is not None:
         possible = replace(job, modes=tuple(mode for mode in job.modes if facts.allows(mode)))
-        for reason in facts.refusals(job.modes):
+        left_out = (*facts.refusals(job.modes), *_private_ones(job))
+        for reason in left_out:
             drop(reason)
     runs = [replace(run, cost=facts.cost) for run in plan(possible)]
     facts.check([run.chosen for run in runs])
@@ -94,8 +97,15 @@ def execute_comparison(
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
         results = execute_runs(runs, runner, watch, on_result=lambda result: check_metric(job, facts, result))
-    comparison = build_comparison(possible, runs, results, facts)
+    comparison = replace(build_comparison(possible, runs, results, facts), left_out=left_out)
     return replace(comparison, sum_checks=check_runs(runs, results)) if plain_rounds else comparison
+
+
+def _private_ones(job: CompareJob) -> list[str]:
+    """Modes that need settings which nobody can choose for an app, each with what to do."""
+    names = {mode.kind for mode in job.modes}
+    why = "it needs dp-epsilon or dp-noise-multiplier: name it in --modes, and set one of them"
+    return [f"{name}: {why}" for name, mode in MODES.items() if mode.private and name not in names]
 
 
 def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:

@@ -26,7 +26,17 @@ from fedcore.comparison.report.drawing import (
     percent_axis,
     titled,
 )
-from fedcore.comparison.report.summary import NONE, Format, JudgedMetric, Spread, best_points, count, duration, finished
+from fedcore.comparison.report.summary import (
+    NONE,
+    Format,
+    JudgedMetric,
+    Spread,
+    best_points,
+    count,
+    duration,
+    finished,
+    listed_names,
+)
 from fedcore.comparison.results import CurvePoint, RunResult
 from fedcore.monitoring.formatting import size
 
@@ -92,7 +102,7 @@ AXES = (
         position="after {}",
         value=lambda point: point.seconds,
         form=duration,
-        caption="On this machine, without the start, which the table has, and without evaluations.",
+        caption="On this machine, without evaluations.",
     ),
     CurveAxis(
         name="simulated-seconds",
@@ -124,7 +134,7 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
                 name=f"{file_name(metric.name)}-{against.name}",
                 section=CURVES,
                 title=f"{titled(metric.name)} against {against.label}",
-                caption=f"{_spread(comparison, 'band')}{against.caption}".strip(),
+                caption=f"{_spread(comparison, 'band')}{against.caption}{_start(comparison, against)}".strip(),
                 height=_height(len(lines)) + _NOTE * len(notes),
                 draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against, notes=notes),
             )
@@ -217,6 +227,17 @@ def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str
 def _every(values: Sequence[object]) -> int:
     """Which ones to take, so that they are not too many."""
     return math.ceil(len(values) / MOST_CELLS)
+
+
+def _start(comparison: Comparison, against: CurveAxis) -> str:
+    """Whether the start is in the seconds of a curve, which is known of every mode or not."""
+    if against.name != "seconds":
+        return ""
+    known = {run.mode: run.start_seconds is not None for run in finished(comparison.runs)}
+    if all(known.values()):
+        return " Without the start, which the table has."
+    absent = [mode for mode, is_known in known.items() if not is_known]
+    return f" The start is in the first round of {listed_names(absent)}."
 
 
 def _spread(comparison: Comparison, drawn: str) -> str:

@@ -97,6 +97,7 @@ class Comparison:
     cost: seconds of computation for the simulated clock, or null.
     split: training and test examples of each site for the first seed, and its labels if an example has one.
     sources: the heads of several merged reports; else empty.
+    left_out: the modes that `--modes all` did not take, and why.
     target: how good a model had to be: metric, value and better; null without one.
     sum_checks: secure sums against plain means.
     budget: of what all modes have equally much, as `--budget` names it; "" for examples, with equal steps next to them.
@@ -124,6 +125,7 @@ class Comparison:
     cost: Cost | None = None
     split: tuple[SiteSplit, ...] = ()
     sources: tuple[MergedReport, ...] = ()
+    left_out: tuple[str, ...] = ()
     target: Target | None = None
     sum_checks: tuple[SumCheck, ...] = ()
     budget: str = ""

@@ -48,6 +48,7 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
             for name, one in comparisons.items()
             for run in one.runs
         ),
+        left_out=tuple(dict.fromkeys(text for one in every for text in one.left_out)),
         own_evaluation=any(one.own_evaluation for one in every),
         split=_splits(comparisons),
         sum_checks=tuple(

@@ -73,17 +73,18 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     roles, claims = Roles.of(runs, metric), claims_of(comparison)
     return (
         *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
-        *conditions(comparison, runs, metric, _words(roles)),
+        *conditions(comparison, runs, metric, _words(runs, roles)),
         *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
         *instability(comparison, runs, metric),
         *_left_out(runs),
         *_own_tests(runs, metric, roles, claims),
-        *(_cost_of_secrecy(runs, one, metric) for one in claims if one.about == "secrecy"),
+        *(_cost_of_secrecy(comparison, runs, one, metric) for one in claims if one.about == "secrecy"),
         *(f"{_TWINS[one.about]}: {sentence(one, metric)}" for one in claims if one.about in _TWINS),
         *_privacy(runs),
         *_readable(runs),
         *_gaps(runs, metric, own=comparison.own_evaluation),
         *([_own_evaluation(comparison, metric)] if comparison.own_evaluation else []),
+        *(f"Left out: {text}." for text in comparison.left_out),
     )
 
 
@@ -120,7 +121,7 @@ class Story:
         if roles.alone:
             text += f", each site alone {texts[roles.alone]} on everyone's test data"
         if roles.pooled:
-            text += f", pooled {texts[roles.pooled]}"
+            text += f", {pooled_name(self.runs, roles)} {texts[roles.pooled]}"
         return f"{text}; {_SERVER_VIEWS[protection]}."
 
     def _worth(self, one: Claim) -> str:
@@ -145,19 +146,29 @@ class Story:
             return ""
         if self._tells_gap() and worth.lead is not None and gap.lead:
             return (
-                f" and closes {100 * worth.lead / gap.lead:.0f} % of the gap to pooled data; "
+                f" and closes {100 * worth.lead / gap.lead:.0f} % of the gap to {self._pooled()}; "
                 f"{amount(left, self.metric)} are left ({certainty(left, self.metric)})"
             )
         if gap.verdict == "open":
-            return f"; pooled data and sites alone are {_open(gap)}, so that there may be no gap to close"
+            return f"; {self._pooled()} and sites alone are {_open(gap)}, so that there may be no gap to close"
         return ""
 
+    def _pooled(self) -> str:
+        name = pooled_name(self.runs, self.roles)
+        return "pooled data" if name == "pooled" else name
 
-def _words(roles: Roles | None) -> dict[str, str]:
+
+def pooled_name(runs: Runs, roles: Roles) -> str:
+    """ "pooled" if all data were: the app's own loop may read any part of them, and nobody counts what it takes."""
+    counted = all(run.samples is not None for run in runs.get(roles.pooled, ()))
+    return "pooled" if counted else roles.pooled
+
+
+def _words(runs: Runs, roles: Roles | None) -> dict[str, str]:
     """What the first sentence calls the modes."""
     if roles is None:
         return {}
-    called = {roles.alone: "each site alone", roles.pooled: "pooled", roles.together: "together"}
+    called = {roles.alone: "each site alone", roles.pooled: pooled_name(runs, roles), roles.together: "together"}
     return {label: word for label, word in called.items() if label}
 
 
@@ -298,7 +309,7 @@ def _own_tests(runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Se
     ]
 
 
-def _cost_of_secrecy(runs: Runs, one: Claim, metric: JudgedMetric) -> str:
+def _cost_of_secrecy(comparison: Comparison, runs: Runs, one: Claim, metric: JudgedMetric) -> str:
     """Secure and plain aggregation from one start differ by rounding alone: chance has no part in the rest."""
     secure, plain = one.label, one.other
     if one.lead is None:
@@ -308,7 +319,7 @@ def _cost_of_secrecy(runs: Runs, one: Claim, metric: JudgedMetric) -> str:
     else:
         side = "above" if one.lead * metric.sign > 0 else "below"
         spread = Spread(mean=abs(one.lead), sd=one.sd, n=one.seeds)
-        said = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}"
+        said = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}, {_why(comparison, secure)}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
         said += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
@@ -316,6 +327,16 @@ def _cost_of_secrecy(runs: Runs, one: Claim, metric: JudgedMetric) -> str:
     if mine and theirs:
         said += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
     return f"Secure aggregation: {said}."
+
+
+def _why(comparison: Comparison, secure: str) -> str:
+    """What may make last models differ whose modes differ in secrecy alone."""
+    statuses = {check.status for check in comparison.sum_checks if check.mode == secure}
+    if "differs" in statuses:
+        return "and its sums are not the plain means"
+    if statuses == {"holds"}:
+        return "by rounding that training makes larger: the sums that were checked are the plain means"
+    return "by rounding that training makes larger, or by a fault: no sum was checked"
 
 
 def _privacy(runs: Runs) -> list[str]:

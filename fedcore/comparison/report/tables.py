@@ -122,6 +122,8 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
 
 
 def _visible_to(one: Summary) -> str:
+    if one.readers == "pooled" and one.samples is None:
+        return "all it reads"
     return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
 
 

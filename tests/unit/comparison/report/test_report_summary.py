@@ -301,14 +301,15 @@ def test_a_secure_sum_that_is_no_plain_mean_is_red_and_comes_first() -> None:
     comparison = made_up("federated,federated-plain", seeds=2)
     assert SUMS not in checks(comparison)
     assert checks(replace(comparison, sum_checks=(good,)))[SUMS].status == "holds"
-    assert headline(replace(comparison, sum_checks=(good,))) == headline(comparison)
+    other = [text for text in headline(comparison) if not text.startswith("Secure aggregation: ")]
+    assert headline(replace(comparison, sum_checks=(good,)))[0] == other[0]
     broken_one = replace(comparison, sum_checks=(good, bad, lost))
     assert checks(broken_one)[SUMS].status == "differs"
     assert len(checks(broken_one)[SUMS].values) == 3
     first, *rest = headline(broken_one)
     assert "bn.weight" in first  # the worst
     assert "bn.running_var" not in first
-    assert tuple(rest) == headline(comparison)
+    assert [text for text in rest if not text.startswith("Secure aggregation: ")] == other
     merged = merge({"a": broken_one, "b": comparison})
     assert {check.mode for check in merged.sum_checks} == {"federated (a)"}
     assert {check.plain for check in merged.sum_checks} == {"federated-plain (a)"}

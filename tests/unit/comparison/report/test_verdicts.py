@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from support.comparisons import made_up, made_up_run
 
 from fedcore.comparison.judging import JudgedBy
 from fedcore.comparison.report import Comparison
+from fedcore.comparison.report.curves import curve_drawings
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import JudgedMetric
+from fedcore.comparison.report.tables import main_table
 from fedcore.comparison.report.verdicts import Claim, SamplingError, claim, claims_of, judged
-from fedcore.comparison.results import CurvePoint, RunResult, SiteResult
+from fedcore.comparison.results import CurvePoint, RunResult, SiteResult, SumCheck
 
 NONE = SamplingError()
 
@@ -181,3 +184,43 @@ def test_with_more_claims_on_a_page_each_needs_more() -> None:
     values |= {mode: [0.7, 0.71, 0.72] for mode in ("allreduce", "local", "diloco", "ps-sync", "ps-async")}
     many = the_claim(compared(values), "pooled")
     assert (few.verdict, many.verdict) == ("ahead", "open")
+
+
+def test_data_are_called_pooled_only_if_somebody_counted_them() -> None:
+    """An app with a loop of its own may train on one site's 300 rows in the mode of pooled data."""
+    values = {"federated": [0.90, 0.91, 0.92], "local": [0.70, 0.71, 0.73], "centralized": [0.95, 0.955, 0.965]}
+    made = compared(values, name="c_index")
+    assert ", pooled 0.9567" in headline(made)[0]
+    runs = tuple(replace(run, samples=None) if run.mode == "centralized" else run for run in made.runs)
+    unknown = replace(made, runs=runs)
+    text = " ".join(headline(unknown))
+    assert ", centralized 0.9567" in text
+    assert "pooled" not in text
+    head, rows = main_table(unknown)
+    assert "all data pooled" not in {row[head.index("seen by")] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [("differs", "are not the plain means"), ("holds", "that were checked are the plain means")]
+)
+def test_what_secrecy_costs_rests_on_the_check_of_its_sums(status: Literal["differs", "holds"], said: str) -> None:
+    made = compared({"federated": [0.63, 0.75], "federated-plain": [0.92, 0.92]})
+    unchecked = [text for text in headline(made) if text.startswith("Secure aggregation: ")]
+    assert "or by a fault" in unchecked[0]
+    checks = (SumCheck(mode="federated", seed=1, round=1, status=status, tensor="w", difference=0.5, bound=1e-6),)
+    (checked,) = (text for text in headline(replace(made, sum_checks=checks)) if text.startswith("Secure aggregation"))
+    assert said in checked
+    assert "chance" not in unchecked[0] + checked
+
+
+def test_modes_that_all_left_out_are_named() -> None:
+    made = replace(compared({"federated": [0.9]}), left_out=("federated-dp: it needs dp-epsilon",))
+    assert headline(made)[-1] == "Left out: federated-dp: it needs dp-epsilon."
+
+
+def test_the_start_is_said_to_be_out_of_the_seconds_only_if_it_was_measured() -> None:
+    made = made_up(network=None)
+    measured = replace(made, runs=tuple(replace(run, start_seconds=3.0) for run in made.runs))
+    for comparison, said in ((measured, "Without the start"), (made, "first round of centralized and federated.")):
+        (caption,) = (one.caption for one in curve_drawings(comparison) if one.name == "accuracy-seconds")
+        assert said in caption
