@@ -19,6 +19,7 @@ from pydantic import Field
 from fedcore.comparison.judging import LOSS, Better
 from fedcore.comparison.report import SiteSplit
 from fedcore.comparison.run import ChosenMode, PlannedRun, worker_name
+from fedcore.comparison.workers.pooled import further_metrics, scored
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
@@ -45,6 +46,7 @@ class AppFacts(WorkerReport):
 
     refusal: why the modes that train the app's model themselves cannot; "" if they can.
     metrics: that every model is evaluated by, the most important first; empty if the app's own evaluation alone can.
+    definitions: of these metrics, as far as anybody wrote one down.
     batch_loss: the name of a loss over a whole batch; "" for one of each example.
     strategy: what the run config names, where it asks something of the clients that only a federation can do, and the
         ClientApp is one that does it; "" otherwise.
@@ -54,6 +56,7 @@ class AppFacts(WorkerReport):
 
     refusal: str
     metrics: dict[str, Better | None] = Field(default_factory=dict)
+    definitions: dict[str, str] = Field(default_factory=dict)
     batch_loss: str = ""
     strategy: str = ""
     split: tuple[SiteSplit, ...] = ()
@@ -167,9 +170,29 @@ def _strategy(run: PlannedRun) -> str:
 
 
 def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
-    metrics: dict[str, Better | None] = {metric.name: metric.better for metric in app.metrics}
-    batch_loss = app.loss.name if app.loss.over == "batch" else ""
-    return AppFacts(refusal="", metrics={**metrics, LOSS: "min"}, batch_loss=batch_loss, split=split, cost=cost)
+    two_classes = scored(app.loss) and bool(split) and all(_of_two_classes(site) for site in split)
+    further = further_metrics(app.metrics, two_classes=two_classes)
+    return AppFacts(
+        refusal="",
+        metrics={
+            **{metric.name: metric.better for metric in app.metrics},
+            LOSS: "min",
+            **{name: better for name, (better, _) in further.items()},
+        },
+        definitions={
+            **{metric.name: metric.definition for metric in app.metrics if metric.definition},
+            LOSS: f"mean {app.loss.name} over the test examples, as the app weighs them",
+            **{name: meaning for name, (_, meaning) in further.items()},
+        },
+        batch_loss=app.loss.name if app.loss.over == "batch" else "",
+        split=split,
+        cost=cost,
+    )
+
+
+def _of_two_classes(site: SiteSplit) -> bool:
+    labels = (site.labels, site.test_labels)
+    return all(of is not None and of.keys() <= {"0", "1"} for of in labels)
 
 
 def _site(problem: Problem, site: int) -> SiteSplit:

@@ -228,6 +228,7 @@ def build_comparison(
         network=job.network,
         cost=runs[0].cost,
         split=facts.split,
+        definitions=facts.definitions,
     )
 
 

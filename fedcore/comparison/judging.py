@@ -10,6 +10,8 @@ from fedcore.errors import ConfigurationError
 
 Better: TypeAlias = Literal["max", "min"]
 ACCURACY, LOSS = "accuracy", "loss"
+PROBABILITIES: Final = ("auc", "brier", "ece")
+"""Metrics of two classes that stand next to their accuracy."""
 _WORDS: Final[Mapping[str, Better]] = {"acc": "max", LOSS: "min"}
 """Parts of the names that need no explanation."""
 

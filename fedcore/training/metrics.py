@@ -7,11 +7,12 @@ here:
     def count(output: Tensor, targets: Tensor) -> Tensor:      # [2]
         return torch.stack([(output > targets).sum(), torch.tensor(len(output), device=output.device)])
 
-    too_high = Metric("too_high", "min", 2, count, lambda sums: float(sums[0] / sums[1]))
+    too_high = Metric("too_high", "min", 2, count, lambda sums: float(sums[0] / sums[1]), meaning="share of ...")
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class Metric:
     value: sums over all -> the figure, nan if it means nothing.
     over: "example" if the sums of any parts add up to those of the whole; "set" if examples are compared with
         each other, so that a site counts its whole test set at once and only sites are added.
+    meaning: what it is, in one sentence, for reports; by default the first paragraph of the docstring of `count`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Metric:
     count: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor], float]
     over: Literal["example", "set"] = "example"
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z][\w.-]*", self.name):
@@ -72,6 +75,13 @@ class Metric:
         return sums
 
     @property
+    def definition(self) -> str:
+        """What it is, in one sentence; "" if nobody wrote it down."""
+        if self.meaning or not inspect.isfunction(self.count):
+            return self.meaning
+        return " ".join((inspect.getdoc(self.count) or "").partition("\n\n")[0].split())
+
+    @property
     def sums_name(self) -> str:
         """The name under which a client reports the sums."""
         return self.name + SUMS
@@ -83,7 +93,7 @@ def checked_metrics(metrics: Sequence[object]) -> tuple[Metric, ...]:
     for metric in metrics:
         if not isinstance(metric, Metric):
             name = getattr(metric, "__name__", repr(metric))
-            call = f"; write {name}()" if metric in (f1, auc, average_precision) else ""
+            call = f"; write {name}()" if metric in (f1, auc, average_precision, calibration_error) else ""
             raise ConfigurationError(f"{name} is no Metric of fedcore.training.metrics{call}")
     names = [metric.name for metric in checked]
     if len(set(names)) < len(names):
@@ -145,7 +155,8 @@ def f1(classes: int = 2) -> Metric:
         scores = 2 * right / (2 * right + wrong + missed)
         return float(scores[occurs].mean())
 
-    return Metric("f1", "max", 3 * classes, count, value)
+    meaning = "F1, the harmonic mean of precision and recall, of each class that occurs, and their mean (macro)"
+    return Metric("f1", "max", 3 * classes, count, value, meaning=meaning)
 
 
 def _token_losses(output: Tensor, targets: Tensor) -> Tensor:
@@ -164,7 +175,13 @@ def auc(cells: int = 200) -> Metric:
     of one cell count as equal, so that the result is off by at most half of the share of pairs, one of each class, that
     share a cell.
     """
-    return Metric("auc", "max", 2 * cells, lambda o, t: _histograms(o, t, cells), lambda sums: _auc(sums, cells))
+    meaning = (
+        f"area under the ROC curve over all pairs of one example of each class, also of two sites; scores in {cells} "
+        "equal cells, so that it is off by at most half of the share of pairs in one cell"
+    )
+    return Metric(
+        "auc", "max", 2 * cells, lambda o, t: _histograms(o, t, cells), lambda sums: _auc(sums, cells), meaning=meaning
+    )
 
 
 def average_precision(cells: int = 200) -> Metric:
@@ -178,23 +195,76 @@ def average_precision(cells: int = 200) -> Metric:
         2 * cells,
         lambda o, t: _histograms(o, t, cells),
         lambda sums: _average_precision(sums, cells),
+        meaning=f"precision, averaged over the gains of recall at thresholds between {cells} equal cells of the score",
     )
 
 
-def _histograms(output: Tensor, targets: Tensor, cells: int) -> Tensor:
-    """Numbers of examples in each cell of the score, of class 0 and then of class 1."""
+def calibration_error(bins: int = 10) -> Metric:
+    """Expected calibration error of the probability of class 1 (Naeini et al. 2015), called `ece`.
+
+    `bins` equal bins from 0 to 1, each with its last edge: how far the mean probability of a bin is from its share of
+    class 1, weighted by its examples. Sums: of each bin its examples, their probabilities and their labels, [3 bins].
+    It has no other error from its bins: they define it.
+    """
+
+    def count(output: Tensor, targets: Tensor) -> Tensor:
+        logits, labels = two_class_logits(output, targets)
+        scores = torch.sigmoid(logits)
+        each = (scores * bins).ceil().long().clamp(1, bins) - 1
+        numbers = (None, scores, labels)
+        return torch.cat([torch.bincount(each, weights=of, minlength=bins).double() for of in numbers])
+
+    def value(sums: Tensor) -> float:
+        number, scores, labels = sums.reshape(3, bins)
+        return float((scores - labels).abs().sum() / number.sum()) if number.sum() else math.nan
+
+    meaning = (
+        f"expected calibration error: in {bins} equal bins of the probability of class 1, how far the mean probability "
+        "is from the share of class 1, weighted by examples"
+    )
+    return Metric("ece", "min", 3 * bins, count, value, meaning=meaning)
+
+
+def exact_auc(logits: Tensor, labels: Tensor) -> float:
+    """Area under the ROC curve of all pairs, equal scores counting half; nan without examples of both classes.
+
+    Args:
+        logits, labels: [n], of all examples together, as `two_class_logits` gives them.
+    """
+    values, cell = torch.unique(logits, return_inverse=True)
+    counted = [torch.bincount(cell[labels == label], minlength=len(values)).double() for label in (0, 1)]
+    return math.nan if bool(logits.isnan().any()) else _auc(torch.cat(counted), len(values))
+
+
+def two_class_logits(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log odds of class 1 and labels 0 or 1 of n examples, float64 [n] each; raises UsageError if it is not about that.
+
+    Args:
+        output: [n], [n, 1] or [n, 2].
+        targets: [n] or [n, 1].
+    """
     output = one_tensor(output)
     if output.dim() == 2 and output.shape[1] == 2 and targets.dim() == 1:
         output = output[:, 1] - output[:, 0]
     logits, labels = paired(output, targets)
     if logits.shape[1] != 1:
-        raise UsageError(f"auc and average_precision are for two classes, not for an output {list(output.shape)}")
+        raise UsageError(f"this metric is for two classes, not for an output {list(output.shape)}", check="two-classes")
     labels = labels.squeeze(1)
     if not bool(((labels == 0) | (labels == 1)).all()):
-        raise UsageError("auc and average_precision need targets that are 0 or 1", check="binary-targets")
-    scores = torch.sigmoid(logits.squeeze(1).double())
-    cell = (scores * cells).long().clamp(0, cells - 1)
+        raise UsageError("a metric of two classes needs targets that are 0 or 1", check="binary-targets")
+    return logits.squeeze(1).double(), labels.double()
+
+
+def _histograms(output: Tensor, targets: Tensor, cells: int) -> Tensor:
+    """Numbers of examples in each cell of the score, of class 0 and then of class 1."""
+    logits, labels = two_class_logits(output, targets)
+    cell = (torch.sigmoid(logits) * cells).long().clamp(0, cells - 1)
     return torch.bincount(cell + cells * labels.long(), minlength=2 * cells).double()
+
+
+def _brier(output: Tensor, targets: Tensor) -> Tensor:
+    logits, labels = two_class_logits(output, targets)
+    return torch.stack([(torch.sigmoid(logits) - labels).square().sum(), _number(labels)])
 
 
 def _auc(sums: Tensor, cells: int) -> float:
@@ -268,22 +338,47 @@ def _c_index(sums: Tensor) -> float:
     return float((concordant + tied / 2) / comparable) if comparable else math.nan
 
 
-accuracy = Metric("accuracy", "max", 2, _right, _ratio)
+accuracy = Metric(
+    *("accuracy", "max", 2, _right, _ratio),
+    meaning="share of right predictions among all test examples (of texts among all tokens, of several labels among "
+    "all labels)",
+)
 """Share of right predictions: of classes, or of each label if output and targets have one shape."""
 
-perplexity = Metric("perplexity", "min", 2, _token_losses, lambda sums: _exp(_ratio(sums)))
+brier = Metric(
+    *("brier", "min", 2, _brier, _ratio),
+    meaning="Brier score: mean squared difference between the probability of class 1 and the label; always saying one "
+    "half has 0.25",
+)
+"""Mean squared difference between the probability of class 1 and the label, 0 or 1 (Brier 1950)."""
+
+perplexity = Metric(
+    *("perplexity", "min", 2, _token_losses, lambda sums: _exp(_ratio(sums))),
+    meaning="e to the mean cross entropy of all tokens of all test examples",
+)
 """e to the mean cross entropy of all counted tokens: that of all sites' tokens, and no mean of sites' perplexities."""
 
-rmse = Metric("rmse", "min", 2, _squares, lambda sums: math.sqrt(_ratio(sums)))
+rmse = Metric(
+    *("rmse", "min", 2, _squares, lambda sums: math.sqrt(_ratio(sums))),
+    meaning="root of the mean squared error over all test examples",
+)
 """Root of the mean squared error."""
 
-mae = Metric("mae", "min", 2, _magnitudes, _ratio)
+mae = Metric(*("mae", "min", 2, _magnitudes, _ratio), meaning="mean absolute error over all test examples")
 """Mean absolute error."""
 
-r2 = Metric("r2", "max", 4, _variances, _r2)
+r2 = Metric(
+    *("r2", "max", 4, _variances, _r2),
+    meaning="share of the variance of all test targets, around their common mean, that the model explains",
+)
 """Share of the targets' variance that the model explains, around the mean of all sites' targets."""
 
-c_index = Metric("c_index", "max", 3, _pairs, _c_index, over="set")
+c_index = Metric(
+    *("c_index", "max", 3, _pairs, _c_index),
+    over="set",
+    meaning="Harrell's concordance index over pairs of examples of one site, the pairs of all sites added: how often "
+    "the example of higher risk has its event first; examples of two sites are not compared",
+)
 """Harrell's concordance index: of two examples of one site, how often that of higher risk has its event first.
 
 A pair is comparable if the one with the earlier time had the event, or both have one time and one of them had it.

@@ -99,6 +99,7 @@ class Comparison:
     sources: the heads of several merged reports; else empty.
     left_out: the modes that `--modes all` did not take, and why.
     target: how good a model had to be: metric, value and better; null without one.
+    definitions: of metrics by name, a sentence each, as far as anybody wrote one down.
     sum_checks: secure sums against plain means.
     budget: of what all modes have equally much, as `--budget` names it; "" for examples, with equal steps next to them.
     tune: the values of which each mode's own was chosen on validation data, by key.
@@ -127,6 +128,7 @@ class Comparison:
     sources: tuple[MergedReport, ...] = ()
     left_out: tuple[str, ...] = ()
     target: Target | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
     sum_checks: tuple[SumCheck, ...] = ()
     budget: str = ""
     tune: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import Summary, best_points, point_text, summarize
 from fedcore.comparison.report.tables import (
     caption,
+    definition_rows,
     failure_rows,
     loss_rows,
     metrics_table,
@@ -206,6 +207,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "site_means_caption": SITE_MEANS,
         "sums": sums_table(comparison),
         "metrics": metrics_table(comparison),
+        "definitions": definition_rows(comparison),
         "losses": loss_rows(comparison),
         "failures": failure_rows(comparison),
         "settings": settings,

@@ -51,6 +51,7 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         left_out=tuple(dict.fromkeys(text for one in every for text in one.left_out)),
         own_evaluation=any(one.own_evaluation for one in every),
         split=_splits(comparisons),
+        definitions={name: text for one in every for name, text in one.definitions.items()},
         sum_checks=tuple(
             replace(check, mode=labels[name, check.mode], plain=labels.get((name, check.plain), ""))
             for name, one in comparisons.items()

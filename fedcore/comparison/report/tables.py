@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fedcore.comparison.judging import LOSS
+from fedcore.comparison.judging import ACCURACY, LOSS, PROBABILITIES
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
 from fedcore.comparison.report.chance import ChanceLevel
@@ -142,7 +142,20 @@ def _metric_columns(comparison: Comparison) -> list[ReportColumn]:
         result.append(
             ReportColumn(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
         )
-    return result
+
+    def further(name: str) -> Callable[[Summary], str]:
+        return lambda one: mean_sd(one.metrics.get(name), decimal)
+
+    return result + [ReportColumn(title=name, cell=further(name), narrow=False) for name in _next_to(comparison)]
+
+
+def _next_to(comparison: Comparison) -> list[str]:
+    """What stands next to an accuracy of two classes, where the runs have it."""
+    judged_by = comparison.judged_by
+    if judged_by is None or judged_by.name != ACCURACY:
+        return []
+    names = {name for run in comparison.runs for name in run.metrics}
+    return [name for name in PROBABILITIES if name in names]
 
 
 def _budget_columns(comparison: Comparison) -> list[ReportColumn]:
@@ -200,7 +213,8 @@ def metrics_table(comparison: Comparison) -> TextTable | None:
 
     Of a sweep, at the value that is the best by the metric that models are judged by.
     """
-    main = {loss_name(comparison), *([comparison.judged_by.name] if comparison.judged_by else [])}
+    judged_by = [comparison.judged_by.name] if comparison.judged_by else []
+    main = {loss_name(comparison), *judged_by, *_next_to(comparison)}
     runs = best_points(comparison)
     values = {label: [numbers(run) for run in of] for label, of in runs.items()}
     names = dict.fromkeys(name for each in values.values() for one in each for name in one if name not in main)
@@ -212,6 +226,24 @@ def metrics_table(comparison: Comparison) -> TextTable | None:
         cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in values.values())
         rows.append((JudgedMetric.named(name, comparison).column, *cells))
     return ("metric", *values), rows
+
+
+def definition_rows(comparison: Comparison) -> list[tuple[str, str]]:
+    """Each metric that the report shows, and what it is in a sentence."""
+    server = {name for run in comparison.runs for name in run.by_server}
+    names = dict.fromkeys(name for of in best_points(comparison).values() for run in of for name in run.metrics)
+
+    def meaning(name: str) -> str:
+        if name in comparison.definitions:
+            return comparison.definitions[name]
+        if name in server:
+            return "what evaluate_fn of the app's ServerApp returns, of the same examples in every mode"
+        if comparison.own_evaluation:
+            return "what the app's clients report, averaged as its strategy says, by default weighted by test examples"
+        return "the app does not say what it is: Metric(..., meaning=...)"
+
+    first = comparison.judged_by.name if comparison.judged_by else ""
+    return [(name, meaning(name)) for name in sorted(names, key=lambda name: name != first)]
 
 
 def main_table(comparison: Comparison) -> TextTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from fedcore.comparison.judging import LOSS
 from fedcore.comparison.results import SiteResult
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.comparison.workers.bootstrap import Drawn, DrawnMetrics, Weights, added, figures, weights_of
+from fedcore.comparison.workers.pooled import Recorder, SeenExamples, of_pairs
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
@@ -213,6 +215,7 @@ class _Counts:
     weight: of the loss.
     sums: of each metric.
     drawn: the same in draws of the examples; {} if nobody drew any.
+    seen: what the model gave for each example; of clients' evaluations nothing is known but the sums.
     """
 
     examples: int = 0
@@ -221,6 +224,7 @@ class _Counts:
     metrics: tuple[Metric, ...] = ()
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: Drawn = field(default_factory=dict)
+    seen: SeenExamples = field(default_factory=SeenExamples)
 
     def __add__(self, other: _Counts) -> _Counts:
         return _Counts(
@@ -232,9 +236,16 @@ class _Counts:
         )
 
     def figures(self) -> dict[str, float]:
-        """The metrics, and the mean loss."""
+        """The metrics, and the mean loss; of two classes with AUC and calibration."""
         values = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
-        return {**values, LOSS: self.loss / max(1, self.weight)}
+        return {**values, LOSS: self.loss / max(1, self.weight), **self.seen.figures(frozenset(self.sums))}
+
+    def of_site(self) -> dict[str, float]:
+        """The figures of one site, without those that mean nothing there, as an AUC of one class."""
+        figures = self.figures()
+        if not math.isfinite(figures[LOSS]):
+            return figures
+        return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
 def _means(drawn: Sequence[Mapping[str, tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
@@ -245,6 +256,14 @@ def _means(drawn: Sequence[Mapping[str, tuple[float, ...]]]) -> dict[str, tuple[
 
 def _together(counts: Iterable[_Counts]) -> _Counts:
     return functools.reduce(operator.add, counts, _Counts())
+
+
+def _everywhere(parts: Sequence[_Counts]) -> dict[str, float]:
+    """Figures of one model on the test parts of all sites."""
+    together = _together(parts)
+    seen = SeenExamples.together([part.seen for part in parts])
+    figures = replace(together, seen=seen).figures()
+    return figures | of_pairs(together.metrics, seen, [part.of_site() for part in parts])
 
 
 @dataclass(slots=True)
@@ -267,10 +286,10 @@ class _Test:
     def together(self, number: int, models: Models) -> Evaluated:
         """One model for all sites, on the test part of each and on all of them together."""
         each = {site: self.of(model, site) for site, model in models.items()}
-        evaluations = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
+        evaluations = [_SiteEvaluation(site, one.examples, one.of_site(), {}) for site, one in each.items()]
         return Evaluated(
             round=number,
-            metrics=_together(each.values()).figures(),
+            metrics=_everywhere([*each.values()]),
             evaluations=tuple(evaluations),
             bootstrap=self._drawn(each.values()),
         )
@@ -278,12 +297,13 @@ class _Test:
     def each_everywhere(self, number: int, models: Models) -> Evaluated:
         """Each site's own model, on the test parts of all sites and on the site's own."""
         on = {model: {site: self.of(model, site) for site in self.parts} for model in dict.fromkeys(models.values())}
-        figures = {model: _together(parts.values()).figures() for model, parts in on.items()}
+        figures = {model: _everywhere([*parts.values()]) for model, parts in on.items()}
         evaluations = [
-            _SiteEvaluation(site, on[model][site].examples, on[model][site].figures(), figures[model])
+            _SiteEvaluation(site, on[model][site].examples, on[model][site].of_site(), figures[model])
             for site, model in models.items()
         ]
-        names = next(iter(figures.values()), {})
+        first, *rest = figures.values()
+        names = [name for name in first if all(name in one for one in rest)]
         metrics = {name: sum(one.everywhere[name] for one in evaluations) / len(evaluations) for name in names}
         drawn = [self._drawn(on[model].values()) for model in models.values()]
         return Evaluated(round=number, metrics=metrics, evaluations=tuple(evaluations), bootstrap=_means(drawn))
@@ -294,9 +314,12 @@ class _Test:
             state = ModelState.open(model)
             self._engine.load(state, only=list(state))
             self._loaded = model
+        app = self.problem.app
         notes = self._notes(site) if self.draws else None
-        metrics = self.problem.app.metrics if notes is None else notes.noting()
-        counts = self.counts(evaluate(self._engine, self.parts[site], metrics=metrics))
+        recorder = Recorder(app.loss, app.metrics)
+        metrics = app.metrics if notes is None else notes.noting()
+        result = evaluate(self._engine, self.parts[site], metrics=(*metrics, *recorder.extras()))
+        counts = replace(self.counts(result), seen=recorder.seen())
         return counts if notes is None else replace(counts, drawn=notes.drawn)
 
     def _notes(self, site: int) -> DrawnMetrics | None:
@@ -313,7 +336,8 @@ class _Test:
     def counts(self, result: Evaluation | EvaluationProgress) -> _Counts:
         """What one site's test part adds to those of the others."""
         weight: int = getattr(result, self.problem.weigh)
-        sums = {name: torch.tensor(values, dtype=torch.float64) for name, values in result.sums.items()}
+        names = [metric.name for metric in self.problem.app.metrics]
+        sums = {name: torch.tensor(result.sums[name], dtype=torch.float64) for name in names}
         return _Counts(
             examples=result.examples,
             weight=weight,

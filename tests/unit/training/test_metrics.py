@@ -20,12 +20,16 @@ from fedcore.training.metrics import (
     accuracy,
     auc,
     average_precision,
+    brier,
     c_index,
+    calibration_error,
     checked_metrics,
+    exact_auc,
     f1,
     mae,
     r2,
     rmse,
+    two_class_logits,
 )
 
 CLASSES = 4
@@ -49,7 +53,7 @@ def drawn(kind, n, seed=0):
 
 KINDS = {
     "classes": (accuracy, f1(CLASSES)),
-    "two": (accuracy, f1(), auc(), average_precision()),
+    "two": (accuracy, f1(), auc(), average_precision(), brier, calibration_error()),
     "numbers": (rmse, mae, r2),
 }
 ADDED = [(kind, metric) for kind, metrics in KINDS.items() for metric in metrics]
@@ -102,6 +106,34 @@ class TestAgainstScikitLearn:
             exact = known.average_precision_score(y, scores)
             assert figure(average_precision(cells), logits, y) == pytest.approx(exact, abs=5e-3)
 
+    @given(n=st.integers(2, 60), levels=st.integers(1, 30), seed=st.integers(0, 99))
+    def test_the_exact_auc_has_no_cells(self, n, levels, seed):
+        rng = np.random.default_rng(seed)
+        logits, y = rng.integers(0, levels, n) / 1e6, rng.integers(0, 2, n)
+        found = exact_auc(torch.tensor(logits), torch.tensor(y))
+        if len(set(y)) == 1:
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(known.roc_auc_score(y, logits))
+
+    def test_probabilities(self):
+        logits, y = drawn("two", 700)
+        scores = torch.sigmoid(logits.double())
+        assert figure(brier, logits, y) == pytest.approx(known.brier_score_loss(y, scores))
+        assert figure(brier, torch.zeros(9), torch.ones(9)) == 0.25
+
+    @pytest.mark.parametrize("bins", [1, 10, 15])
+    def test_calibration(self, bins):
+        logits, y = drawn("two", 700)
+        scores, error = torch.sigmoid(logits.double()), 0.0
+        for cell in range(bins):
+            inside = (scores > cell / bins) & (scores <= (cell + 1) / bins)
+            if inside.any():
+                error += float(inside.sum() * (scores[inside].mean() - y[inside].double().mean()).abs()) / len(y)
+        assert figure(calibration_error(bins), logits, y) == pytest.approx(error)
+        certain = torch.tensor([-50.0, 50.0, 50.0, 50.0])
+        assert figure(calibration_error(bins), certain, torch.tensor([0, 1, 1, 0])) == pytest.approx(0.25)
+
     def test_several_labels(self):
         rng = np.random.default_rng(0)
         output, y = torch.tensor(rng.normal(size=(50, 3))), torch.tensor(rng.integers(0, 2, (50, 3))).float()
@@ -111,7 +143,7 @@ class TestAgainstScikitLearn:
 def test_two_logits_and_one_give_the_same_scores():
     logits, y = drawn("two", 60)
     two = torch.stack([torch.zeros_like(logits), logits], dim=1)
-    for metric in (auc(), average_precision(), accuracy, f1()):
+    for metric in (auc(), average_precision(), accuracy, f1(), brier, calibration_error()):
         assert figure(metric, two, y) == figure(metric, logits, y) == figure(metric, logits[:, None], y)
 
 
@@ -207,3 +239,30 @@ def test_an_evaluation_compares_all_examples_of_a_site():
     with torch.no_grad():
         expected = figure(c_index, model(torch.tensor(data.x)), torch.tensor(y))
     assert result.values == {"c_index": pytest.approx(expected)}
+
+
+def test_a_metric_says_what_it_is():
+    def count(output, targets):
+        """Share of good
+        answers.
+
+        More of it.
+        """
+        return output
+
+    def value(sums):
+        return float(sums[0])
+
+    assert Metric("good", "max", 2, count, value).definition == "Share of good answers."
+    assert Metric("good", "max", 2, count, value, meaning="answers that are good").definition == "answers that are good"
+    assert Metric("good", "max", 2, lambda output, targets: output, value).definition == ""
+    built_in = [f1(), auc(), average_precision(), calibration_error(), accuracy, brier, rmse, mae, r2, c_index]
+    assert all(metric.definition for metric in built_in)
+    assert "500" in auc(500).definition, "the cells are named"
+
+
+def test_scores_of_more_than_two_classes_are_refused():
+    with raises(UsageError, check="two-classes"):
+        two_class_logits(torch.zeros(4, 3), torch.zeros(4, 3))
+    with raises(UsageError, check="binary-targets"):
+        two_class_logits(torch.zeros(4), torch.tensor([0, 1, 2, 1]))
