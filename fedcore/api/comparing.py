@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +43,9 @@ def compare(
     partition: str = "",
     network: str = "none",
     metric: str = "",
+    budget: str = "",
+    tune: Mapping[str, Sequence[Scalar]] | None = None,
+    validation: float = 0.2,
     run_config: Mapping[str, Scalar] | None = None,
     settings: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
     out: str | Path | None = None,
@@ -64,10 +67,14 @@ def compare(
             app can be trained in.
         clients: how many sites.
         rounds: short for `num-server-rounds` of the run config.
-        seeds: how many from the app's own on, or which.
+        seeds: how many from the app's own on, or which; by default 5 if one takes less than a minute, else 1.
         partition: how the app divides its data.
         network: also estimate the time over one, "lan" or "wan", say.
         metric: what models are judged by, as in "eval_acc:max".
+        budget: what all modes have equally much of, "examples", "steps", "seconds", "seconds:60" or
+            "target:accuracy:0.9"; by default examples, with the models at equal steps next to them.
+        tune: values that each mode chooses from on validation data.
+        validation: the share of each site's training examples that is validation data then.
         run_config: over `[tool.flwr.app.config]`.
         settings: of the run config, of modes, or of `[tool.fedcore]`; of a list each value is tried.
         out: keep everything in this folder, where the same call goes on after it was interrupted; None for a folder
@@ -75,8 +82,8 @@ def compare(
         force: replace an earlier comparison there.
         progress: as in `simulate`.
     """
-    from fedcore.comparison.execution import execute_comparison
-    from fedcore.comparison.plan import ALL_MODES, plan
+    from fedcore.comparison.execution import carry_out
+    from fedcore.comparison.plan import ALL_MODES
     from fedcore.comparison.report import write_report
 
     temporary = OutputFolder() if out is None else None
@@ -85,6 +92,7 @@ def compare(
     job = _job(
         app, chosen, clients, rounds, seeds, partition, network, metric, run_config, settings, folder, data_dir
     )  # fmt: skip
+    job = _designed(job, budget, tune, validation)
 
     @contextlib.contextmanager
     def watch(start: RunStart) -> Iterator[EventSink]:
@@ -92,12 +100,12 @@ def compare(
             yield emit
 
     with temporary or contextlib.nullcontext(), _unguarded_scripts():
-        comparison = execute_comparison(
+        comparison, runs = carry_out(
             job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None
         )
     write_report(comparison, folder)
     return ComparisonResult(
-        report=comparison, folder=folder, runs=tuple(run.folder for run in plan(job)), temporary=temporary
+        report=comparison, folder=folder, runs=tuple(run.folder for run in runs), temporary=temporary
     )
 
 
@@ -271,7 +279,21 @@ def _job(
         sweep={key: _values(value) for key, value in (settings or {}).items()},
         data_dir=Path(data_dir).expanduser().absolute() if data_dir is not None else None,
         metric=MetricChoice.parse(metric) if metric else None,
+        more_seeds=seeds is None,
     )
+
+
+def _designed(
+    job: CompareJob, budget: str, tune: Mapping[str, Sequence[Scalar]] | None, validation: float
+) -> CompareJob:
+    """The job with a budget and with tuning."""
+    from fedcore.comparison.design.budget import Budget
+    from fedcore.comparison.design.tuning import Tuning
+
+    goal = Budget.parse(budget)
+    values = {key: tuple(choice) for key, choice in (tune or {}).items()}
+    tuning = Tuning(values=values, share=validation) if values else None
+    return replace(job, budget=goal, tuning=tuning, metric=job.metric or goal.metric)
 
 
 def _values(choice: Scalar | Sequence[Scalar]) -> tuple[Scalar, ...]:

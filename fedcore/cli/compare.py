@@ -35,8 +35,29 @@ def compare(
         ),
     ] = "",
     seeds: Annotated[
-        str, typer.Option(help="A number of seeds, counted from the app's own, or a list: 5, or 42,43.")
+        str,
+        typer.Option(
+            help="A number of seeds, counted from the app's own, or a list: 5, or 42,43. By default 5 if one takes "
+            "less than a minute, else 1."
+        ),
     ] = "",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="What all modes have equally much of: examples, steps, seconds, seconds:N, or target:METRIC:VALUE. By "
+            "default examples, with the models at equal steps next to them.",
+        ),
+    ] = "",
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="key=value,value: each mode takes the value that is best on validation data; repeatable.",
+            autocompletion=completion.settings,
+        ),
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(help="With --tune: the share of each site's training examples that is validation data.")
+    ] = 0.2,
     network: Annotated[
         str,
         typer.Option(
@@ -85,11 +106,19 @@ def compare(
     Run it again with the same options to resume an interrupted comparison.
 
     Example: fedcore compare examples/digits --modes federated,centralized,allreduce --seeds 3 --out out
+
+    Example: fedcore compare examples/digits --budget steps --out steps
+
+    Example: fedcore compare examples/digits --tune lr=0.01,0.03,0.1 --out tuned
+
+    Example: fedcore compare examples/digits --budget target:accuracy:0.9 --network wan --out target
     """
     from rich.console import Console
 
     from fedcore.cli.compare_console import metrics_text, modes_table, overlay, show, watch
     from fedcore.comparison import plan
+    from fedcore.comparison.design.budget import Budget
+    from fedcore.comparison.design.tuning import Tuning
     from fedcore.comparison.judging import MetricChoice
     from fedcore.comparison.modes import every_mode, parse_modes
     from fedcore.flower.app import FlowerApp
@@ -108,6 +137,7 @@ def compare(
     if paths is None or len(paths) != 1:
         raise ConfigurationError("name the folder of one Flower app, or report.json files after --from")
     app = FlowerApp.load(paths[0])
+    goal = Budget.parse(budget)
     config = parse_assignments(run_config or [])
     job = plan.CompareJob(
         app=app,
@@ -121,7 +151,10 @@ def compare(
         sweep=plan.parse_sweep(set_ or []),
         kill=plan.parse_kill(kill) if kill else None,
         data_dir=data_dir.absolute() if data_dir else None,
-        metric=MetricChoice.parse(metric) if metric else None,
+        metric=MetricChoice.parse(metric) if metric else goal.metric,
+        budget=goal,
+        tuning=Tuning(values=plan.parse_sweep(tune, option="--tune"), share=validation) if tune else None,
+        more_seeds=not seeds,
     )
     if list_metrics:
         console.print(metrics_text(job), highlight=False, soft_wrap=True)

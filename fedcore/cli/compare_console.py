@@ -56,9 +56,12 @@ def watch(
     def left_out(text: str) -> None:
         console.print(f"skipped {escape(text)}", highlight=False, soft_wrap=True)
 
+    def tell(line: str) -> None:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
     try:
         comparison = execute_comparison(
-            job, progress, drop=left_out if drop else None, force=force, plain_rounds=plain_check
+            job, progress, drop=left_out if drop else None, force=force, plain_rounds=plain_check, tell=tell
         )
     except KeyboardInterrupt:
         text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 
 from fedcore.comparison.judging import LOSS, Better
+from fedcore.comparison.plan import CompareJob
 from fedcore.comparison.report import SiteSplit
 from fedcore.comparison.run import ChosenMode, PlannedRun, worker_name
 from fedcore.comparison.workers.pooled import further_metrics, scored
@@ -24,7 +25,7 @@ from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
-from fedcore.flower.apps.engine_app import LocalApp
+from fedcore.flower.apps.engine_app import LocalApp, ValidationData
 from fedcore.flower.apps.local_algorithms import STRATEGY
 from fedcore.flower.apps.personalization import PERSONAL
 from fedcore.flower.loading import load_object
@@ -52,6 +53,7 @@ class AppFacts(WorkerReport):
         ClientApp is one that does it; "" otherwise.
     split: of the data over the sites; empty if it cannot be known.
     cost: of computation, None without a network.
+    validation: whether the app lets validation data be set apart.
     """
 
     refusal: str
@@ -61,6 +63,7 @@ class AppFacts(WorkerReport):
     strategy: str = ""
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None
+    validation: bool = False
 
     def allows(self, chosen: ChosenMode) -> bool:
         """Whether the app can be trained in this mode."""
@@ -91,6 +94,28 @@ class AppFacts(WorkerReport):
                 f"clients report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each "
                 "with its own --out",
                 check="two-judgements",
+            )
+
+    def check_design(self, job: CompareJob) -> None:
+        """Raise ConfigurationError for a budget or a tuning that this app cannot have."""
+        if job.budget.kind == "steps" and self.refusal:
+            raise ConfigurationError(
+                f"--budget steps: nobody counts the steps of {job.app.name}, which trains in its own way: "
+                f"{self.refusal}",
+                check="unknown-steps",
+            )
+        target = job.budget.target
+        if target is not None and self.metrics and target.metric not in self.metrics:
+            raise ConfigurationError(
+                f"--budget: {job.app.name} has no metric {target.metric!r}; there is {', '.join(self.metrics)}",
+                check="no-such-metric",
+            )
+        if job.tuning is not None and not self.validation:
+            raise ConfigurationError(
+                f"--tune: {job.app.name} offers no validation data. Make its ClientApp with supervised_app, or have "
+                "train, evaluate and data of its local_app read examples by one function "
+                "with_validation(...) of fedcore.flower.apps.engine_app; else sweep with --set, and test data choose",
+                check="no-validation",
             )
 
     def _why_not(self, chosen: ChosenMode) -> str:
@@ -187,6 +212,7 @@ def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> Ap
         batch_loss=app.loss.name if app.loss.over == "batch" else "",
         split=split,
         cost=cost,
+        validation=isinstance(app.data, ValidationData),
     )
 
 

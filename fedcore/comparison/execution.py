@@ -19,10 +19,12 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from fedcore.comparison.app_probe import AppFacts, find_facts
+from fedcore.comparison.design.course import JobOfSeeds, by_mode
+from fedcore.comparison.design.seeds import further_seeds
 from fedcore.comparison.folder import OutFolder
 from fedcore.comparison.judging import Known, choose, known_by_name
 from fedcore.comparison.modes import MODES, Trained
-from fedcore.comparison.plan import PARTITION, CompareJob, plan
+from fedcore.comparison.plan import PARTITION, SEED, CompareJob, plan, plan_trials
 from fedcore.comparison.report import Comparison, ModeTitle, machine
 from fedcore.comparison.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.comparison.run import MODEL_FILE, PlannedRun
@@ -35,6 +37,7 @@ from fedcore.state.files import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.wire.operator import RunStatus
 
+_TUNED: Final = "each mode's own"
 WARM_FOLDER: Final = "federation"
 """For the processes that serve several runs."""
 
@@ -56,6 +59,14 @@ class RunStart:
     seconds_left: float | None
 
 
+def _unseen(result: RunResult) -> None:
+    del result
+
+
+def _untold(line: str) -> None:
+    del line
+
+
 Watch: TypeAlias = Callable[[RunStart], AbstractContextManager[EventSink]]
 """Called before each run; the run's events go to what it opens."""
 
@@ -67,6 +78,7 @@ def execute_comparison(
     force: bool = False,
     drop: Callable[[str], None] | None = None,
     plain_rounds: bool = True,
+    tell: Callable[[str], None] = _untold,
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
@@ -77,11 +89,27 @@ def execute_comparison(
         drop: leave out the modes that the app cannot be trained in, and tell it which and why; it is also told of
             private modes that the job does not have.
         plain_rounds: check secure sums against plain means, by extra rounds if it takes some.
+        tell: called with lines on what follows, and why.
     """
+    return carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell)[0]
+
+
+def carry_out(
+    job: CompareJob,
+    watch: Watch,
+    *,
+    force: bool = False,
+    drop: Callable[[str], None] | None = None,
+    plain_rounds: bool = True,
+    tell: Callable[[str], None] = _untold,
+) -> tuple[Comparison, tuple[PlannedRun, ...]]:
+    """As `execute_comparison`, with the runs in the order of the results, each with its folder."""
     folder = OutFolder(job.out)
     planned = plan(job)
+    plan_trials(job)
     folder.check(job, force=force)
     facts = (None if force else folder.facts()) or find_facts(planned[0])
+    facts.check_design(job)
     if facts.metrics:
         choose(job.metric, facts.metrics)
     possible = job
@@ -91,14 +119,24 @@ def execute_comparison(
         left_out = (*facts.refusals(job.modes), *_private_ones(job))
         for reason in left_out:
             drop(reason)
-    runs = [replace(run, cost=facts.cost) for run in plan(possible)]
-    facts.check([run.chosen for run in runs])
-    facts.check_strategies(runs)
+    facts.check([run.chosen for run in plan(possible)])
+    facts.check_strategies(plan(possible))
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
-        results = execute_runs(runs, runner, watch, on_result=lambda result: check_metric(job, facts, result))
+
+        def look(result: RunResult) -> None:
+            check_metric(job, facts, result)
+
+        seeds = JobOfSeeds(facts, lambda runs: execute_runs(runs, runner, watch, on_result=look))
+        runs, results = seeds.carried(possible)
+        if job.more_seeds and isinstance(job.config().get(SEED), int):
+            further, why = further_seeds(runs[0].seed, results, trials=seeds.trial_seconds)
+            tell(why)
+            if further:
+                more = seeds.carried(replace(possible, seeds=further), first=len(runs) + 1)
+                runs, results = by_mode(possible, (*runs, *more[0]), (*results, *more[1]))
     comparison = replace(build_comparison(possible, runs, results, facts), left_out=left_out)
-    return replace(comparison, sum_checks=check_runs(runs, results)) if plain_rounds else comparison
+    return replace(comparison, sum_checks=check_runs(runs, results)) if plain_rounds else comparison, runs
 
 
 def _private_ones(job: CompareJob) -> list[str]:
@@ -129,10 +167,6 @@ def reported(results: Sequence[RunResult]) -> Known:
     metrics = [name for one in done for name in one.metrics]
     server = known_by_name(name for name in metrics if name in names)
     return {**server, **known_by_name(name for name in metrics if name not in names)}
-
-
-def _unseen(result: RunResult) -> None:
-    del result
 
 
 def execute_runs(
@@ -172,8 +206,8 @@ def finished(runs: Sequence[PlannedRun]) -> dict[int, RunResult]:
 
 def in_groups(runs: Sequence[PlannedRun]) -> list[tuple[int, PlannedRun]]:
     """The runs with their numbers, those that the same processes can serve one after the other."""
-    groups = list(dict.fromkeys(run.mode.warm_group or run.label for run in runs))
-    return sorted(enumerate(runs), key=lambda numbered: groups.index(numbered[1].mode.warm_group or numbered[1].label))
+    groups = list(dict.fromkeys(run.warm_group or run.label for run in runs))
+    return sorted(enumerate(runs), key=lambda numbered: groups.index(numbered[1].warm_group or numbered[1].label))
 
 
 def _into_folder(run: PlannedRun, runner: Runner, emit: EventSink) -> RunResult:
@@ -207,6 +241,8 @@ def build_comparison(
 ) -> Comparison:
     """What the report is made from."""
     fixed = {key: values[0] for key, values in job.sweep.items() if len(values) == 1}
+    if job.tuning is not None:
+        fixed |= dict.fromkeys(job.tuning.values, _TUNED)
     config = {key: fixed.get(key, value) for key, value in job.config().items()}
     settings = {key: fixed.get(key, value) for key, value in job.app.settings.to_mapping().items()}
     metrics = facts.metrics or reported(results)
@@ -229,6 +265,10 @@ def build_comparison(
         cost=runs[0].cost,
         split=facts.split,
         definitions=facts.definitions,
+        target=job.budget.target,
+        budget=job.budget.text,
+        tune={} if job.tuning is None else job.tuning.values,
+        validation=None if job.tuning is None else job.tuning.share,
     )
 
 
@@ -264,10 +304,10 @@ class ModeRunner:
 
     def __call__(self, run: PlannedRun, emit: EventSink) -> RunResult:
         """Carry out one run; raises FedcoreError or OSError if it cannot begin."""
-        if run.mode.warm_group != self._group:
+        if run.warm_group != self._group:
             # Idle processes would take memory and time from the workers of this run.
             self._stack.close()
-            self._group = run.mode.warm_group
+            self._group = run.warm_group
             self._warm = self._start_group(run) if self._group else None
         return execute_run(run, emit, self._warm)
 

@@ -29,6 +29,7 @@ from fedcore.federation import Policy
 from fedcore.flower.apps.progress_protocol import (
     PACE_PREFIX,
     PROGRESS_VARIABLE,
+    VALIDATION_VARIABLE,
     EvaluationProgress,
     ProgressLine,
     TrainingProgress,
@@ -153,7 +154,7 @@ class _RunningFederation:
         group = ChildProcesses(folder / "logs", {**run.environment(), PROGRESS_VARIABLE: "1", **own}).__enter__()
         try:
             local.start_server(group)
-            telling = ("--env", PROGRESS_VARIABLE)
+            telling = ("--env", PROGRESS_VARIABLE, *(("--env", VALIDATION_VARIABLE) if run.validation else ()))
             paced = {name: ("--env", f"{PACE_PREFIX}{name}") if paces else () for name in local.client_names()}
             local.start_clients(group, run.app.folder, {name: (*telling, *pace) for name, pace in paced.items()})
             local.wait_connected(group)

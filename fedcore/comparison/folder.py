@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.comparison.app_probe import AppFacts
-from fedcore.comparison.plan import RUNS_FOLDER, CompareJob
+from fedcore.comparison.plan import RUNS_FOLDER, TUNING_FOLDER, CompareJob
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle
 from fedcore.system.files import Lock, write_file
@@ -23,8 +23,8 @@ LOCK_FILE = ".lock"
 SCHEMA = "fedcore/compare/job/2"
 OWN_ENTRIES = frozenset(
     {
-        JOB_FILE, LOCK_FILE, RUNS_FOLDER, "federation", "figures", "report.html", "report.json", "report.md",
-        "metrics.csv", "history.csv",
+        JOB_FILE, LOCK_FILE, RUNS_FOLDER, TUNING_FOLDER, "federation", "figures", "report.html", "report.json",
+        "report.md", "metrics.csv", "history.csv",
     }
 )  # fmt: skip
 """What the folder of a comparison has, those of `ComparisonResult.save` among them."""
@@ -132,6 +132,9 @@ def _fingerprint(job: CompareJob) -> dict[str, Any]:
         "network": job.network.name if job.network is not None else "none",
         "run_config": dict(job.run_config),
         "set": {key: list(values) for key, values in job.sweep.items()},
+        "budget": job.budget.text if job.budget.changes_runs else None,
+        "tune": {key: list(values) for key, values in job.tuning.values.items()} if job.tuning else None,
+        "validation": job.tuning.share if job.tuning else None,
         "kill": str(job.kill) if job.kill is not None else None,
         "versions": {name: version(name) for name in ("fedcore", "flwr", "torch")},
     }

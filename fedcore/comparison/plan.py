@@ -6,9 +6,11 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fedcore.comparison.design.budget import Budget
+from fedcore.comparison.design.tuning import Tuning
 from fedcore.comparison.judging import MetricChoice
 from fedcore.comparison.modes import MODES, ChosenMode
 from fedcore.comparison.modes.federated import TOGETHER
@@ -23,6 +25,7 @@ from fedcore.wire.base import Scalar
 SEED, PARTITION = "seed", "partition"
 ALL_MODES = "all"
 RUNS_FOLDER = "runs"
+TUNING_FOLDER = "tuning"
 _SET = "--set"
 _RUN_CONFIG = "the run config"
 # What the mode itself, or another option of the command, decides.
@@ -45,6 +48,9 @@ class CompareJob:
         values is swept over, every combination with those of the others.
     kill: in every mode.
     metric: what models are judged by, None for the app's own; it changes no run.
+    budget: of what all modes have equally much.
+    tuning: what each mode chooses for itself on validation data; None for nothing.
+    more_seeds: five seeds from the app's own on, if one takes seconds; for a job that names none.
     """
 
     app: FlowerApp
@@ -59,6 +65,9 @@ class CompareJob:
     kill: Kill | None = None
     data_dir: Path | None = None
     metric: MetricChoice | None = None
+    budget: Budget = field(default_factory=Budget)
+    tuning: Tuning | None = None
+    more_seeds: bool = False
 
     def config(self) -> dict[str, Scalar]:
         """The run config before seeds, sweep and modes."""
@@ -73,12 +82,15 @@ class CompareJob:
         return override(self.app.run_config, changes, _RUN_CONFIG)
 
 
-def plan(job: CompareJob) -> tuple[PlannedRun, ...]:
+def plan(job: CompareJob, *, first: int = 1) -> tuple[PlannedRun, ...]:
     """All runs: modes x points of the sweep x seeds, in this order.
 
     A key of the sweep holds for the modes that know it and do not name it in their own brackets; for the others there
     is nothing to sweep over. Raises ConfigurationError that names everything that is wrong with the modes, UnknownKey
     for a key of the sweep that no mode knows.
+
+    Args:
+        first: number of the first run, which the folders are named by.
     """
     config = job.config()
     _check_job(job, config)
@@ -87,12 +99,42 @@ def plan(job: CompareJob) -> tuple[PlannedRun, ...]:
     for mode in job.modes:
         for point, seed in itertools.product(_points(job, mode, config), _seeds(job, config)):
             try:
-                runs.append(_run(job, mode, config, point, seed, number=len(runs) + 1))
+                runs.append(_run(job, mode, config, point, seed, number=first + len(runs)))
             except ConfigurationError as error:
                 problems[f"{mode.label}: {error}"] = None
     if problems:
         raise ConfigurationError("\n".join(problems))
     return tuple(runs)
+
+
+def plan_trials(job: CompareJob, *, first: int = 1) -> tuple[PlannedRun, ...]:
+    """A run on validation data for each value that each mode may choose, with each seed; empty without tuning.
+
+    Raises ConfigurationError for a key that is not each mode's to choose, since all have the same number of trials.
+
+    Args:
+        first: as in `plan`.
+    """
+    if job.tuning is None:
+        return ()
+    config, values = job.config(), job.tuning.values
+    for key in values:
+        if key in job.sweep or key in _DECIDED:
+            raise ConfigurationError(
+                f"--tune {key}: {_DECIDED.get(key, '--set names it, too')}", check="tuned-elsewhere"
+            )
+        known = set().union(*(_known(mode, config) for mode in job.modes))
+        if key not in known:
+            raise UnknownKey(key, known, "--tune")
+        if without := [mode.label for mode in job.modes if key in mode.keys or key not in _known(mode, config)]:
+            raise ConfigurationError(
+                f"--tune {key}: every mode has the same number of trials, and {key} is not for {', '.join(without)} to "
+                "choose",
+                check="unequal-trials",
+            )
+    trials = plan(replace(job, sweep={**job.sweep, **values}, tuning=None), first=first)
+    folder = job.out / TUNING_FOLDER
+    return tuple(replace(run, validation=job.tuning.share, folder=folder / run.folder.name) for run in trials)
 
 
 def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 from fedcore.comparison.results import RunResult
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.apps.progress_protocol import VALIDATION_VARIABLE
 from fedcore.simulation.devices.network import Cost, Network
 from fedcore.system.workers.calls import ByImportPath
 from fedcore.wire.base import Scalar
@@ -78,6 +79,8 @@ class RunMode(Protocol):
 
     def global_batch(self, run: PlannedRun) -> int: ...
 
+    def round_steps(self, run: PlannedRun, schedule: Any) -> float | None: ...
+
     def train(self, run: PlannedRun, workers: Any, emit: Any, warm: Any) -> Any: ...
 
 
@@ -122,6 +125,8 @@ class PlannedRun:
     folder: of this run alone, for logs and models.
     network: None for the loopback as it is.
     cost: of computation, if there is a network; the same for all modes.
+    validation: the share of the training examples that a trial is judged by, instead of the test part; 0 for a run that
+        is judged by its test part.
     """
 
     app: FlowerApp
@@ -136,6 +141,13 @@ class PlannedRun:
     cost: Cost | None = None
     kill: Kill | None = None
     data_dir: Path | None = None
+    validation: float = 0.0
+
+    @property
+    def warm_group(self) -> str:
+        """Runs with the same one, unless it is "", can be served by the same processes."""
+        group = self.mode.warm_group
+        return f"{group}-validation" if group and self.validation else group
 
     @property
     def mode(self) -> RunMode:
@@ -173,12 +185,14 @@ class PlannedRun:
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         if self.data_dir is not None:
             environment["FEDCORE_DATA"] = str(self.data_dir)
+        if self.validation:
+            environment[VALIDATION_VARIABLE] = str(self.validation)
         return environment
 
     def __str__(self) -> str:
         """In a few words."""
         point = "".join(f", {key}={value}" for key, value in self.point.items())
-        return f"{self.label}{point}, seed {self.seed}"
+        return f"{'trial of ' if self.validation else ''}{self.label}{point}, seed {self.seed}"
 
 
 def worker_name(site: int) -> str:

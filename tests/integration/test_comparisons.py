@@ -42,7 +42,7 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     modes = ("federated", "federated-plain", "centralized")
     done = fedcore(
         *("compare", digits, "--clients", "2", "--modes", ",".join(modes), "--out", out),
-        *("--run-config", "num-server-rounds=2", "--network", "wan", "--json"),
+        *("--run-config", "num-server-rounds=2", "--network", "wan", "--seeds", "1", "--json"),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())
@@ -78,7 +78,7 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
 
 def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> None:
     """Cox regression with a loop of its own, which goes over its examples three times and reports a weight of 4."""
-    command = ("compare", SURVIVAL, "--clients", "2", "--out", tmp_path / "out")
+    command = ("compare", SURVIVAL, "--clients", "2", "--seeds", "1", "--out", tmp_path / "out")
     listed = forked(*command, "--list-metrics")
     assert listed.stdout.split() == ["c_index:max", "mean_risk:min", "loss:min"]
     unknown = forked(*command, "--metric", "c_indx")

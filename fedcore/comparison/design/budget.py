@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
+from fedcore.comparison.judging import MetricChoice
 from fedcore.comparison.target import Target
 from fedcore.errors import ConfigurationError
 
@@ -39,6 +40,11 @@ class Budget:
             case "target" if rest:
                 return cls(kind="target", target=Target.parse(rest), text=text)
         raise ConfigurationError(f"{_SHAPE}, not {text!r}", check="budget-form")
+
+    @property
+    def metric(self) -> MetricChoice | None:
+        """What models are judged by if nothing else is named: the metric of the target."""
+        return None if self.target is None else MetricChoice(name=self.target.metric, better=self.target.better)
 
     @property
     def changes_runs(self) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedcore.comparison.run import PlannedRun
     from fedcore.comparison.workers.models import Models
     from fedcore.comparison.workers.processes import Workers
+    from fedcore.comparison.workers.schedule import Schedule
     from fedcore.flower.apps.progress_protocol import EvaluationProgress
     from fedcore.wire.events import EventSink
 
@@ -151,6 +152,11 @@ class Mode(ABC):
     def global_batch(self, run: PlannedRun) -> int:
         """Examples of one step of all workers together, 0 for all that there are; by default the app's batch size."""
         return int(run.options.get("global-batch", 0)) or int(run.config["batch-size"])
+
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float | None:
+        """Optimizer steps of one worker in a round, mean over the workers; None if it is unknown before the run."""
+        del run, schedule
+        return None
 
     @abstractmethod
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:

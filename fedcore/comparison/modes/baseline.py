@@ -62,6 +62,10 @@ class Baseline(Mode):
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         """Seconds from the start to the end of each whole round, on other machines and links."""
 
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float:
+        """By default those of workers that step together."""
+        return schedule.global_steps(self.global_batch(run))[1]
+
     def models(self, run: PlannedRun, log: RoundLog, number: int) -> Models:
         """What each site is evaluated with after a round."""
         return everywhere(run, snapshot(run.folder, number))

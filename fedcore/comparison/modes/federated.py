@@ -91,6 +91,9 @@ class Federated(Mode):
     def warm_processes(self, folder: Path) -> ReusableFederation:
         return ReusableFederation(folder, plain=self.plain)
 
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float:
+        return schedule.mean_own_steps
+
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: ReusableFederation) -> Trained:
         followed = warm.execute(run, emit)
         about = describe(run, workers)

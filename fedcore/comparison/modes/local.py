@@ -39,6 +39,9 @@ class Local(Baseline):
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         return local_seconds(schedule, len(log.rounds), cost, network)
 
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float:
+        return schedule.mean_own_steps
+
     def models(self, run: PlannedRun, log: RoundLog, number: int) -> Models:
         present = log.rounds[number - 1]
         return {site: snapshot(run.folder / name, number) for site, name in enumerate(log.names) if name in present}

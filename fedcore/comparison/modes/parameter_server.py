@@ -30,6 +30,7 @@ from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, Stalen
 from fedcore.comparison.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.comparison.workers.models import SILENCE_SECONDS, everywhere, save_initial
 from fedcore.comparison.workers.processes import Ended, WorkerEvent, WorkerReport, Workers
+from fedcore.comparison.workers.schedule import Schedule
 from fedcore.comparison.workers.training import snapshot
 from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError, RunFailed
 from fedcore.system.peers import BLAME_SECONDS, tells_of_lost_peer
@@ -70,6 +71,9 @@ class ParameterServer(Mode):
     def bound(self, run: PlannedRun) -> float:
         """By how many steps a worker that reads may be ahead of the slowest one."""
         return 0.0 if self.together else float(run.options.get("s", math.inf))
+
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float:
+        return schedule.global_steps(self.global_batch(run))[1] if self.together else schedule.mean_own_steps
 
     def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
         if run.network is not None and run.cost is None:

@@ -57,6 +57,11 @@ class Schedule:
         """Batch size, and steps in one round, of a worker that trains on its own."""
         return steps_of(self.counts[site], batch_size=self.batch_size, epochs=self.epochs, steps=self.steps)
 
+    @property
+    def mean_own_steps(self) -> float:
+        """Steps in one round of a worker that trains on its own, mean over the workers."""
+        return sum(self.own_steps(site)[1] for site in range(len(self.counts))) / len(self.counts)
+
     def own_samples(self, site: int) -> int:
         """Examples that a worker on its own takes in one round, repetitions counted."""
         return _samples(self.counts[site], *self.own_steps(site))

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias, cast
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from torch import nn
 
+from fedcore.data.validation import set_apart
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps import progress_protocol
 from fedcore.flower.apps.local_algorithms import AlgorithmWork, weighed
@@ -30,6 +31,7 @@ from fedcore.flower.apps.own_model_store import ContextStore, OwnModelStore
 from fedcore.flower.apps.personalization import Frozen, Personal, Personalization, with_strategy
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
+from fedcore.flower.node_config import number_of_node
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.algorithms import LocalAlgorithm
@@ -44,10 +46,12 @@ from fedcore.training.engines import (
 )
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.engines.building import modules_together
+from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.loop import evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
 from fedcore.training.models.columns import set_statistics
+from fedcore.training.seeds import derive_seed
 from fedcore.wire.base import MetricValue
 
 __all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
@@ -66,6 +70,39 @@ TrainAndTest: TypeAlias = tuple[TrainingData, TrainingData]
 
 Data: TypeAlias = Callable[[LocalJob], TrainAndTest]
 """Reads both parts of a node."""
+
+
+@dataclass(slots=True)
+class ValidationData:
+    """A `Data` that sets validation data apart where `fedcore compare --tune` asks for them.
+
+    The validation part then takes the place of the test part, which nothing reads.
+
+    data: of the app.
+    """
+
+    data: Data
+    _parts: dict[int, tuple[TrainingData, TrainAndTest]] = field(default_factory=dict)
+
+    def __call__(self, job: LocalJob) -> TrainAndTest:
+        """Training and test part, or what is trained on and the validation part."""
+        training, test = self.data(job)
+        if not (share := progress_protocol.validation_share()):
+            return training, test
+        number = number_of_node(job.node, job.client)
+        # An app returns the same objects in each round; to divide them again would take time and memory.
+        if number not in self._parts or self._parts[number][0] is not training:
+            seed = derive_seed("validation data", int(job.config.get("seed", 0)), number)
+            self._parts[number] = (training, set_apart(training, rows_to_pick(training), share, seed=seed))
+        return self._parts[number][1]
+
+
+def with_validation(data: Data) -> ValidationData:
+    """Let `fedcore compare --tune` set validation data apart; for a `local_app` whose own functions call `data`, too.
+
+    `supervised_app` does this itself.
+    """
+    return data if isinstance(data, ValidationData) else ValidationData(data)
 
 
 def local_app(

@@ -19,6 +19,8 @@ PROGRESS_VARIABLE: Final = "FEDCORE_TELL"
 leave the means of their trainings among their files."""
 PACE_PREFIX: Final = "FEDCORE_PACE_"
 """Prefix of a variable's name, before the client's name: the least seconds that its training takes."""
+VALIDATION_VARIABLE: Final = "FEDCORE_VALIDATION"
+"""Environment variable of a process that tunes: the share of its training examples that is set apart."""
 _LINE: Final = re.compile(r"fedcore tells (more|all) (.*?) #")
 _CHARACTERS: Final = 1500
 """Most characters of one line; agents cut longer ones when they show them."""
@@ -54,6 +56,11 @@ _KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (TrainingPro
 def progress_enabled() -> bool:
     """Whether this process is to print progress lines."""
     return os.environ.get(PROGRESS_VARIABLE) == "1"
+
+
+def validation_share() -> float:
+    """The share of the training examples that this process sets apart as validation data, 0 for none."""
+    return float(os.environ.get(VALIDATION_VARIABLE, "0"))
 
 
 def wait_for_pace(start: float, server_round: int) -> None:

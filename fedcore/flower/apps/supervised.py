@@ -8,7 +8,16 @@ from typing import Final, Literal
 from flwr.app import UserConfig
 from torch import nn
 
-from fedcore.flower.apps.engine_app import EXAMPLES, Data, Definition, LocalApp, Metrics, OptimizerState, Work
+from fedcore.flower.apps.engine_app import (
+    EXAMPLES,
+    Data,
+    Definition,
+    LocalApp,
+    Metrics,
+    OptimizerState,
+    Work,
+    with_validation,
+)
 from fedcore.flower.apps.personalization import Personal
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob
@@ -52,6 +61,7 @@ def supervised_app(
         weigh: what a test result weighs in the federation's mean; "targets" for sequences, whose loss and accuracy are
             means over positions.
     """
+    data = with_validation(data)
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
         return SupervisedApp.reported(SupervisedApp.plan_by(data, job).run(engine, rule=job.rule))

@@ -15,7 +15,7 @@ from fedcore.errors import AppError
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 SCRIPT = """
 import sys, fedcore
-result = fedcore.compare(sys.argv[1], modes="allreduce,centralized", clients=2, rounds=1, progress=False)
+result = fedcore.compare(sys.argv[1], modes="allreduce,centralized", clients=2, rounds=1, seeds=1, progress=False)
 print(repr(result))
 print(sorted(result.history.columns))
 print(result.metrics.index.tolist())

@@ -100,7 +100,7 @@ def test_a_mode_beside_a_federation_with_the_strategy(outside: Environment, tmp_
     """The federation is real processes in the sandbox: its ServerApp imports the strategy."""
     outside.run(
         "compare", DIGITS, "--modes", "first-site,local,federated[strategy=fedavg-decay]", "--clients", "2",
-        "--run-config", QUICK, "--out", tmp_path / "out", "--track", f"csv:{tmp_path / 'track'}",
+        "--seeds", "1", "--run-config", QUICK, "--out", tmp_path / "out", "--track", f"csv:{tmp_path / 'track'}",
     )  # fmt: skip
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     runs = {run["kind"]: run for run in report["runs"]}
