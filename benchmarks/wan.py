@@ -226,7 +226,7 @@ def draw(found: Study, path: Path) -> None:
         rows[-1].set_xlabel("simulated seconds")
         return ()
 
-    Drawing(name="wan", section="", title="LAN and WAN", caption="", height=6.5, draw=panels).png(path)
+    Drawing(name="wan", section="", title="LAN and WAN", caption="", height=6.5, draw=panels).file(path)
 
 
 def report(found: Study, plot: Path | None) -> Report:

@@ -94,6 +94,13 @@ def compare(
     data_dir: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
     from_: Annotated[bool, typer.Option("--from", help="Merge the named report.json files into one report.")] = False,
+    export: Annotated[
+        str,
+        typer.Option(
+            metavar="latex,csv,svg",
+            help="Also write these for a paper, with a paragraph on methods, into the folder export of --out.",
+        ),
+    ] = "",
     list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes and their options.")] = False,
     list_metrics: Annotated[
         bool, typer.Option("--list-metrics", help="Print the metrics of the app's models.")
@@ -112,6 +119,8 @@ def compare(
     Example: fedcore compare examples/digits --tune lr=0.01,0.03,0.1 --out tuned
 
     Example: fedcore compare examples/digits --budget target:accuracy:0.9 --network wan --out target
+
+    Example: fedcore compare --from out/report.json --export latex,csv,svg --out paper
     """
     from rich.console import Console
 
@@ -121,6 +130,7 @@ def compare(
     from fedcore.comparison.design.tuning import Tuning
     from fedcore.comparison.judging import MetricChoice
     from fedcore.comparison.modes import every_mode, parse_modes
+    from fedcore.comparison.report import parse_export
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.trackers import parse_tracks
     from fedcore.simulation.devices.network import Network
@@ -131,8 +141,9 @@ def compare(
     if list_modes:
         console.print(modes_table())
         return
+    forms = parse_export(export)
     if from_:
-        overlay(paths or [], out.absolute(), console, force=force, as_json=as_json)
+        overlay(paths or [], out.absolute(), console, force=force, as_json=as_json, forms=forms)
         return
     if paths is None or len(paths) != 1:
         raise ConfigurationError("name the folder of one Flower app, or report.json files after --from")
@@ -167,6 +178,6 @@ def compare(
         tracks=parse_tracks(track),
         plain_check=not no_plain_check,
     )
-    show(comparison, job.out, console, as_json=as_json)
+    show(comparison, job.out, console, as_json=as_json, forms=forms)
     if any(run.status == "failed" for run in comparison.runs):
         raise typer.Exit(FAILED)

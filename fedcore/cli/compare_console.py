@@ -15,7 +15,15 @@ from fedcore.comparison.app_probe import find_facts
 from fedcore.comparison.execution import RunStart, execute_comparison
 from fedcore.comparison.modes import MODES
 from fedcore.comparison.plan import CompareJob, plan
-from fedcore.comparison.report import Comparison, merge, read_reports, terminal_table, write_report
+from fedcore.comparison.report import (
+    EXPORT_FOLDER,
+    Comparison,
+    export,
+    merge,
+    read_reports,
+    terminal_table,
+    write_report,
+)
 from fedcore.comparison.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.progress import ProgressView
@@ -84,7 +92,9 @@ def _tracked(run: PlannedRun) -> TrackedRun:
     )
 
 
-def overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool) -> None:
+def overlay(
+    reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool, forms: Sequence[str] = ()
+) -> None:
     """Merge reports into one, and write it."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out: {out} is a file; name a folder")
@@ -92,17 +102,25 @@ def overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as
         raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace a report in it")
     comparison = merge(read_reports(reports))
     out.mkdir(parents=True, exist_ok=True)
-    show(comparison, out, console, as_json=as_json)
+    show(comparison, out, console, as_json=as_json, forms=forms)
 
 
-def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) -> None:
-    """Write the report, and print it."""
+def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool, forms: Sequence[str] = ()) -> None:
+    """Write the report, and print it.
+
+    Args:
+        forms: for a paper, by `parse_export`.
+    """
     report = write_report(comparison, out)
+    files = export(comparison, forms, out / EXPORT_FOLDER) if forms else []
     if as_json:
         sys.stdout.write(report)
         return
     console.print(terminal_table(comparison))
     console.print(f"report: {out}/report.html, report.md, report.json", highlight=False, soft_wrap=True)
+    if files:
+        names = ", ".join(path.name for path in files)
+        console.print(f"for a paper: {out}/{EXPORT_FOLDER}: {names}", highlight=False, soft_wrap=True)
 
 
 def modes_table() -> Table:

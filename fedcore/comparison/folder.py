@@ -24,7 +24,7 @@ SCHEMA = "fedcore/compare/job/2"
 OWN_ENTRIES = frozenset(
     {
         JOB_FILE, LOCK_FILE, RUNS_FOLDER, TUNING_FOLDER, "federation", "figures", "report.html", "report.json",
-        "report.md", "metrics.csv", "history.csv",
+        "report.md", "metrics.csv", "history.csv", "export",
     }
 )  # fmt: skip
 """What the folder of a comparison has, those of `ComparisonResult.save` among them."""

@@ -140,10 +140,11 @@ class Drawing:
             places = "".join(hover.svg(72 * WIDTH, 72 * self.height) for hover in hovers)
         return _for_page(buffer.getvalue(), self).replace("</svg>", f"{places}</svg>")
 
-    def png(self, path: Path) -> None:
-        """Write it for other documents, on white."""
+    def file(self, path: Path) -> None:
+        """Write it for other documents, on white, in the format of the file's name."""
+        dates = {"Date": None} if path.suffix == ".svg" else None
         with _figure(self) as (figure, _):
-            figure.savefig(path, format="png", dpi=200, facecolor="white")
+            figure.savefig(path, dpi=200, facecolor="white", metadata=dates)
 
 
 def file_name(text: str) -> str:

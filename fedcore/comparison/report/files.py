@@ -153,7 +153,7 @@ def write_report(comparison: Comparison, out: Path) -> str:
     for old in figures.glob("*.png"):
         old.unlink()
     for drawing in drawings:
-        drawing.png(figures / f"{drawing.name}.png")
+        drawing.file(figures / f"{drawing.name}.png")
     return content
 
 

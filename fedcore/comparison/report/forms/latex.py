@@ -1,0 +1,65 @@
+"""The tables of a report for LaTeX, with the rules of booktabs; every text is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from fedcore.comparison.report.document import Comparison
+from fedcore.comparison.report.tables import TextTable, caption, part_tables, row_names
+from fedcore.system.terminal import visible
+
+_SIGNS: Final = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "×": r"$\times$", "µ": r"$\mu$", "ε": r"$\varepsilon$",
+    "δ": r"$\delta$", "–": "--", "…": r"\dots{}", "\u00a0": "~",
+}  # fmt: skip
+_HEAD: Final = "% The preamble needs: \\usepackage{booktabs}, and with pdflatex \\usepackage[T1]{fontenc}.\n"
+_TITLES: Final = {"models": "What the models reach", "costs": "What they cost"}
+
+
+def escaped(text: str) -> str:
+    """Any text in a paragraph of LaTeX: what it has of LaTeX's own signs is printed, and does nothing."""
+    one_line = re.sub(r"\s+", " ", visible(text.replace("\u00a0", " ")))
+    return "".join(_SIGNS.get(sign, sign) for sign in one_line)
+
+
+def tables_tex(comparison: Comparison) -> str:
+    """The tables of models and of costs, each in a table environment with a caption and a label."""
+    parts = part_tables(comparison)
+    last = list(parts)[-1] if parts else ""
+    return _HEAD + "".join(
+        _table(comparison, name, part, explained=name == last) for name, part in parts.items()
+    )  # fmt: skip
+
+
+def _table(comparison: Comparison, name: str, part: TextTable, *, explained: bool) -> str:
+    head, rows = part
+    names = row_names(comparison)
+    what = f"{_TITLES[name]}: {comparison.app}, {comparison.divided}."
+    lines = [
+        r"\begin{table}",
+        r"\centering\small",
+        rf"\caption{{{escaped(what + (f' {caption(comparison)}' if explained else ''))}}}",
+        rf"\label{{tab:{_label(comparison.app)}-{name}}}",
+        rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(head) - names)}}}",
+        r"\toprule",
+        _row(head),
+        r"\midrule",
+        *map(_row, rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    # A bracket at the beginning of a row would be an option of the line end before it.
+    return " & ".join(f"{{{escaped(cell)}}}" if cell.startswith("[") else escaped(cell) for cell in cells) + r" \\"
+
+
+def _label(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "app"
