@@ -89,6 +89,12 @@ def compare(
             help="Do not train a round or two of each secure mode again, to check that its sums are the plain means.",
         ),
     ] = False,
+    energy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="WATTS", min=0.0, help="Also estimate energy: processor seconds times so many watts a core."
+        ),
+    ] = None,
     kill: Annotated[str, typer.Option(help="Kill a site's worker in every mode: SITE@ROUND, such as client-2@3.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the report, models and logs.")] = Path("compare-out"),
     data_dir: DataFolder = None,

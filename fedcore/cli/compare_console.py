@@ -40,6 +40,7 @@ def watch(
     force: bool,
     tracks: Sequence[Track] = (),
     plain_check: bool = True,
+    watts: float | None = None,
 ) -> Comparison:
     """Carry out a comparison with its progress on the console; every run that begins is tracked by itself."""
 
@@ -69,7 +70,13 @@ def watch(
 
     try:
         comparison = execute_comparison(
-            job, progress, drop=left_out if drop else None, force=force, plain_rounds=plain_check, tell=tell
+            job,
+            progress,
+            drop=left_out if drop else None,
+            force=force,
+            plain_rounds=plain_check,
+            tell=tell,
+            watts=watts,
         )
     except KeyboardInterrupt:
         text = f"interrupted; {job.out} has the finished runs; run the same command without --force to resume"

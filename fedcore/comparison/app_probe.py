@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +229,21 @@ def _site(problem: Problem, site: int) -> SiteSplit:
         test=len(test),  # type: ignore[arg-type]
         labels=_labels(training),
         test_labels=_labels(test),
+        training_bytes=_bytes(training),
     )
+
+
+def _bytes(examples: TrainingData) -> int | None:
+    """Of all examples as arrays; where they are read one by one, as many times as the first one takes."""
+    if isinstance(examples, Split):
+        return int(examples.x.nbytes + examples.y.nbytes)
+    try:
+        first, count = examples[0], len(examples)  # type: ignore[index,arg-type]
+    except (TypeError, LookupError, NotImplementedError):
+        return None
+    parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else [first]
+    sizes = [np.asarray(part).nbytes for part in parts if isinstance(part, torch.Tensor | np.ndarray | int | float)]
+    return count * sum(sizes) if sizes else None
 
 
 def _labels(examples: TrainingData) -> dict[str, int] | None:

@@ -23,7 +23,7 @@ from fedcore.comparison.design.course import JobOfSeeds, by_mode
 from fedcore.comparison.design.seeds import further_seeds
 from fedcore.comparison.folder import OutFolder
 from fedcore.comparison.judging import Known, choose, known_by_name
-from fedcore.comparison.modes import MODES, Trained
+from fedcore.comparison.modes import MODES, Trained, in_report
 from fedcore.comparison.plan import PARTITION, SEED, CompareJob, plan, plan_trials
 from fedcore.comparison.report import Comparison, ModeTitle, machine
 from fedcore.comparison.results import RESULT_FILE, RunResult, stored_precision
@@ -79,6 +79,7 @@ def execute_comparison(
     drop: Callable[[str], None] | None = None,
     plain_rounds: bool = True,
     tell: Callable[[str], None] = _untold,
+    watts: float | None = None,
 ) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
@@ -90,8 +91,10 @@ def execute_comparison(
             private modes that the job does not have.
         plain_rounds: check secure sums against plain means, by extra rounds if it takes some.
         tell: called with lines on what follows, and why.
+        watts: of a core, for an estimate of energy; None for no estimate.
     """
-    return carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell)[0]
+    comparison, _ = carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell)
+    return replace(comparison, watts=watts)
 
 
 def carry_out(
@@ -334,7 +337,8 @@ def execute_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager[A
     with Workers(run.folder, run.environment()) as workers:
         try:
             trained: Trained = run.mode.train(run, workers, emit, warm)
-            result = trained.result
+            result = _with_processor_seconds(trained.result, workers)
+            trained = replace(trained, result=result)
             result = _evaluated(run, trained, workers)
         except FedcoreError as error:
             result = replace(result, status="failed", reason=result.reason or str(error))
@@ -344,6 +348,13 @@ def execute_run(run: PlannedRun, emit: EventSink, warm: AbstractContextManager[A
             emit(_evaluation(result))
         emit(RunEnded(status=RunStatus(result.status), reason=result.reason))
     return replace(result, wall_seconds=time.monotonic() - began)
+
+
+def _with_processor_seconds(result: RunResult, workers: Workers) -> RunResult:
+    """The result with what its workers took, the evaluation of its models left out; a federation knows its own."""
+    if result.processor_seconds is not None or in_report(result.kind).protection:
+        return result
+    return replace(result, processor_seconds=sum(workers.processor_seconds.values()) or None)
 
 
 def _evaluated(run: PlannedRun, trained: Trained, workers: Workers) -> RunResult:

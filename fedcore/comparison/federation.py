@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from fedcore.comparison.local_federation import LocalFederation, run_command
+from fedcore.comparison.measure.processor import seconds_of
 from fedcore.comparison.results import LostWorker
 from fedcore.comparison.run import MODEL_FILE, PlannedRun, worker_name
 from fedcore.comparison.run_observers import ClientKiller, ModelVersions, SentModels
@@ -65,6 +66,7 @@ class FederatedOutcome:
     results: what the run left in its results.json.
     versions: of a buffered run, its models by their numbers, as many of them as were caught.
     start_seconds: until its first training began; None if none did.
+    processor_seconds: that the server, the clients and what they started took for it.
     """
 
     record: RunRecord
@@ -76,6 +78,7 @@ class FederatedOutcome:
     results: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[int, Path] = field(default_factory=dict)
     start_seconds: float | None = None
+    processor_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -196,9 +199,11 @@ class _RunningFederation:
             versions.see(event)
             killing.see(event)
 
+        took = -seconds_of(self.group.pids)
         child = self.group.start(_RUN, command, piped=True)
         try:
             record = follow(self.group, child, show)
+            took += seconds_of(self.group.pids)
         finally:
             self.group.stop(_RUN)
         _take_means(out, run.folder)
@@ -213,6 +218,8 @@ class _RunningFederation:
             results=_results(out),
             versions=versions.paths,
             start_seconds=started[0] if started else None,
+            # A client that was killed takes its time with it.
+            processor_seconds=took if run.kill is None else None,
         )
 
 

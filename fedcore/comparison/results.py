@@ -173,6 +173,9 @@ class RunResult:
         that did not measure it.
     wall_seconds: of the whole run: start, training, evaluation.
     simulated_seconds: on the network model, or null.
+    processor_seconds: of all workers and servers together, as the operating system counts them, with what they
+        evaluate on the way, but without fedcore's own evaluation of the models; of workers with their start. Null if
+        nobody counted them, as in a simulation.
     bytes_up, bytes_down: of training, by worker: of baselines what they send each other, of federated modes the
         requests and answers of training exchanges; of a simulation the encoded updates and models.
     all_bytes_up, all_bytes_down: on the wire in the whole run, by worker: with evaluations, polls, heartbeats, keys,
@@ -217,6 +220,7 @@ class RunResult:
     bytes_down: Mapping[str, int] = field(default_factory=dict)
     all_bytes_up: Mapping[str, int] = field(default_factory=dict)
     all_bytes_down: Mapping[str, int] = field(default_factory=dict)
+    processor_seconds: float | None = None
     initial_sha256: str = ""
     model_sha256: str = ""
     precision: str = ""

@@ -194,6 +194,7 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
         sums=_sums(run.sites, training),
         seconds=sum(exchange.seconds for exchange in training),
         start_seconds=followed.start_seconds,
+        processor_seconds=followed.processor_seconds,
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),

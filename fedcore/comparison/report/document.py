@@ -42,6 +42,7 @@ class ModeTitle:
 class SiteSplit:
     """One site's part of the data.
 
+    training_bytes: of the training examples as arrays, which pooling them would take; None if unknown.
     labels, test_labels: training and test examples by label; None if an example has no single label, or nobody counted
         them.
     """
@@ -51,6 +52,7 @@ class SiteSplit:
     test: int
     labels: Mapping[str, int] | None = None
     test_labels: Mapping[str, int] | None = None
+    training_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class Comparison:
     target: how good a model had to be: metric, value and better; null without one.
     definitions: of metrics by name, a sentence each, as far as anybody wrote one down.
     sum_checks: secure sums against plain means.
+    watts: of one core, for an estimate of energy; null without one.
     budget: of what all modes have equally much, as `--budget` names it; "" for examples, with equal steps next to them.
     tune: the values of which each mode's own was chosen on validation data, by key.
     validation: the share of each site's training examples that were validation data; null without `tune`.
@@ -130,6 +133,7 @@ class Comparison:
     target: Target | None = None
     definitions: Mapping[str, str] = field(default_factory=dict)
     sum_checks: tuple[SumCheck, ...] = ()
+    watts: float | None = None
     budget: str = ""
     tune: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     validation: float | None = None

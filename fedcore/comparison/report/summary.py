@@ -236,6 +236,8 @@ class Summary:
         sites; in `local`, of the site's own model.
     best: of any model on the way.
     seconds, start_seconds, wall_seconds, simulated_seconds: as in RunResult.
+    processor_seconds: of all workers and servers of a run together; None if nobody counted them.
+    joules: an estimate of the energy that these take: times the watts of a core; None if those were not given.
     bytes_up, bytes_down, steps: mean over a run's workers; all_bytes: the same of `all_bytes_up` and `all_bytes_down`
         together, None if nobody counted them.
     samples: of all workers together; None if they were not counted, or are private.
@@ -265,6 +267,8 @@ class Summary:
     to_target: ToTarget | None = None
     start_seconds: Spread | None = None
     all_bytes: Spread | None = None
+    processor_seconds: Spread | None = None
+    joules: Spread | None = None
     at_equal: Mapping[Equal, AtBudget] = field(default_factory=dict)
 
     @property
@@ -277,10 +281,20 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
     """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
     metric = JudgedMetric.of(comparison)
     return tuple(
-        replace(_summary(mode.kind, runs, metric, comparison.target), at_equal=at_equal(runs, comparison, metric))
+        replace(
+            _summary(mode.kind, runs, metric, comparison.target),
+            at_equal=at_equal(runs, comparison, metric),
+            joules=_joules(runs, comparison.watts),
+        )
         for mode in comparison.modes
         for runs in points_of(run for run in comparison.runs if run.mode == mode.label).values()
     )
+
+
+def _joules(runs: Iterable[RunResult], watts: float | None) -> Spread | None:
+    """Processor seconds times the watts of a core; None if either is not known."""
+    seconds = [run.processor_seconds for run in finished(runs)]
+    return None if watts is None else Spread.of(one * watts for one in seconds if one is not None)
 
 
 def at_equal(runs: Iterable[RunResult], comparison: Comparison, metric: JudgedMetric | None) -> dict[Equal, AtBudget]:
@@ -388,5 +402,6 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None
         bytes_up=Spread.of(per_worker(run.bytes_up) for run in done),
         bytes_down=Spread.of(per_worker(run.bytes_down) for run in done),
         all_bytes=Spread.of(map(all_bytes, done)),
+        processor_seconds=Spread.of(run.processor_seconds for run in done),
         to_target=ToTarget.of([target.reached(run.curve) for run in done]) if target else None,
     )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from fedcore.comparison.judging import ACCURACY, LOSS, PROBABILITIES
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
+from fedcore.comparison.modes.exposure import EYES, views_of
 from fedcore.comparison.report.chance import ChanceLevel
 from fedcore.comparison.report.conditions import other_budget
 from fedcore.comparison.report.details import by_site
@@ -54,6 +55,15 @@ _ENCODED = " Nobody counted all bytes here; without a network, up and down are t
 _READERS: Mapping[Readers, str] = {
     "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
 }  # fmt: skip
+_PROCESSOR = (
+    " Processor: seconds of all workers and servers together, as the operating system counts them, without fedcore's "
+    "own evaluation of the models; those of workers that start with the run have their start in them."
+)
+_ENERGY = (
+    " Energy is an estimate: processor seconds times {:g} watts a core; memory, network, idle cores and accelerators "
+    "are not in it."
+)
+_POOLED = " To pool the training data would take {} once, as arrays."
 _RUNS = "runs"
 _SIMULATED = " Simulated: seconds on the machines and links of the network model, or on simulated devices."
 
@@ -66,7 +76,25 @@ def caption(comparison: Comparison) -> str:
         text += _ALONE.format(alone, alone)
     if not any(run.all_bytes_up for run in comparison.runs):
         text += _ENCODED
+    if any(run.processor_seconds is not None for run in comparison.runs):
+        text += _PROCESSOR
+    if comparison.watts is not None:
+        text += _ENERGY.format(comparison.watts)
+    if (pooled := pooled_bytes(comparison)) is not None:
+        text += _POOLED.format(size(pooled))
     return text + (_SIMULATED if comparison.simulated else "")
+
+
+def pooled_bytes(comparison: Comparison) -> int | None:
+    """What it takes to bring all training data together, once; None if that of a site is not known."""
+    sizes = [site.training_bytes for site in comparison.split]
+    known = [one for one in sizes if one is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def energy(joules: float) -> str:
+    """Joules, in a suitable unit."""
+    return f"{joules:.0f} J" if joules < 3600 else f"{joules / 3600:.3g} Wh"
 
 
 def _alone(comparison: Comparison) -> list[str]:
@@ -110,7 +138,12 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
         ),
         ReportColumn(title="start", cell=lambda one: mean(one.start_seconds, duration), narrow=False, costs=True),
         ReportColumn(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False, costs=True),
+        ReportColumn(
+            title="processor", cell=lambda one: mean(one.processor_seconds, duration), narrow=False, costs=True
+        ),
     ]
+    if comparison.watts is not None:
+        result.append(ReportColumn(title="energy", cell=lambda one: mean(one.joules, energy), costs=True))
     if comparison.simulated:
         result.append(
             ReportColumn(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration), costs=True)
@@ -276,6 +309,14 @@ def part_tables(comparison: Comparison) -> dict[str, TextTable]:
         for name, part in parts.items()
         if part
     }
+
+
+def exposure_table(comparison: Comparison) -> TextTable | None:
+    """What each mode shows to whom; None if none is known. The last model is left out: it goes to all that get it."""
+    rows: list[tuple[str, ...]] = [
+        (mode.label, *views) for mode in comparison.modes if (views := views_of(in_report(mode.kind))) is not None
+    ]
+    return (("mode", *EYES), rows) if rows else None
 
 
 def row_names(comparison: Comparison) -> int:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
+from fedcore.comparison.measure.processor import own_seconds, seconds_of
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 from fedcore.system.workers.calls import FunctionCall
 from fedcore.system.workers.failures import exit_description
@@ -60,6 +61,12 @@ class WorkerReport(BaseModel):
         """The inverse of `encoded`."""
         name, _, fields = message.partition(b"\n")
         return WorkerReport._by_name[name.decode()].model_validate_json(fields)
+
+
+class ProcessorTime(WorkerReport):
+    """Seconds of the processor that a worker took, its own children included."""
+
+    seconds: float
 
 
 ReportSink: TypeAlias = Callable[[WorkerReport], None]
@@ -129,10 +136,12 @@ class Workers:
 
     folder: its `logs` get one file for each worker.
     environment: laid over this process's own.
+    processor_seconds: of each worker that has ended.
     """
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    processor_seconds: dict[str, float] = field(default_factory=dict, init=False)
     _living: dict[str, _RunningWorker] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -217,17 +226,24 @@ class Workers:
     def kill(self, name: str) -> None:
         """SIGKILL to a worker and what it started; nothing happens where it has ended."""
         if name in self._living:
+            self._note_time(name)
             self._living[name].kill()
 
     def stop(self) -> None:
         """End all workers now. Their files are replaced atomically, so none needs time to finish one."""
-        for worker in self._living.values():
+        for name, worker in self._living.items():
+            self._note_time(name)
             worker.kill()
         deadline = time.monotonic() + _STOP_SECONDS
         for worker in self._living.values():
             worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.connection.close()
         self._living.clear()
+
+    def _note_time(self, name: str) -> None:
+        """Of a worker that is about to be killed, and cannot say itself what it took."""
+        pid = self._living[name].process.pid
+        self.processor_seconds.setdefault(name, seconds_of([pid] if pid is not None else []))
 
     def _take(self, name: str) -> Iterator[WorkerEvent]:
         worker = self._living.get(name)
@@ -241,6 +257,8 @@ class Workers:
             for report in worker.received():
                 if isinstance(report, Ended):
                     worker.failure = report
+                elif isinstance(report, ProcessorTime):
+                    self.processor_seconds[name] = report.seconds
                 else:
                     yield WorkerEvent(name, report)
         if over and self._living.pop(name, None) is not None:
@@ -266,6 +284,7 @@ def _main(
     status = 0
     try:
         FunctionCall(function, arguments, sockets).execute(_report_to(connection))
+        _report_to(connection)(ProcessorTime(seconds=own_seconds()))
     except BaseException as error:  # the app's code may raise anything, SystemExit too
         traceback.print_exc()
         reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"

@@ -59,6 +59,11 @@ class ChildProcesses:
         """The names of the children that have not ended."""
         return [name for name, child in self._children.items() if child.poll() is None]
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that have not ended."""
+        return [child.pid for child in self._children.values() if child.poll() is None]
+
     def check(self, *, but: subprocess.Popen[str] | None = None) -> None:
         """Raise EnvironmentFailure, with the end of its log, for a child other than `but` that ended with an error."""
         for name, child in self._children.items():

@@ -8,12 +8,12 @@ import pytest
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.comparison.judging import JudgedBy
-from fedcore.comparison.report import Comparison, merge
+from fedcore.comparison.report import Comparison, ModeTitle, merge
 from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness
 from fedcore.comparison.report.files import Report, page
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import NONE, Spread, best_points, duration, mean_sd, percent, summarize
-from fedcore.comparison.report.tables import main_table, sums_table
+from fedcore.comparison.report.tables import caption, exposure_table, main_table, part_tables, pooled_bytes, sums_table
 from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult, SumCheck
 
 SUMS = "Secure equals plain"
@@ -318,3 +318,36 @@ def test_a_secure_sum_that_is_no_plain_mean_is_red_and_comes_first() -> None:
 def test_one_run_alone_has_the_check_of_its_sums() -> None:
     one = made_up("federated", sum_checks=(SumCheck(mode="federated", seed=1, round=1, status="unknown", reason="no"),))
     assert checks(one)[SUMS].status == "unknown"
+
+
+def test_processor_seconds_energy_and_the_bytes_of_pooling_are_costs() -> None:
+    plain = made_up("centralized,federated", seeds=2)
+    assert {"processor", "energy"}.isdisjoint(dict(part_tables(plain))["costs"][0])
+    assert pooled_bytes(plain) is None
+    runs = tuple(replace(run, processor_seconds=10.0 * run.seed) for run in plain.runs)
+    split = tuple(replace(site, training_bytes=1000) for site in plain.split)
+    counted = replace(plain, runs=runs, split=split)
+    assert pooled_bytes(counted) == 4000
+    assert pooled_bytes(replace(counted, split=(*split, plain.split[0]))) is None
+    head, rows = part_tables(counted)["costs"]
+    assert dict(zip(head, rows[1], strict=True))["processor"] == "15.0 s"
+    assert "energy" not in head
+    estimated = replace(counted, watts=20.0)
+    head, rows = part_tables(estimated)["costs"]
+    assert dict(zip(head, rows[1], strict=True))["energy"] == "300 J"
+    assert summarize(estimated)[0].joules == Spread(mean=300.0, sd=pytest.approx(100 * math.sqrt(2)), n=2)
+    assert len(caption(plain)) < len(caption(counted)) < len(caption(estimated))
+    assert Report.read(Report.of(estimated).to_json()) == estimated
+
+
+def test_every_mode_says_what_it_shows_to_whom() -> None:
+    table = exposure_table(everything())
+    assert table is not None
+    head, rows = table
+    views = {row[0]: row[1:] for row in rows}
+    assert set(views) == set(everything().labels)
+    assert all(len(row) == len(head) for row in rows)
+    assert views["federated"][0] != views["federated-plain"][0] != views["federated-dp"][0]
+    assert views["federated"][2] == views["federated-plain"][2] != views["ps-sync"][2]
+    unknown = ModeTitle(label="mine", kind="no-such-mode", title="")
+    assert exposure_table(replace(everything(), modes=(unknown,))) is None
