@@ -183,6 +183,7 @@ def compare(
         force=force,
         tracks=parse_tracks(track),
         plain_check=not no_plain_check,
+        watts=energy,
     )
     show(comparison, job.out, console, as_json=as_json, forms=forms)
     if any(run.status == "failed" for run in comparison.runs):
