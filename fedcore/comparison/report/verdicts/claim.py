@@ -77,7 +77,7 @@ class Claim:
 class SamplingError:
     """What other test examples would have made of a mean lead.
 
-    sd: standard error.
+    sd: standard error, 0 if it is unknown.
     step: the smallest difference that so many examples can show, 0 if any can be.
     """
 
@@ -133,7 +133,7 @@ def judged(made: Claim, leads: Sequence[float], error: SamplingError, *, claims:
     sd = max(spread.sd, error.step)
 
     def reach_of(number: int) -> float:
-        return math.hypot(_student(number, claims) * sd, by_test) + dips
+        return _reach(sd, number, error, claims) + dips
 
     reach = reach_of(n)
     enough = (number for number in range(n + 1, MOST_SEEDS + 1) if reach_of(number) < abs(mean))
@@ -168,9 +168,13 @@ def _side(low: float, high: float) -> Verdict:
     return "ahead" if low > 0 else "behind" if high < 0 else "open"
 
 
-def _student(n: int, claims: float) -> float:
-    """Half the width of the interval of n differences, in their standard deviations."""
-    return float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / claims / 2)) / math.sqrt(n)
+def _reach(sd: float, n: int, error: SamplingError, claims: float) -> float:
+    """Half the width of an interval in which n leads and the test data both err.
+
+    Student's t with the degrees of freedom of the sum (Satterthwaite 1946) is narrower, but too narrow of two seeds.
+    """
+    student = float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / claims / 2)) / math.sqrt(n)
+    return math.hypot(student * sd, error.reach(claims))
 
 
 def _normal(claims: float) -> float:

@@ -72,14 +72,19 @@ def claims_of(comparison: Comparison) -> tuple[Claim, ...]:
     roles = Roles.of(runs, metric)
     pairs = list(_pairs(comparison, runs, roles))
     rest = _best_pairs(runs, metric) if roles is None or runs.keys() - roles.labels else []
-    # Both groups stand on one page: each has a half of the chance to err. Chance has no part in what should be equal.
-    shares = 2 if rest and pairs else 1
-    number = shares * max(1, sum(about != "secrecy" for about, _, _ in pairs))
-    made = [claim(about, mine, theirs, metric, claims=number) for about, mine, theirs in pairs]
+    # Both groups stand on one page: the best of all has a fifth of the chance to err, the story the rest of it. Chance
+    # has no part in what should be equal, and of a gap there is only talk if sites alone are behind.
+    whole = 1.0 if not rest or not pairs else _STORY
+    number = max(1, sum(about not in ("secrecy", "gap") for about, _, _ in pairs)) / whole
+    made = [_exact(claim(about, mine, theirs, metric, claims=number)) for about, mine, theirs in pairs]
+    ahead = any(one.about == "alone" and one.verdict == "ahead" for one in made)
+    made = [one if ahead or one.about != "gap" else replace(one, verdict="open", needed=None) for one in made]
     # The best of all was chosen by these data, so that every two modes count.
-    every = shares * math.comb(len(runs), 2)
-    return (*map(_exact, made), *(claim("best", mine, theirs, metric, claims=every) for mine, theirs in rest))
+    every = math.comb(len(runs), 2) / (1.0 if not pairs else 1 - _STORY)
+    return (*made, *(claim("best", mine, theirs, metric, claims=every) for mine, theirs in rest))
 
+
+_STORY: Final = 0.8
 
 _Pair: TypeAlias = tuple[About, Sequence[RunResult], Sequence[RunResult]]
 

@@ -183,7 +183,18 @@ def test_with_more_claims_on_a_page_each_needs_more() -> None:
     few = the_claim(compared(values), "pooled")
     values |= {mode: [0.7, 0.71, 0.72] for mode in ("allreduce", "local", "diloco", "ps-sync", "ps-async")}
     many = the_claim(compared(values), "pooled")
-    assert (few.verdict, many.verdict) == ("ahead", "open")
+    assert (few.verdict, many.verdict) == ("ahead", "ahead")
+    assert (many.low or 0) < 0.8 * (few.low or 0)
+
+
+def test_a_gap_is_open_unless_federating_wins() -> None:
+    """Otherwise it would need its share of the chance to err."""
+    values = {"federated": [0.80, 0.60, 0.78], "local": [0.70, 0.71, 0.69], "centralized": [0.90, 0.91, 0.9]}
+    made = compared(values, name="c_index")
+    assert [the_claim(made, about).verdict for about in ("alone", "gap")] == ["open", "open"]
+    values["federated"] = [0.80, 0.81, 0.79]
+    made = compared(values, name="c_index")
+    assert [the_claim(made, about).verdict for about in ("alone", "gap")] == ["ahead", "ahead"]
 
 
 def test_data_are_called_pooled_only_if_somebody_counted_them() -> None:
