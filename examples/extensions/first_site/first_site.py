@@ -24,6 +24,9 @@ class FirstSite(Baseline):
         workers.start(worker_name(0), train_alone, run, 0)
         return (worker_name(0),)
 
+    def round_steps(self, run: PlannedRun, schedule: Schedule) -> float:
+        return schedule.own_steps(0)[1]
+
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         return local_seconds(schedule, len(log.rounds), cost, network)
 
