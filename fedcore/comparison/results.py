@@ -165,6 +165,8 @@ class RunResult:
     aggregation: "secure", "plain" or "none".
     parameters: numbers in the model.
     samples: examples that all workers trained on, repetitions counted; null if not counted, or private.
+    reported_examples: of an app's own training loop, whose `samples` nobody counts: what its clients report of all
+        trainings together as their `num-examples`, each training once; null if there is no such report, or private.
     steps: optimizer steps by worker.
     sums: for the federated modes, in how many sums of trainings each worker's update was.
     seconds: of training: from the moment when every worker has imported the app, read its data, made its model and
@@ -210,6 +212,7 @@ class RunResult:
     aggregation: str = "none"
     parameters: int = 0
     samples: int | None = None
+    reported_examples: int | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
     sums: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0

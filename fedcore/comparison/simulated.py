@@ -17,7 +17,7 @@ from fedcore.comparison.execution import reported
 from fedcore.comparison.judging import JudgedBy, Known, choose
 from fedcore.comparison.measure.sum_checks import PlainRounds, Which, check_sum
 from fedcore.comparison.modes import MODES
-from fedcore.comparison.modes.federated import curve_of, evaluations_of
+from fedcore.comparison.modes.federated import curve_of, evaluations_of, reported_examples
 from fedcore.comparison.report import Comparison, ModeTitle, machine
 from fedcore.comparison.results import CurvePoint, RunResult, SumCheck
 from fedcore.comparison.run import site_of
@@ -58,7 +58,7 @@ def comparison_of(
     """
     own_seed = run_config.get("seed", seed)
     seed = own_seed if isinstance(own_seed, int) else seed
-    result = _result(record, results, seed=seed, parameters=parameters)
+    result = _result(record, results, seed=seed, parameters=parameters, settings=settings)
     usual = JobSettings().to_mapping()
     metrics = reported([result])
     return Comparison(
@@ -122,7 +122,7 @@ def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoi
     Args:
         results: as for `comparison_of`, whose curve this is.
     """
-    return _result(record, results, seed=0, parameters=0).curve
+    return _result(record, results, seed=0, parameters=0, settings={}).curve
 
 
 def _judged_by(metrics: Known, target: Target | None) -> JudgedBy | None:
@@ -142,7 +142,9 @@ def check_report_folder(out: Path, *, force: bool) -> None:
         )
 
 
-def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, parameters: int) -> RunResult:
+def _result(
+    record: RunRecord, results: Mapping[str, Any], *, seed: int, parameters: int, settings: Mapping[str, Any]
+) -> RunResult:
     plain = record.aggregation == "plain"
     kind = "federated-plain" if plain else "federated-dp" if record.privacy is not None else "federated"
     training = [exchange for exchange in record.exchanges if exchange.trains]
@@ -159,6 +161,7 @@ def _result(record: RunRecord, results: Mapping[str, Any], *, seed: int, paramet
         reason=record.reason,
         aggregation=record.aggregation,
         parameters=parameters,
+        reported_examples=reported_examples(record, training, settings),
         seconds=sum(exchange.seconds for exchange in training),
         wall_seconds=record.seconds(),
         simulated_seconds=virtual[-1] if virtual else None,

@@ -86,6 +86,7 @@ class Baseline(Mode):
             initial_sha256=initial,
             parameters=max((ready.parameters for ready in log.ready.values()), default=0),
             samples=curve[-1].samples,
+            reported_examples=log.reported_examples(),
             steps=log.steps(),
             seconds=curve[-1].seconds,
             start_seconds=None if log.started is None else log.started - began,
@@ -281,6 +282,10 @@ class RoundLog:
             )
             for number, ((examples, made, at, up, down), then) in enumerate(zip(rows, clock, strict=True))
         )
+
+    def reported_examples(self) -> int | None:
+        """Of an app's own loop, the examples that it reports of all trainings; None if they were counted instead."""
+        return None if self._measured else sum(map(_examples_of, self.rounds)) or None
 
     def steps(self) -> dict[str, int]:
         """Optimizer steps of each worker in all whole rounds; {} where nobody counted them."""

@@ -31,6 +31,7 @@ TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together
 _TWINS: Final[Mapping[str, Mapping[str, Twin]]] = {
     "secure": {"federated-plain": "secrecy"}, "private": {"federated": "privacy"}, "plain": {}
 }  # fmt: skip
+EXAMPLES, WEIGHT_KEY = "num-examples", "weight-key"
 # What the mode, or another option of the command, decides.
 _DECIDED = {"aggregation", "min-clients", "asynchrony"}
 
@@ -190,6 +191,7 @@ def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -
         aggregation=record.aggregation,
         parameters=about.parameters,
         samples=curve[-1].samples if curve else None,
+        reported_examples=reported_examples(record, training, run.settings) if None in samples else None,
         steps=_steps(run.sites, training, schedule),
         sums=_sums(run.sites, training),
         seconds=sum(exchange.seconds for exchange in training),
@@ -279,6 +281,15 @@ def curve_of(
         )
     ]
     return (*start, *points)
+
+
+def reported_examples(record: RunRecord, training: Sequence[ExchangeDone], settings: Mapping[str, Any]) -> int | None:
+    """What the clients reported of all trainings together; None if they are private, or weights of another kind."""
+    if record.privacy is not None or settings.get(WEIGHT_KEY, EXAMPLES) != EXAMPLES:
+        return None
+    if not all(exchange.examples for exchange in training):
+        return None
+    return sum(exchange.examples for exchange in training) or None
 
 
 def _samples(training: Sequence[ExchangeDone], trained: TrainedExamples) -> list[int | None]:

@@ -139,8 +139,17 @@ def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     if private:
         detail += f"; private, and not compared, in {', '.join(private)}"
     absent = [run.mode for run in finished(runs) if run.privacy is None and not run.samples]
-    why = "the app's own loop takes them"
+    why = "the app's own loop takes them" + _reported([run for run in finished(runs) if run.mode in absent])
     return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent, why=why)
+
+
+def _reported(runs: Sequence[RunResult]) -> str:
+    """What the clients of an app with its own loop report, each training once."""
+    counts = {run.mode: run.reported_examples for run in runs if run.reported_examples is not None}
+    if not counts:
+        return ", and its clients report no num-examples"
+    each = _same_or_each({label: count(number) for label, number in counts.items()})
+    return f"; its clients report num-examples, each training once whatever it repeats: {each}"
 
 
 def secrecy_sentences(comparison: Comparison) -> tuple[str, ...]:

@@ -241,6 +241,7 @@ class Summary:
     bytes_up, bytes_down, steps: mean over a run's workers; all_bytes: the same of `all_bytes_up` and `all_bytes_down`
         together, None if nobody counted them.
     samples: of all workers together; None if they were not counted, or are private.
+    reported_examples: as in `RunResult`.
     to_target: of the comparison's target, None without one.
     at_equal: by "examples", "steps" and "seconds", what the mode has where all have taken equally much of it; without
         what nobody counts.
@@ -264,6 +265,7 @@ class Summary:
     simulated_seconds: Spread | None
     bytes_up: Spread | None
     bytes_down: Spread | None
+    reported_examples: Spread | None = None
     to_target: ToTarget | None = None
     start_seconds: Spread | None = None
     all_bytes: Spread | None = None
@@ -394,6 +396,7 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None
         own=Spread.of(map(metric.own, done)) if metric else None,
         best=Spread.of(map(metric.best, done)) if metric else None,
         samples=Spread.of(samples_of(run) for run in done),
+        reported_examples=Spread.of(run.reported_examples for run in done),
         steps=Spread.of(per_worker(run.steps) for run in done),
         seconds=Spread.of(run.seconds for run in done),
         start_seconds=Spread.of(run.start_seconds for run in done),

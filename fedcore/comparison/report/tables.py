@@ -51,6 +51,7 @@ _ALONE = (
     "model on the test examples of one site, mean over the sites; in {} the site's own model. It is an easier test, "
     "the more the sites differ."
 )
+_REPORTED = " Reported: what the clients of an app's own loop say, each training once, whatever it repeats."
 _ENCODED = " Nobody counted all bytes here; without a network, up and down are the bytes of encoded updates and models."
 _READERS: Mapping[Readers, str] = {
     "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
@@ -74,6 +75,8 @@ def caption(comparison: Comparison) -> str:
     text = _CAPTION.format(where=where, spread=spread)
     if alone := ", ".join(_alone(comparison)):
         text += _ALONE.format(alone, alone)
+    if any(run.samples is None and run.reported_examples is not None for run in comparison.runs):
+        text += _REPORTED
     if not any(run.all_bytes_up for run in comparison.runs):
         text += _ENCODED
     if any(run.processor_seconds is not None for run in comparison.runs):
@@ -125,7 +128,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
     result += _metric_columns(comparison)
     result += _budget_columns(comparison)
     result += [
-        ReportColumn(title="samples", cell=lambda one: mean(one.samples, count), narrow=False, costs=True),
+        ReportColumn(title="samples", cell=_samples_cell, narrow=False, costs=True),
         ReportColumn(title="steps", cell=lambda one: mean(one.steps, count), narrow=False, costs=True),
         ReportColumn(title="up", cell=lambda one: mean(one.bytes_up, size), costs=True),
         ReportColumn(title="down", cell=lambda one: mean(one.bytes_down, size), costs=True),
@@ -152,6 +155,13 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Rep
     if failed or len(comparison.seeds) > 1:
         result.append(ReportColumn(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
     return tuple(result)
+
+
+def _samples_cell(one: Summary) -> str:
+    """As they were counted; else as the app's clients report them, which says so."""
+    if one.samples is None and one.reported_examples is not None:
+        return f"{mean(one.reported_examples, count)} reported"
+    return mean(one.samples, count)
 
 
 def _visible_to(one: Summary) -> str:

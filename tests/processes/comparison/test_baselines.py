@@ -223,6 +223,7 @@ def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
     result = execute_run(run, ignore)
     assert (result.status, result.reason) == ("finished", "")
     assert result.samples is None, "the app's own loop takes them, and what it reports are weights"
+    assert result.reported_examples is not None
     assert set(result.metrics) == {"eval_loss"}
     assert result.model_sha256 != result.initial_sha256 != ""
 

@@ -57,6 +57,9 @@ def test_the_axes_are_the_clocks_of_the_exchanges_and_not_when_events_were_heard
     assert [one.metrics["eval_acc"] for one in run.curve] == [0.4, 0.8]
     assert (run.mode, run.seed, run.seconds, run.simulated_seconds) == ("federated", 7, 4.0, 90.0)
     assert run.bytes_up == {"client-1": 16, "client-2": 8, "client-3": 8}
+    assert (run.samples, run.reported_examples) == (None, 20)
+    (weighted,) = compared(recorded(), settings={"weight-key": "importance"}).runs
+    assert weighted.reported_examples is None
     assert run.curve[-1].bytes_up == pytest.approx(32 / 3), "the curve ends where the table does"
 
 

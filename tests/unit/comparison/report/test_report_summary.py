@@ -351,3 +351,13 @@ def test_every_mode_says_what_it_shows_to_whom() -> None:
     assert views["federated"][2] == views["federated-plain"][2] != views["ps-sync"][2]
     unknown = ModeTitle(label="mine", kind="no-such-mode", title="")
     assert exposure_table(replace(everything(), modes=(unknown,))) is None
+
+
+def test_examples_of_an_own_loop_are_those_that_its_clients_report() -> None:
+    own = {"samples": None, "steps": {}}
+    runs = (made_up_run("federated", reported_examples=8622, **own), made_up_run("centralized", **own))
+    comparison = made_up("federated,centralized", runs=runs)
+    head, rows = main_table(comparison)
+    assert [row[head.index("samples")] for row in rows] == ["8,622 reported", NONE]
+    assert checks(comparison)["Examples trained on"].status == "unknown"
+    assert "8,622" in checks(comparison)["Examples trained on"].detail
