@@ -107,6 +107,15 @@ def compare(
             help="Also write these for a paper, with a paragraph on methods, into the folder export of --out.",
         ),
     ] = "",
+    study: Annotated[
+        str,
+        typer.Option(
+            help="Carry out a plan of comparisons, each in its own folder: niid, fairness, privacy or bytes. "
+            "See --list-studies.",
+            autocompletion=completion.studies,
+        ),
+    ] = "",
+    list_studies: Annotated[bool, typer.Option("--list-studies", help="Print the studies and their plans.")] = False,
     list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes and their options.")] = False,
     list_metrics: Annotated[
         bool, typer.Option("--list-metrics", help="Print the metrics of the app's models.")
@@ -127,16 +136,22 @@ def compare(
     Example: fedcore compare examples/digits --budget target:accuracy:0.9 --network wan --out target
 
     Example: fedcore compare --from out/report.json --export latex,csv,svg --out paper
+
+    Example: fedcore compare --study niid examples/digits --seeds 3 --out niid
     """
+    from click import get_current_context
+    from click.core import ParameterSource
     from rich.console import Console
 
     from fedcore.cli.compare_console import metrics_text, modes_table, overlay, show, watch
+    from fedcore.cli.compare_study import run_study, studies_table
     from fedcore.comparison import plan
     from fedcore.comparison.design.budget import Budget
+    from fedcore.comparison.design.studies import study_named
     from fedcore.comparison.design.tuning import Tuning
     from fedcore.comparison.judging import MetricChoice
     from fedcore.comparison.modes import every_mode, parse_modes
-    from fedcore.comparison.report import parse_export
+    from fedcore.comparison.report import Comparison, parse_export
     from fedcore.flower.app import FlowerApp
     from fedcore.monitoring.trackers import parse_tracks
     from fedcore.simulation.devices.network import Network
@@ -146,6 +161,9 @@ def compare(
     console = Console(stderr=as_json)
     if list_modes:
         console.print(modes_table())
+        return
+    if list_studies:
+        console.print(studies_table())
         return
     forms = parse_export(export)
     if from_:
@@ -176,15 +194,23 @@ def compare(
     if list_metrics:
         console.print(metrics_text(job), highlight=False, soft_wrap=True)
         return
-    comparison = watch(
-        job,
-        console,
-        drop=modes == plan.ALL_MODES,
-        force=force,
-        tracks=parse_tracks(track),
-        plain_check=not no_plain_check,
-        watts=energy,
-    )
-    show(comparison, job.out, console, as_json=as_json, forms=forms)
-    if any(run.status == "failed" for run in comparison.runs):
+
+    def carry_out(one: plan.CompareJob) -> Comparison:
+        comparison = watch(
+            one,
+            console,
+            drop=modes == plan.ALL_MODES,
+            force=force,
+            tracks=parse_tracks(track),
+            plain_check=not no_plain_check,
+            watts=energy,
+        )
+        show(comparison, one.out, console, as_json=as_json, forms=forms)
+        return comparison
+
+    if study and as_json:
+        raise ConfigurationError("--json is for one comparison; each of a study has its report.json in its own folder")
+    own_modes = get_current_context().get_parameter_source("modes") is not ParameterSource.DEFAULT
+    done = run_study(study_named(study), job, console, carry_out, own_modes=own_modes) if study else [carry_out(job)]
+    if any(run.status == "failed" for comparison in done for run in comparison.runs):
         raise typer.Exit(FAILED)

@@ -36,6 +36,12 @@ MODES: Final[Mapping[str, str]] = {
     "federated-async": "secure sums of the clients that are ready; nobody waits for the slowest",
     "federated-dp": "secure aggregation with differential privacy",
 }
+STUDIES: Final[Mapping[str, str]] = {
+    "niid": "data that differ from site to site",
+    "fairness": "which sites gain, on whose examples",
+    "privacy": "the cost of secure aggregation and differential privacy",
+    "bytes": "accuracy against bytes",
+}
 PARTITIONS: Final[Mapping[str, str]] = {
     "iid": "at random",
     "dirichlet:": "labels by a Dirichlet distribution: dirichlet:ALPHA",
@@ -60,6 +66,11 @@ def modes(incomplete: str) -> list[Offer]:
 def partitions(incomplete: str) -> list[Offer]:
     """How data are divided."""
     return _beginning(incomplete, PARTITIONS)
+
+
+def studies(incomplete: str) -> list[Offer]:
+    """The studies of a comparison."""
+    return _beginning(incomplete, STUDIES)
 
 
 def engines(incomplete: str) -> list[Offer]:
