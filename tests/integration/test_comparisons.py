@@ -14,7 +14,7 @@ from support.deployment import fedcore
 from support.later import Later
 from support.tiny import TINY
 
-from fedcore.comparison.results import RunResult
+from fedcore.comparison.results import RunResult, SumCheck
 from fedcore.monitoring.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
@@ -65,6 +65,11 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     assert secure.samples == plain.samples == central.samples > 0
     assert secure.initial_sha256 == plain.initial_sha256 == central.initial_sha256 != ""
     assert abs(float(secure.metrics["accuracy"]) - float(plain.metrics["accuracy"])) < 0.02
+    first, last = TypeAdapter(tuple[SumCheck, ...]).validate_python(report["sum_checks"])
+    assert (first.round, first.plain, first.extra_rounds, first.status) == (1, "federated-plain", 0, "holds")
+    assert (last.round, last.plain, last.extra_rounds, last.status) == (2, "", 1, "holds")
+    assert first.last_difference is not None
+    assert all((run.processor_seconds or 0) > 0.1 for run in (secure, plain, central))
     assert sum(central.bytes_up.values()) == 0 < sum(secure.bytes_up.values())
     assert all(mode in (out / "report.md").read_text() for mode in modes)
     assert "<html" in (out / "report.html").read_text()
