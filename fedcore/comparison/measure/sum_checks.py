@@ -38,7 +38,8 @@ Which: TypeAlias = Literal["first", "last"]
 COARSEST: Final = 1 / 64
 """Of the clients' largest change: a first sum whose error is larger is wrong, whatever its encoding would allow."""
 CHANCE: Final = 10.0
-"""If plain is apart from plain, secure may be apart from it by so many times as much."""
+"""If plain is apart from plain in any tensor, secure may be apart from it by so many times as much, for the change of
+the tensor: by chance one of few elements may have come out alike."""
 _SLACK: Final = 1.5
 """Over the standard error of rounding, which that of many elements hardly exceeds."""
 _STORED: Final = 8
@@ -150,9 +151,9 @@ def check_sum(
         return SumVerdict(status="holds", gap=worst, compared=compared, rounds=rounds.count)
     again = rounds.mean(secure)
     own = {} if again is None else {gap.tensor: gap for gap in gaps_between(again, plain, rounds.settings, which)}
-    apart = {name: gap.difference if gap.excess() > 1 else 0.0 for name, gap in own.items()}
-    worst = max(gaps, key=lambda gap: gap.excess(apart.get(gap.tensor, 0.0)))
-    differs = worst.excess(apart.get(worst.tensor, 0.0)) > 1
+    share = max((gap.difference / gap.change for gap in own.values() if gap.excess() > 1 and gap.change), default=0.0)
+    worst = max(gaps, key=lambda gap: gap.excess(share * gap.change))
+    differs = worst.excess(share * worst.change) > 1
     return SumVerdict(
         status="differs" if differs else "unknown",
         reason="" if differs else "the app does not repeat itself: two rounds of plain from the same model differ, too",
