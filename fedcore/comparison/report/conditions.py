@@ -131,7 +131,7 @@ def _to_target(comparison: Comparison, runs: Runs, metric: JudgedMetric, names: 
             continue
         clock = there.virtual_seconds or there.seconds
         texts.append(
-            f"{names[label]} after {mean(there.round, count)} rounds, {mean(there.samples, count)} examples, "
+            f"{names[label]} in round {mean(there.round, count)}, after {mean(there.samples, count)} examples, "
             f"{mean(clock, duration)} and {mean(there.bytes, size)}"
         )
     return f"{target} is reached by {'; by '.join(texts)}."
