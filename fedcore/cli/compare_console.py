@@ -150,8 +150,8 @@ def metrics_text(job: CompareJob) -> str:
     """The metrics that the models of an app are evaluated by, found out by importing it."""
     facts = find_facts(plan(job)[0])
     if facts.metrics:
-        said = {name: f"  {facts.definitions[name]}" for name in facts.definitions}
-        return "\n".join(f"{name}:{better}{said.get(name, '')}" for name, better in facts.metrics.items())
+        meanings = {name: f"  {facts.definitions[name]}" for name in facts.definitions}
+        return "\n".join(f"{name}:{better}{meanings.get(name, '')}" for name, better in facts.metrics.items())
     return f"{job.app.name} evaluates its models itself, and reports its metrics with its first round: {facts.refusal}"
 
 

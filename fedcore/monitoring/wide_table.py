@@ -112,13 +112,13 @@ class WideTable:
 
 def _packed(heads: Sequence[WideColumn], rest: Sequence[WideColumn], width: int) -> list[list[WideColumn]]:
     """As many columns in each table as there is room for, at least one."""
-    taken = sum(column.width + _GAP for column in heads)
+    fixed = sum(column.width + _GAP for column in heads)
     tables: list[list[WideColumn]] = [[]]
-    left = width - taken
+    left = width - fixed
     for column in rest:
         if tables[-1] and left < column.width:
             tables.append([])
-            left = width - taken
+            left = width - fixed
         tables[-1].append(column)
         left -= column.width + _GAP
     return tables

@@ -232,8 +232,8 @@ def exact_auc(logits: Tensor, labels: Tensor) -> float:
         logits, labels: [n], of all examples together, as `two_class_logits` gives them.
     """
     values, cell = torch.unique(logits, return_inverse=True)
-    counted = [torch.bincount(cell[labels == label], minlength=len(values)).double() for label in (0, 1)]
-    return math.nan if bool(logits.isnan().any()) else _auc(torch.cat(counted), len(values))
+    cells_of_classes = [torch.bincount(cell[labels == label], minlength=len(values)).double() for label in (0, 1)]
+    return math.nan if bool(logits.isnan().any()) else _auc(torch.cat(cells_of_classes), len(values))
 
 
 def two_class_logits(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

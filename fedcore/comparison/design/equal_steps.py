@@ -26,7 +26,7 @@ def at_equal_steps(runs: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
 
     Reads the app's data in a process of its own. Raises ConfigurationError for a mode whose steps nobody counts.
     """
-    return with_rounds(runs, _counted(runs))
+    return with_rounds(runs, _steps_of_each(runs))
 
 
 def with_rounds(runs: Sequence[PlannedRun], steps: Sequence[float]) -> tuple[PlannedRun, ...]:
@@ -45,7 +45,7 @@ def with_rounds(runs: Sequence[PlannedRun], steps: Sequence[float]) -> tuple[Pla
     )
 
 
-def _counted(runs: Sequence[PlannedRun]) -> list[float]:
+def _steps_of_each(runs: Sequence[PlannedRun]) -> list[float]:
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-steps-") as folder,
         Workers(Path(folder), runs[0].environment()) as workers,

@@ -47,7 +47,7 @@ _NOTE = 0.16  # inches for a line below a figure
 _MARGINS = {"left": 0.155, "right": 0.63, "bottom": 0.15, "top": 0.97}
 # As shares of what the best mode gained: how far below the start a curve may get for the axis to hold it, and how far
 # the axis goes below the start if one gets further.
-_HELD, _BELOW = 2.0, 0.25
+_RETAINED, _BELOW = 2.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
     values = [value for line in curves for value in (*line.low, *line.high)]
     best, worst = max(sign * value for value in values), min(sign * value for value in values)
     start = min(sign * line.y[0] for line in curves)
-    if worst < start - _HELD * (best - start) and best > start:
+    if worst < start - _RETAINED * (best - start) and best > start:
         worst = start - _BELOW * (best - start)
     low, high = sorted((sign * worst, sign * best))
     return low, high

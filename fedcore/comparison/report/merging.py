@@ -22,7 +22,7 @@ _OF_SOURCE: Final = ("app", "sites", "partition", "seeds", "run_config", "settin
 _PARTITION: Final = "partition"
 # Seeds are no axis, and the mode has the way of aggregation in its name.
 _NO_AXES: Final = frozenset({"seed", "aggregation"})
-_Place: TypeAlias = tuple[str, str]
+_Mode: TypeAlias = tuple[str, str]
 """A mode of one of the reports: the report's name, and its label there."""
 
 
@@ -104,22 +104,22 @@ def _modes(modes: Iterable[ModeTitle]) -> tuple[ModeTitle, ...]:
     return tuple(by_label.values())
 
 
-def _places(comparisons: Mapping[str, Comparison]) -> tuple[dict[_Place, str], dict[_Place, Mapping[str, Value]]]:
+def _places(comparisons: Mapping[str, Comparison]) -> tuple[dict[_Mode, str], dict[_Mode, Mapping[str, Value]]]:
     """Label and point of each mode of each report, in the whole."""
-    groups: dict[tuple[str, Any], list[_Place]] = {}
+    groups: dict[tuple[str, Any], list[_Mode]] = {}
     for name, mode in _all_modes(comparisons):
         groups.setdefault((mode.label, _conditions(comparisons[name], mode)), []).append((name, mode.label))
-    points: dict[_Place, Mapping[str, Value]] = {}
-    apart: list[list[_Place]] = []
+    points: dict[_Mode, Mapping[str, Value]] = {}
+    apart: list[list[_Mode]] = []
     for places in groups.values():
         axes = _axes([comparisons[name] for name, _ in places], comparisons[places[0][0]], places[0][1])
-        ways = {place: {key: _value(comparisons[place[0]], key) for key in axes} for place in places}
+        ways = {source: {key: _value(comparisons[source[0]], key) for key in axes} for source in places}
         if _same_twice(comparisons, ways):
-            apart += [[place] for place in places]
+            apart += [[source] for source in places]
         else:
             apart.append(places)
             points |= ways
-    return _labels(comparisons, apart), {place: {} for places in apart for place in places} | points
+    return _labels(comparisons, apart), {source: {} for places in apart for source in places} | points
 
 
 def _conditions(one: Comparison, mode: ModeTitle) -> tuple[Any, ...]:
@@ -148,7 +148,7 @@ def _value(one: Comparison, key: str) -> Value:
     return value
 
 
-def _same_twice(comparisons: Mapping[str, Comparison], ways: Mapping[_Place, Mapping[str, Value]]) -> bool:
+def _same_twice(comparisons: Mapping[str, Comparison], ways: Mapping[_Mode, Mapping[str, Value]]) -> bool:
     """Whether two of the runs would have the same point and seed."""
     uses = Counter(
         (str({**point, **run.point}), run.seed)
@@ -159,11 +159,11 @@ def _same_twice(comparisons: Mapping[str, Comparison], ways: Mapping[_Place, Map
     return any(number > 1 for number in uses.values())
 
 
-def _labels(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Place]]) -> dict[_Place, str]:
+def _labels(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Mode]]) -> dict[_Mode, str]:
     """A label for each group: its own, and if several have the same, with what tells them apart."""
     uses = Counter(places[0][1] for places in groups)
     simulations = Counter(places[0][1] for places in groups if _is_simulation(comparisons, places[0]))
-    labels: dict[_Place, str] = {}
+    labels: dict[_Mode, str] = {}
     for places in groups:
         label = places[0][1]
         if uses[label] == 1:
@@ -176,8 +176,8 @@ def _labels(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Pl
     return labels
 
 
-def _is_simulation(comparisons: Mapping[str, Comparison], place: _Place) -> bool:
-    name, label = place
+def _is_simulation(comparisons: Mapping[str, Comparison], source: _Mode) -> bool:
+    name, label = source
     return any(mode.simulation for mode in comparisons[name].modes if mode.label == label)
 
 

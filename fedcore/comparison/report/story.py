@@ -100,9 +100,9 @@ class Story:
     def sentences(self) -> list[str]:
         """What each reaches, then what may be claimed of it."""
         worth, gap = self._of("alone"), self._of("gap")
-        said = [f"{self._worth(worth)}{self._closed(worth, gap)}."] if worth else []
+        worths = [f"{self._worth(worth)}{self._closed(worth, gap)}."] if worth else []
         left = [one for one in self.claims if one.about == "pooled" and not (self._tells_gap() and self._is_ours(one))]
-        return [self._reached(), *said, *(sentence(one, self.metric) for one in left)]
+        return [self._reached(), *worths, *(sentence(one, self.metric) for one in left)]
 
     def _of(self, about: About) -> Claim | None:
         return next((one for one in self.claims if one.about == about), None)
@@ -160,8 +160,8 @@ class Story:
 
 def pooled_name(runs: Runs, roles: Roles) -> str:
     """ "pooled" if all data were: the app's own loop may read any part of them, and nobody counts what it takes."""
-    counted = all(run.samples is not None for run in runs.get(roles.pooled, ()))
-    return "pooled" if counted else roles.pooled
+    is_known = all(run.samples is not None for run in runs.get(roles.pooled, ()))
+    return "pooled" if is_known else roles.pooled
 
 
 def _words(runs: Runs, roles: Roles | None) -> dict[str, str]:
@@ -298,9 +298,9 @@ def _own_tests(runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Se
     """Who leads on the sites' own test examples; if nothing is known of a federation there, what sites alone have."""
     if roles is not None and roles.alone:
         worth = next((one for one in claims if one.about == "alone"), None)
-        said = site_sentences(runs[roles.together], runs[roles.alone], metric, worth)
-        if said:
-            return said
+        sentences = site_sentences(runs[roles.together], runs[roles.alone], metric, worth)
+        if sentences:
+            return sentences
     test = "on its own site's test examples, an easier test the more the sites differ"
     return [
         f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.format_spread(spread)}."
@@ -313,20 +313,20 @@ def _cost_of_secrecy(comparison: Comparison, runs: Runs, one: Claim, metric: Jud
     """Secure and plain aggregation from one start differ by rounding alone: chance has no part in the rest."""
     secure, plain = one.label, one.other
     if one.lead is None:
-        said = f"{secure} and {plain} cannot be compared: {_why_not(one)}"
+        text = f"{secure} and {plain} cannot be compared: {_why_not(one)}"
     elif one.verdict == "equal":
-        said = f"{secure} and {plain} end equal" + (f" with each of {one.seeds} seeds" if one.seeds > 1 else "")
+        text = f"{secure} and {plain} end equal" + (f" with each of {one.seeds} seeds" if one.seeds > 1 else "")
     else:
         side = "above" if one.lead * metric.sign > 0 else "below"
         spread = Spread(mean=abs(one.lead), sd=one.sd, n=one.seeds)
-        said = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}, {_why(comparison, secure)}"
+        text = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}, {_why(comparison, secure)}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
-        said += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
+        text += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
-        said += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
-    return f"Secure aggregation: {said}."
+        text += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
+    return f"Secure aggregation: {text}."
 
 
 def _why(comparison: Comparison, secure: str) -> str:

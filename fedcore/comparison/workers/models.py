@@ -215,7 +215,7 @@ class _Counts:
     weight: of the loss.
     sums: of each metric.
     drawn: the same in draws of the examples; {} if nobody drew any.
-    seen: what the model gave for each example; of clients' evaluations nothing is known but the sums.
+    outputs: what the model gave for each example; of clients' evaluations nothing is known but the sums.
     """
 
     examples: int = 0
@@ -224,7 +224,7 @@ class _Counts:
     metrics: tuple[Metric, ...] = ()
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: Drawn = field(default_factory=dict)
-    seen: SeenExamples = field(default_factory=SeenExamples)
+    outputs: SeenExamples = field(default_factory=SeenExamples)
 
     def __add__(self, other: _Counts) -> _Counts:
         return _Counts(
@@ -238,7 +238,7 @@ class _Counts:
     def figures(self) -> dict[str, float]:
         """The metrics, and the mean loss; of two classes with AUC and calibration."""
         values = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
-        return {**values, LOSS: self.loss / max(1, self.weight), **self.seen.figures(frozenset(self.sums))}
+        return {**values, LOSS: self.loss / max(1, self.weight), **self.outputs.figures(frozenset(self.sums))}
 
     def of_site(self) -> dict[str, float]:
         """The figures of one site, without those that mean nothing there, as an AUC of one class."""
@@ -261,9 +261,9 @@ def _together(counts: Iterable[_Counts]) -> _Counts:
 def _everywhere(parts: Sequence[_Counts]) -> dict[str, float]:
     """Figures of one model on the test parts of all sites."""
     together = _together(parts)
-    seen = SeenExamples.together([part.seen for part in parts])
-    figures = replace(together, seen=seen).figures()
-    return figures | of_pairs(together.metrics, seen, [part.of_site() for part in parts])
+    outputs = SeenExamples.together([part.outputs for part in parts])
+    figures = replace(together, outputs=outputs).figures()
+    return figures | of_pairs(together.metrics, outputs, [part.of_site() for part in parts])
 
 
 @dataclass(slots=True)
@@ -319,7 +319,7 @@ class _Test:
         recorder = Recorder(app.loss, app.metrics)
         metrics = app.metrics if notes is None else notes.noting()
         result = evaluate(self._engine, self.parts[site], metrics=(*metrics, *recorder.extras()))
-        counts = replace(self.counts(result), seen=recorder.seen())
+        counts = replace(self.counts(result), outputs=recorder.outputs())
         return counts if notes is None else replace(counts, drawn=notes.drawn)
 
     def _notes(self, site: int) -> DrawnMetrics | None:

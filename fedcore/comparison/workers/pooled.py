@@ -63,12 +63,12 @@ class SeenExamples:
     """What a model gave for test examples.
 
     logits, labels: of two classes, [n] each; None if the examples are not of two.
-    whole: outputs and targets [n, ...] for metrics over a set; None if the app has none.
+    pairs: outputs and targets [n, ...] for metrics over a set; None if the app has none.
     """
 
     logits: Tensor | None = None
     labels: Tensor | None = None
-    whole: tuple[Tensor, Tensor] | None = None
+    pairs: tuple[Tensor, Tensor] | None = None
 
     def figures(self, names: frozenset[str]) -> dict[str, float]:
         """AUC and calibration; without examples of both classes there is no AUC.
@@ -90,29 +90,31 @@ class SeenExamples:
         """Those of several sites."""
         logits = [part.logits for part in parts if part.logits is not None]
         labels = [part.labels for part in parts if part.labels is not None]
-        whole = [part.whole for part in parts if part.whole is not None]
+        pairs = [part.pairs for part in parts if part.pairs is not None]
         two = len(logits) == len(labels) == len(parts) > 0
         return SeenExamples(
             logits=torch.cat(logits) if two else None,
             labels=torch.cat(labels) if two else None,
-            whole=(torch.cat([output for output, _ in whole]), torch.cat([targets for _, targets in whole]))
-            if len(whole) == len(parts) > 0
+            pairs=(torch.cat([output for output, _ in pairs]), torch.cat([targets for _, targets in pairs]))
+            if len(pairs) == len(parts) > 0
             else None,
         )
 
 
-def of_pairs(metrics: Sequence[Metric], seen: SeenExamples, sites: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def of_pairs(
+    metrics: Sequence[Metric], outputs: SeenExamples, sites: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
     """Each metric over a set in the other two ways.
 
     Args:
-        seen: by all sites together.
+        outputs: by all sites together.
         sites: the figures of each site, without those that mean nothing there.
     """
     values: dict[str, float] = {}
     for metric in metrics:
-        if metric.over != "set" or seen.whole is None:
+        if metric.over != "set" or outputs.pairs is None:
             continue
-        values[metric.name + ALL_PAIRS] = metric.value(metric.sums(*seen.whole))
+        values[metric.name + ALL_PAIRS] = metric.value(metric.sums(*outputs.pairs))
         known = [site[metric.name] for site in sites if metric.name in site]
         if known:
             values[metric.name + MEAN_OF_SITES] = sum(known) / len(known)
@@ -129,7 +131,7 @@ class Recorder:
     loss: Loss
     metrics: Sequence[Metric]
     _two: list[tuple[Tensor, Tensor]] | None = field(default_factory=list)
-    _whole: tuple[Tensor, Tensor] | None = None
+    _pairs: tuple[Tensor, Tensor] | None = None
 
     def extras(self) -> tuple[Metric, ...]:
         """Metrics to give to the evaluation; their sums say nothing."""
@@ -140,11 +142,11 @@ class Recorder:
             extras.append(Metric("recorded.set", "max", 1, self._see_whole, float, over="set"))
         return tuple(extras)
 
-    def seen(self) -> SeenExamples:
+    def outputs(self) -> SeenExamples:
         """After the evaluation."""
         two = self._two or []
         logits, labels = (torch.cat(each) for each in zip(*two, strict=True)) if two else (None, None)
-        return SeenExamples(logits=logits, labels=labels, whole=self._whole)
+        return SeenExamples(logits=logits, labels=labels, pairs=self._pairs)
 
     def _see_batch(self, output: Tensor, targets: Tensor) -> Tensor:
         if self._two is not None:
@@ -156,5 +158,5 @@ class Recorder:
         return torch.zeros(1)
 
     def _see_whole(self, output: Tensor, targets: Tensor) -> Tensor:
-        self._whole = (output.cpu(), targets.cpu())
+        self._pairs = (output.cpu(), targets.cpu())
         return torch.zeros(1)

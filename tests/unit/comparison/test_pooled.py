@@ -40,7 +40,7 @@ def seen_by(loss: Loss, metrics: tuple[Metric, ...], outputs: int, targets: str)
     for number in range(len(EXAMPLES)):
         recorder = Recorder(loss, metrics)
         evaluate(engine, site(number, targets), metrics=(*metrics, *recorder.extras()))
-        seen.append(recorder.seen())
+        seen.append(recorder.outputs())
     return seen
 
 

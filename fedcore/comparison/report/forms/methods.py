@@ -119,9 +119,9 @@ def _judging(comparison: Comparison) -> Iterator[str]:
 def _equal(comparison: Comparison) -> Iterator[str]:
     checks = fairness(comparison)
     faults = broken(checks)
-    held = [check.name.lower() for check in checks if check not in faults]
-    if held and len(comparison.modes) > 1:
-        yield f"Checked from the runs, and equal in all modes: {', '.join(held)}."
+    equal = [check.name.lower() for check in checks if check not in faults]
+    if equal and len(comparison.modes) > 1:
+        yield f"Checked from the runs, and equal in all modes: {', '.join(equal)}."
     for check in faults:
         yield f"{'Not equal' if check.status == 'differs' else 'Not known'}: {check.name.lower()} ({check.detail})."
     failed = [run for run in comparison.runs if run.status == "failed"]

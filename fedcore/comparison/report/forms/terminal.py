@@ -52,7 +52,7 @@ def terminal_table(comparison: Comparison) -> TerminalReport:
 
 def _table(comparison: Comparison) -> WideTable:
     summaries = summarize(comparison)
-    shown, heads = known_columns(comparison, summaries), row_names(comparison)
+    columns, heads = known_columns(comparison, summaries), row_names(comparison)
     return WideTable(
         title=f"{comparison.app}: {comparison.divided}",
         columns=[
@@ -63,7 +63,7 @@ def _table(comparison: Comparison) -> WideTable:
                 left=index < heads,
                 widest=_WIDEST_LABEL if index < heads else 0,
             )
-            for index, column in enumerate(shown)
+            for index, column in enumerate(columns)
         ],
         heads=heads,
         styles=["" if one.finished else _BAD for one in summaries],
