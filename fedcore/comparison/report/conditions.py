@@ -89,6 +89,18 @@ def budget_sentences(
     return [f"{text}; at equal {other} ({amount}) {names[most]} has {first}, and {names[least]} {second}."]
 
 
+def at_what(comparison: Comparison, runs: Runs, label: str, other: str) -> str:
+    """By how much the budget that was not held equal differs between two modes, as words after a figure; or ""."""
+    kind = other_budget(comparison, runs)
+    used = apart(runs, amounts(comparison.runs)[kind]) if kind in ("steps", "examples") else {}
+    if not {label, other} <= used.keys():
+        return ""
+    times = used[label] / used[other]
+    if max(times, 1 / times) < WORTH_SAYING:
+        return ""
+    return f" at equal {'examples' if kind == 'steps' else 'steps'} with {times:.1f} times the {kind}"
+
+
 def _pair(used: Mapping[str, float], names: Mapping[str, str]) -> tuple[str, str]:
     """Of which two modes to speak: pooled and together if they are apart, else the most and the least."""
     called = {name: label for label, name in names.items() if label in used and name != label}

@@ -122,8 +122,10 @@ def _known(value: float | None) -> float:
 
 def site_sentences(
     together: Sequence[RunResult], alone: Sequence[RunResult], metric: JudgedMetric, claim: Claim | None = None
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
     """Who leads on whose test examples, how many sites gain, and the worst of them; nothing without both modes.
+
+    What belongs next to the claim, since it is otherwise on the sites' own test examples, and the rest.
 
     Args:
         together, alone: the runs of a federation, and of sites that each train a model of their own.
@@ -134,9 +136,15 @@ def site_sentences(
         leads["everybody"] = replace(leads["everybody"], claim=claim)
     gains = site_gains(together, alone, metric)
     if not gains or any(lead is None or not math.isfinite(lead.by) for lead in leads.values()):
-        return []
+        return [], []
     known = {name: lead for name, lead in leads.items() if lead is not None}
-    return [_who_leads(known, [gain.examples for gain in gains], metric), _who_gains(gains, metric)]
+    who_leads, who_gains = _who_leads(known, [gain.examples for gain in gains], metric), _who_gains(gains, metric)
+    return ([who_leads], [who_gains]) if _disagree(known, metric) else ([], [who_leads, who_gains])
+
+
+def _disagree(leads: Mapping[str, _Lead], metric: JudgedMetric) -> bool:
+    """Whether not all means have the same side ahead."""
+    return len({lead.side(metric) for lead in leads.values()}) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +234,7 @@ def _who_leads(leads: Mapping[str, _Lead], examples: Sequence[int], metric: Judg
         else f"each site has {examples[0]}"
     )
     own_values = f"{own.values(metric)}{own.doubt(metric)}"
-    if len({lead.side(metric) for lead in leads.values()}) == 1:
+    if not _disagree(leads, metric):
         return f"On each site's own test examples, too, {own.leader(metric)}, {own_values} ({sizes})."
     text = f"On everybody's test examples {everybody.leader(metric)}"
     if everybody.side(metric):
@@ -241,8 +249,9 @@ def _who_gains(gains: Sequence[SiteGain], metric: JudgedMetric) -> str:
     seeds = list(dict.fromkeys(seed for gain in gains for seed in gain.gains))
     over = ""
     if len(seeds) > 1:
-        each = ", ".join(str(sum(_side(gain.gains.get(seed, 0.0), metric) > 0 for gain in gains)) for seed in seeds)
-        over = f" in the mean of {len(seeds)} seeds (by seed {each} gain)"
+        each = {seed: sum(_side(gain.gains.get(seed, 0.0), metric) > 0 for gain in gains) for seed in seeds}
+        single = ", ".join(f"{number} with seed {seed}" for seed, number in each.items())
+        over = f" in the mean of {len(seeds)} seeds (gaining: {single})"
     text = f"By federating {better} of {len(gains)} sites gain{'s' if better == 1 else ''} on their own test examples"
     text += f" and {worse} lose{'s' if worse == 1 else ''}{over}"
     worst = min(gains, key=lambda gain: metric.sign * gain.together)

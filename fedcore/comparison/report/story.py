@@ -13,7 +13,7 @@ from typing import Final
 from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import known_by_name, listed
 from fedcore.comparison.modes import in_report
-from fedcore.comparison.report.conditions import conditions
+from fedcore.comparison.report.conditions import at_what, conditions
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import secrecy_sentences
 from fedcore.comparison.report.sites import site_sentences
@@ -71,13 +71,18 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
     if metric is None:
         return (_nothing_to_judge_by(comparison), *_left_out(runs), *_privacy(runs), *_readable(runs))
     roles, claims = Roles.of(runs, metric), claims_of(comparison)
+    otherwise, own_tests = _own_tests(runs, metric, roles, claims)
+    budget = at_what(comparison, runs, roles.pooled, roles.together) if roles and roles.pooled else ""
+    story = Story(runs=runs, metric=metric, roles=roles, claims=claims, budget=budget) if roles else None
     return (
-        *(Story(runs=runs, metric=metric, roles=roles, claims=claims).sentences() if roles else ()),
+        *(story.first() if story else ()),
+        *otherwise,
         *conditions(comparison, runs, metric, _words(runs, roles)),
+        *(story.pooled() if story else ()),
         *([_best(runs, metric, claims)] if roles is None or runs.keys() - roles.labels else []),
         *instability(comparison, runs, metric),
         *_left_out(runs),
-        *_own_tests(runs, metric, roles, claims),
+        *own_tests,
         *(_cost_of_secrecy(comparison, runs, one, metric) for one in claims if one.about == "secrecy"),
         *(f"{_TWINS[one.about]}: {sentence(one, metric)}" for one in claims if one.about in _TWINS),
         *_privacy(runs),
@@ -90,19 +95,26 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What the sites reach together, and what federating is worth."""
+    """What the sites reach together, and what federating is worth.
+
+    budget: what pooled data had more or less of, after their figure; "" for nothing.
+    """
 
     runs: Runs
     metric: JudgedMetric
     roles: Roles
     claims: Sequence[Claim]
+    budget: str = ""
 
-    def sentences(self) -> list[str]:
-        """What each reaches, then what may be claimed of it."""
+    def first(self) -> list[str]:
+        """What each reaches, then what federating is worth."""
         worth, gap = self._of("alone"), self._of("gap")
-        worths = [f"{self._worth(worth)}{self._closed(worth, gap)}."] if worth else []
+        return [self._reached(), *([f"{self._worth(worth)}{self._closed(worth, gap)}."] if worth else [])]
+
+    def pooled(self) -> list[str]:
+        """What is left to pooled data, as far as it was not said before."""
         left = [one for one in self.claims if one.about == "pooled" and not (self._tells_gap() and self._is_ours(one))]
-        return [self._reached(), *worths, *(sentence(one, self.metric) for one in left)]
+        return [sentence(one, self.metric) for one in left]
 
     def _of(self, about: About) -> Claim | None:
         return next((one for one in self.claims if one.about == about), None)
@@ -121,7 +133,7 @@ class Story:
         if roles.alone:
             text += f", each site alone {texts[roles.alone]} on everyone's test data"
         if roles.pooled:
-            text += f", {pooled_name(self.runs, roles)} {texts[roles.pooled]}"
+            text += f", {pooled_name(self.runs, roles)} {texts[roles.pooled]}{self.budget}"
         return f"{text}; {_SERVER_VIEWS[protection]}."
 
     def _worth(self, one: Claim) -> str:
@@ -294,15 +306,20 @@ def _best(runs: Runs, metric: JudgedMetric, claims: Sequence[Claim]) -> str:
     return f"{text}; not distinguishable from {'it' if len(best) == 1 else 'them'}: {listed_names(near)}."
 
 
-def _own_tests(runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Sequence[Claim]) -> list[str]:
-    """Who leads on the sites' own test examples; if nothing is known of a federation there, what sites alone have."""
+def _own_tests(
+    runs: Runs, metric: JudgedMetric, roles: Roles | None, claims: Sequence[Claim]
+) -> tuple[list[str], list[str]]:
+    """Who leads on the sites' own test examples; if nothing is known of a federation there, what sites alone have.
+
+    What belongs to the first sentences, and the rest.
+    """
     if roles is not None and roles.alone:
         worth = next((one for one in claims if one.about == "alone"), None)
         sentences = site_sentences(runs[roles.together], runs[roles.alone], metric, worth)
-        if sentences:
+        if any(sentences):
             return sentences
     test = "on its own site's test examples, an easier test the more the sites differ"
-    return [
+    return [], [
         f"{_title(label, runs)}: {test}, a site's own model has {metric.name} {metric.format_spread(spread)}."
         for label, of in runs.items()
         if in_report(of[0].kind).alone and (spread := Spread.of(map(metric.own, of))) is not None

@@ -45,6 +45,13 @@ def judged(better: str = "max") -> JudgedMetric:
     return metric
 
 
+def both(together: Sequence[RunResult], alone: Sequence[RunResult], metric: JudgedMetric) -> tuple[str, str]:
+    """Who leads, and how many sites gain."""
+    first, later = site_sentences(together, alone, metric)
+    leads, gains = (*first, *later)
+    return leads, gains
+
+
 def heart(*, seeds: int = 1) -> Comparison:
     runs = [run("local", OWN, EVERYWHERE, seed=seed) for seed in range(1, seeds + 1)]
     runs += [run("federated", COMMON, seed=seed) for seed in range(1, seeds + 1)]
@@ -99,14 +106,14 @@ def test_both_leads_are_in_the_headline_where_they_disagree() -> None:
 def test_where_small_sites_decide_the_weighted_lead_is_given() -> None:
     """Own models win at the two small sites and lose at the two large ones."""
     together, alone = [run("federated", (0.8, 0.8, 0.2, 0.7))], [run("local", (0.7, 0.7, 0.9, 0.8), EVERYWHERE)]
-    leads, _ = site_sentences(together, alone, judged())
+    leads, _ = both(together, alone, judged())
     assert re.findall("federating|each site's own model", leads) == [
         "federating", "each site's own model", "federating"
     ]  # fmt: skip
 
 
 def test_one_lead_on_everybodys_and_own_examples_is_said_once() -> None:
-    leads, gains = site_sentences([run("federated", OWN)], [run("local", COMMON, EVERYWHERE)], judged())
+    leads, gains = both([run("federated", OWN)], [run("local", COMMON, EVERYWHERE)], judged())
     assert (leads.count("federating"), "3 of 4" in gains, "1 lose" in gains) == (1, True, True)
 
 
@@ -115,22 +122,29 @@ def test_a_lead_is_called_one_if_it_is_more_than_chance(own: Sequence[float], su
     """Of 254 test examples in all, a hundred right ones more are no chance, and nine are."""
     together = [run("federated", COMMON if sure else OWN, seed=seed) for seed in (1, 2, 3)]
     better = own if sure else tuple(value + 0.03 for value in OWN)
-    leads, _ = site_sentences(together, [run("local", better, EVERYWHERE, seed=seed) for seed in (1, 2, 3)], judged())
+    leads, _ = both(together, [run("local", better, EVERYWHERE, seed=seed) for seed in (1, 2, 3)], judged())
     assert ("each site's own model leads" in leads, "3 seeds" in leads) == (sure, not sure)
+
+
+def test_the_headline_has_both_tests_where_they_disagree() -> None:
+    """Next to what federating is worth on everybody's examples, not further down."""
+    assert headline(heart(seeds=3))[2].startswith("On everybody's test examples federating")
+    agreed = site_sentences([run("federated", OWN)], [run("local", COMMON, EVERYWHERE)], judged())
+    assert [len(part) for part in agreed] == [0, 2]
 
 
 def test_every_seed_has_its_number_of_gains() -> None:
     together = [run("federated", COMMON), run("federated", OWN, seed=2)]
     alone = [run("local", OWN, EVERYWHERE), run("local", COMMON, EVERYWHERE, seed=2)]
-    _, gains = site_sentences(together, alone, judged())
-    assert "1, 3" in gains
+    _, gains = both(together, alone, judged())
+    assert "1 with seed 1, 3 with seed 2" in gains
 
 
 def test_models_that_diverged_and_unknown_sites_have_no_sentence() -> None:
     alone = [run("local", OWN, EVERYWHERE)]
-    assert site_sentences([run("federated", (math.nan, 0.5, 0.5, 0.5))], alone, judged()) == []
-    assert site_sentences([made_up_run("federated", sites=0)], alone, judged()) == []
-    assert site_sentences([run("federated", COMMON, seed=7)], alone, judged()) == []
+    assert site_sentences([run("federated", (math.nan, 0.5, 0.5, 0.5))], alone, judged()) == ([], [])
+    assert site_sentences([made_up_run("federated", sites=0)], alone, judged()) == ([], [])
+    assert site_sentences([run("federated", COMMON, seed=7)], alone, judged()) == ([], [])
 
 
 def test_the_table_has_a_row_for_each_mode_that_knows_its_sites() -> None:
