@@ -122,8 +122,9 @@ def carry_out(
         left_out = (*facts.refusals(job.modes), *_private_ones(job))
         for reason in left_out:
             drop(reason)
-    facts.check([run.chosen for run in plan(possible)])
-    facts.check_strategies(plan(possible))
+    remaining = plan(possible)
+    facts.check([run.chosen for run in remaining])
+    facts.check_strategies(remaining)
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
 

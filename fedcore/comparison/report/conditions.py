@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from fedcore.comparison.design.budget import Budget
 from fedcore.comparison.design.equal_budgets import WORTH_SAYING, Equal, amounts, apart
@@ -13,6 +13,7 @@ from fedcore.comparison.report.summary import (
     NONE,
     AtBudget,
     JudgedMetric,
+    Runs,
     ToTarget,
     at_equal,
     count,
@@ -20,10 +21,9 @@ from fedcore.comparison.report.summary import (
     mean,
     points_of,
 )
-from fedcore.comparison.results import RunResult, Value
+from fedcore.comparison.results import Value
 from fedcore.monitoring.formatting import size
 
-Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 _NEXT_TO: Final[Mapping[str, Equal]] = {"": "steps", "steps": "examples", "seconds": "seconds"}
 _TAKES: Final = {"steps": "makes", "examples": "trains on"}
 

@@ -76,10 +76,11 @@ class TrainingMean:
                 largest[spec.name] += count * float(np.abs(value - as_float(base, spec)).max(initial=0.0))
         if not examples:
             return None
-        mean = ModelState.from_arrays({name: value / examples for name, value in sums.items()})
+        for value in sums.values():
+            np.divide(value, examples, out=value)  # a large model has one copy in float64
         return cls(
             request=request,
-            mean=mean,
+            mean=ModelState.from_arrays(sums),
             examples=examples,
             largest={name: value / examples for name, value in largest.items()},
         )
