@@ -25,7 +25,7 @@ from fedcore.comparison.target import Target
 from fedcore.comparison.workers.sum_checks import as_check
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.grid.training_means import MeanRecorder, TrainingMean
+from fedcore.flower.grid.training_means import MeanRecorder
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.executor import ClientExecutor
@@ -96,24 +96,26 @@ def simulated_checks(
         executor: makes one that has run nothing yet.
     """
     own_seed = run_config.get("seed", seed)
+    number = own_seed if isinstance(own_seed, int) else seed
     training = [exchange for exchange in record.exchanges if exchange.trains]
-    sums: tuple[tuple[Which, TrainingMean | None, int], ...] = (("first", means.first, 0), ("last", means.last, -1))
-    checks: list[SumCheck] = []
-    if not training or means.first is None:
+
+    def check(which: Which, clients: Sequence[str], fresh: ClientExecutor) -> SumCheck | None:
+        """Of one sum. What it takes goes with it: each mean is a copy of the model in float64."""
+        mean = means.first if which == "first" else means.last
+        if mean is None:
+            return None
+        # Of those that were asked, some may have dropped out.
+        nodes = tuple(sorted(site_of(name) + 1 for name in clients))
+        answered = replace(mean, request=replace(mean.request, nodes=nodes))
+        rounds = PlainRounds(app=app, run_config=dict(run_config), settings=settings, executor=fresh)
+        verdict = check_sum(answered, None, rounds, which=which)
+        return None if verdict is None else as_check(verdict, mean, which=which, mode="federated", seed=number)
+
+    if not training or not means.recorded:
         return ()
     with executor() as fresh:
-        for which, mean, index in sums:
-            if mean is None:
-                continue
-            # Of those that were asked, some may have dropped out.
-            nodes = tuple(sorted(site_of(name) + 1 for name in training[index].survivors))
-            answered = replace(mean, request=replace(mean.request, nodes=nodes))
-            rounds = PlainRounds(app=app, run_config=dict(run_config), settings=settings, executor=fresh)
-            verdict = check_sum(answered, None, rounds, which=which)
-            if verdict is not None:
-                number = own_seed if isinstance(own_seed, int) else seed
-                checks.append(as_check(verdict, mean, which=which, mode="federated", seed=number))
-    return tuple(checks)
+        checks = check("first", training[0].survivors, fresh), check("last", training[-1].survivors, fresh)
+    return tuple(one for one in checks if one is not None)
 
 
 def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[CurvePoint, ...]:

@@ -163,6 +163,11 @@ class MeanRecorder:
                 self._plain, self._first = _mean(exchange), replace(exchange, replies=())
 
     @property
+    def recorded(self) -> bool:
+        """Whether there was a training, which costs nothing to know."""
+        return self._first is not None
+
+    @property
     def first(self) -> TrainingMean | None:
         """Of the first training; None if it has no mean."""
         return self._plain if self._first is None or not self.secure else _mean(self._first)
