@@ -46,6 +46,8 @@ def compare(
     budget: str = "",
     tune: Mapping[str, Sequence[Scalar]] | None = None,
     validation: float = 0.2,
+    plain_check: bool = True,
+    energy: float | None = None,
     run_config: Mapping[str, Scalar] | None = None,
     settings: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
     out: str | Path | None = None,
@@ -75,6 +77,8 @@ def compare(
             "target:accuracy:0.9"; by default examples, with the models at equal steps next to them.
         tune: values that each mode chooses from on validation data.
         validation: the share of each site's training examples that is validation data then.
+        plain_check: train a round or two of each secure mode again, to check that its sums are the plain means.
+        energy: also estimate energy, with so many watts a core.
         run_config: over `[tool.flwr.app.config]`.
         settings: of the run config, of modes, or of `[tool.fedcore]`; of a list each value is tried.
         out: keep everything in this folder, where the same call goes on after it was interrupted; None for a folder
@@ -101,7 +105,12 @@ def compare(
 
     with temporary or contextlib.nullcontext(), _unguarded_scripts():
         comparison, runs = carry_out(
-            job, watch, force=force, drop=(lambda reason: None) if chosen == ALL_MODES else None
+            job,
+            watch,
+            force=force,
+            drop=(lambda reason: None) if chosen == ALL_MODES else None,
+            plain_rounds=plain_check,
+            watts=energy,
         )
     write_report(comparison, folder)
     return ComparisonResult(
@@ -231,8 +240,21 @@ class ComparisonResult:
         self.history.to_csv(target / "history.csv")
         return target
 
+    def export(self, folder: str | Path, forms: Sequence[str] = ("latex", "csv", "svg")) -> list[Path]:
+        """Write tables, curves and figures for a paper into a folder, with a paragraph on methods; returns the files.
+
+        A file of the same name is replaced. Raises ConfigurationError for a form that there is not, OSError.
+
+        Args:
+            forms: of "latex", "csv" and "svg", as after `fedcore compare --export`.
+        """
+        from fedcore.comparison.report import export, parse_export
+
+        chosen = parse_export(forms if isinstance(forms, str) else ",".join(forms))
+        return export(self.report, chosen, Path(folder).expanduser().absolute())
+
     def __repr__(self) -> str:
-        what = "; see .history, .metrics, .model(mode), .plot(), .save(folder)"
+        what = "; see .history, .metrics, .model(mode), .plot(), .save(folder), .export(folder)"
         return f"<fedcore.ComparisonResult: {self._title()}{what}>"
 
     def _repr_html_(self) -> str:

@@ -119,6 +119,9 @@ def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool, 
         forms: for a paper, by `parse_export`.
     """
     report = write_report(comparison, out)
+    if forms:
+        for figure in (out / EXPORT_FOLDER).glob("*.svg"):  # of a report that this one replaces
+            figure.unlink()
     files = export(comparison, forms, out / EXPORT_FOLDER) if forms else []
     if as_json:
         sys.stdout.write(report)

@@ -6,6 +6,7 @@ evaluation of its models, and the last model, which stays.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -93,8 +94,8 @@ def execute_comparison(
         tell: called with lines on what follows, and why.
         watts: of a core, for an estimate of energy; None for no estimate.
     """
-    comparison, _ = carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell)
-    return replace(comparison, watts=watts)
+    comparison, _ = carry_out(job, watch, force=force, drop=drop, plain_rounds=plain_rounds, tell=tell, watts=watts)
+    return comparison
 
 
 def carry_out(
@@ -105,8 +106,11 @@ def carry_out(
     drop: Callable[[str], None] | None = None,
     plain_rounds: bool = True,
     tell: Callable[[str], None] = _untold,
+    watts: float | None = None,
 ) -> tuple[Comparison, tuple[PlannedRun, ...]]:
     """As `execute_comparison`, with the runs in the order of the results, each with its folder."""
+    if watts is not None and not 0 <= watts < math.inf:
+        raise ConfigurationError(f"--energy is a number of watts a core, not {watts:g}", check="watts")
     folder = OutFolder(job.out)
     planned = plan(job)
     plan_trials(job)
@@ -139,7 +143,7 @@ def carry_out(
             if further:
                 more = seeds.carried(replace(possible, seeds=further), first=len(runs) + 1)
                 runs, results = by_mode(possible, (*runs, *more[0]), (*results, *more[1]))
-    comparison = replace(build_comparison(possible, runs, results, facts), left_out=left_out)
+    comparison = replace(build_comparison(possible, runs, results, facts), left_out=left_out, watts=watts)
     return replace(comparison, sum_checks=check_runs(runs, results)) if plain_rounds else comparison, runs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.raising import raises
 
 import fedcore
-from fedcore.errors import AppError
+from fedcore.errors import AppError, ConfigurationError
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 SCRIPT = """
@@ -44,6 +44,43 @@ def test_a_script_without_a_guard_compares(tmp_path: Path):
     assert said[5] == "True"
     assert "report.html" in said[6]
     assert "metrics.csv" in said[6]
+
+
+def test_a_call_has_what_the_command_has(tmp_path: Path):
+    result = fedcore.compare(
+        DIGITS,
+        modes="federated,federated-plain",
+        clients=3,
+        rounds=1,
+        seeds=1,
+        energy=15,
+        plain_check=False,
+        progress=False,
+    )
+    for run in result.report.runs:
+        assert run.processor_seconds, "which the energy is estimated from"
+    assert result.report.watts == 15
+    assert [check.extra_rounds for check in result.report.sum_checks] == []
+    (tmp_path / "own.svg").touch()
+    names = {path.name for path in result.export(tmp_path)}
+    assert {"tables.tex", "methods.md", "finals.csv", "accuracy-rounds.svg"} <= names
+    assert {path.name for path in tmp_path.iterdir()} == names | {"own.svg"}
+    assert {path.name for path in result.export(tmp_path / "csv", ["csv"])} == {
+        "curves.csv", "finals.csv", "methods.md"
+    }  # fmt: skip
+    with raises(ConfigurationError, check="no-such-form"):
+        result.export(tmp_path, ["word"])
+
+
+def test_what_the_command_refuses_is_refused():
+    with raises(ConfigurationError, check="watts"):
+        fedcore.compare(DIGITS, energy=-1, progress=False)
+    with raises(ConfigurationError, check="budget-form"):
+        fedcore.compare(DIGITS, budget="rounds", progress=False)
+    with raises(ConfigurationError, check="one-value"):
+        fedcore.compare(DIGITS, tune={"lr": [0.1]}, progress=False)
+    with raises(ConfigurationError, check="share"):
+        fedcore.compare(DIGITS, tune={"lr": [0.1, 0.2]}, validation=1.5, progress=False)
 
 
 def test_objects_of_this_process_are_refused_by_name():

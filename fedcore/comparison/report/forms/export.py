@@ -33,8 +33,6 @@ def _csv(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _svg(comparison: Comparison, folder: Path) -> list[Path]:
-    for old in folder.glob("*.svg"):
-        old.unlink()
     paths = []
     for drawing in drawings_of(comparison):
         paths.append(folder / f"{drawing.name}.svg")
@@ -56,7 +54,7 @@ def parse_export(text: str) -> tuple[str, ...]:
 
 
 def export(comparison: Comparison, forms: Sequence[str], folder: Path) -> list[Path]:
-    """Write these forms, and the paragraph on methods, into a folder; returns the files.
+    """Write these forms, and the paragraph on methods, into a folder, where other files stay; returns the files.
 
     Args:
         forms: by `parse_export`.
