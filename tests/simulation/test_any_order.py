@@ -2,18 +2,21 @@
 
 Whatever the order, a message that was answered before changes nothing, other content in its place is refused, everybody
 is told the same by whichever process, and the exchange ends: with the exact sum of its survivors, or a named failure.
+All of it over SQLite and over PostgreSQL.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 from support.dying import Gone
 from support.mortal import Party, Rig, rig
+from support.postgres import new_database, postgres
 from support.services import federation
 
 from fedcore.errors import FedcoreError
@@ -23,7 +26,7 @@ from fedcore.wire.base import Message
 from fedcore.wire.secagg import ConsistencyIn, UnmaskIn
 from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
 
-__all__ = ["federation"]
+__all__ = ["federation", "new_database", "postgres"]
 
 CLIENTS = (1, 2, 3, 4)
 STEPS = ("advertise", "share", "upload", "sign", "unmask")
@@ -114,8 +117,10 @@ class Play:
         return leading.result()
 
 
-async def play(federation: FederationFolder, folder: Path, schedule: Schedule) -> tuple[ExchangeOutcome, Play]:
-    async with rig(federation, folder) as here:
+async def play(
+    federation: FederationFolder, folder: Path, database: str, schedule: Schedule
+) -> tuple[ExchangeOutcome, Play]:
+    async with rig(federation, folder, database=database) as here:
         leading = asyncio.create_task(here.lead(None))
         while not here.lives or here.lives[-1].exchange is None:  # noqa: ASYNC110 - it has no event of its own
             await asyncio.sleep(0)
@@ -126,9 +131,11 @@ async def play(federation: FederationFolder, folder: Path, schedule: Schedule) -
 
 
 @given(schedules)
-def test_any_order_ends_with_the_exact_sum_or_a_named_failure(federation: FederationFolder, schedule: Schedule) -> None:
+def test_any_order_ends_with_the_exact_sum_or_a_named_failure(
+    federation: FederationFolder, new_database: Callable[[], str], schedule: Schedule
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        end, made = asyncio.run(play(federation, Path(folder), schedule))
+        end, made = asyncio.run(play(federation, Path(folder), new_database(), schedule))
     assert made.here.witness.equivocations == []
     assert made.taken == []
     if end.failure is not None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import members
+from support.postgres import new_database, postgres
 from support.services import federation
 from support.whole_run import Lost, Outcome, WholeRun
 
@@ -26,12 +27,12 @@ from server_app.exchanges.receipts import Receipts
 from server_app.runs.journal import fold_rows
 from server_app.storage.tables import ExchangeRow
 
-__all__ = ["federation"]
+__all__ = ["federation", "new_database", "postgres"]
 
 # A process that dies as it opens the file of an answer leaves that to the collector, which here is the harness's own.
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*unclosed file:pytest.PytestUnraisableExceptionWarning")
 
-RUNS = int(os.environ.get("FEDCORE_RUN_KILLS", "5"))
+RUNS = int(os.environ.get("FEDCORE_RUN_KILLS", "3"))
 TRIES = 12
 """Runs in which a planted fault is looked for; most show in the first."""
 SETTINGS = {"min-clients": 4}
@@ -48,8 +49,10 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server_app.runs.worker.STOP_SECONDS", 0.01)  # the dead write nothing more
 
 
-async def play(federation: FederationFolder, folder: Path, deaths: Sequence[int] = ()) -> tuple[WholeRun, Outcome]:
-    run = WholeRun(federation, folder, deaths)
+async def play(
+    federation: FederationFolder, folder: Path, deaths: Sequence[int] = (), database: str = ""
+) -> tuple[WholeRun, Outcome]:
+    run = WholeRun(federation, folder, deaths, database)
     return run, await run.play(SETTINGS)
 
 
@@ -60,13 +63,13 @@ def deaths_of(number: int, writes: int) -> list[int]:
 
 
 async def test_killed_after_any_write_a_run_ends_with_the_same_bits(
-    federation: FederationFolder, tmp_path: Path
+    federation: FederationFolder, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
-    undisturbed, calm = await play(federation, tmp_path / "calm")
+    undisturbed, calm = await play(federation, tmp_path / "calm", database=new_database())
     assert calm.differences(calm) == []
     for number in range(RUNS):
         deaths = deaths_of(number, undisturbed.lives[0].count)
-        killed, outcome = await play(federation, tmp_path / str(number), deaths)
+        killed, outcome = await play(federation, tmp_path / str(number), deaths, new_database())
         assert outcome.differences(calm) == [], deaths
         assert killed.witness.equivocations == [], deaths
         assert len(killed.lives) > 1, deaths

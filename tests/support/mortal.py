@@ -269,14 +269,16 @@ class Party:
 
 
 @asynccontextmanager
-async def rig(federation: FederationFolder, folder: Path, **changes: Any) -> AsyncIterator[Rig]:
-    """A database, an object store and four clients; their time stands still."""
+async def rig(federation: FederationFolder, folder: Path, *, database: str = "", **changes: Any) -> AsyncIterator[Rig]:
+    """An object store, four clients, and a database: SQLite, or the PostgreSQL at a URL. Their time stands still."""
     kit = ServerKit.load(federation.server)
     values = np.random.default_rng(1).normal(size=(20, 60)).astype(np.float32)
     ModelState.from_arrays({"bias": values[0].copy(), "weight": values}).save(folder / "model")
     kits = {one.client_id: one for one in map(ClientKit.load, federation.clients)}
     randomness = random.Random(0).randbytes
-    async with open_services(kit, lenient(folder), Clock(), new_id=_no_id, randomness=randomness) as services:
+    async with open_services(
+        kit, lenient(folder, database=database), Clock(), new_id=_no_id, randomness=randomness
+    ) as services:
         await services.store.add_run(
             run=RUN, aggregation="secure", app="tiny", app_sha256="a" * 64, run_config={}, settings={}
         )

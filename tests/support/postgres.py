@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,15 @@ def cluster(*, durable: bool = False) -> Iterator[Cluster]:
         if made is not None:
             made.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def new_database(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Makes the `database` of a server's settings: a test that takes this runs over SQLite and over PostgreSQL."""
+    if request.param == "sqlite":
+        return str
+    running: Cluster = request.getfixturevalue("postgres")
+    return running.create
 
 
 @pytest.fixture(scope="session")

@@ -169,11 +169,16 @@ class Outcome:
 
 @dataclass
 class WholeRun:
-    """Processes that follow each other over one folder. deaths: after how many writes each of the first ones dies."""
+    """Processes that follow each other over one folder and database.
+
+    deaths: after how many writes each of the first ones dies. database: the URL of a
+    PostgreSQL; without, SQLite in the folder.
+    """
 
     federation: FederationFolder
     folder: Path
     deaths: Sequence[int]
+    database: str = ""
     witness: Witness = field(default_factory=Witness)
     acknowledged: dict[tuple[int, str, int], bytes] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
@@ -248,7 +253,14 @@ class WholeRun:
             applications.append(application)
             return DyingTransport(httpx.ASGITransport(app=application.asgi), life)
 
-        async with site(self.federation, self.folder, start_app=_start, transport=reached, change=mortal) as here:
+        async with site(
+            self.federation,
+            self.folder,
+            start_app=_start,
+            transport=reached,
+            change=mortal,
+            database=self.database,
+        ) as here:
             try:
                 await self._compare(here)
                 self._here = here
