@@ -146,11 +146,13 @@ class Trial:
     point: the values that were tried.
     status: "finished", or "failed".
     value: of the metric that models are judged by, on the validation data; null if the trial has none.
+    epsilon_spent: by the trial; null without differential privacy, and if it failed before anybody knew.
     """
 
     point: Mapping[str, Value]
     status: Literal["finished", "failed"] = "finished"
     value: float | None = None
+    epsilon_spent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +245,16 @@ class RunResult:
     def metrics(self) -> Metrics:
         """Of the last model, where it was evaluated."""
         return self.curve[-1].metrics if self.curve else {}
+
+    @property
+    def trials_epsilon(self) -> float | None:
+        """What the trials spent, their epsilons added; None without differential privacy or trials.
+
+        Each of n trials is private at the delta of the run, and all together at n times that.
+        """
+        if self.privacy is None or not self.trials:
+            return None
+        return sum(trial.epsilon_spent or 0.0 for trial in self.trials)
 
     def save(self, folder: Path) -> None:
         """Write `folder`/result.json atomically."""

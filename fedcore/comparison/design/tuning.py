@@ -43,8 +43,8 @@ def trial_of(result: RunResult, keys: Sequence[str], judged_by: JudgedBy) -> Tri
     """A run on validation data as the report keeps it."""
     point = {key: result.point[key] for key in keys}
     if result.status == "failed":
-        return Trial(point=point, status="failed")
-    return Trial(point=point, value=number_of(result.metrics, judged_by.name))
+        return Trial(point=point, status="failed", epsilon_spent=result.epsilon_spent)
+    return Trial(point=point, value=number_of(result.metrics, judged_by.name), epsilon_spent=result.epsilon_spent)
 
 
 def best_trial(trials: Sequence[Trial], judged_by: JudgedBy) -> Trial | None:

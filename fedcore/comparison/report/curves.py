@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import (
     MOST_CELLS,
-    MUTED,
+    NOTE,
     Drawing,
     Hover,
     Look,
@@ -25,6 +25,7 @@ from fedcore.comparison.report.drawing import (
     looks,
     percent_axis,
     titled,
+    write_notes,
 )
 from fedcore.comparison.report.summary import (
     NONE,
@@ -43,7 +44,6 @@ from fedcore.monitoring.formatting import size
 CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
 _LOGARITHMIC = 20
-_NOTE = 0.16  # inches for a line below a figure
 _MARGINS = {"left": 0.155, "right": 0.63, "bottom": 0.15, "top": 0.97}
 # As shares of what the best mode gained: how far below the start a curve may get for the axis to hold it, and how far
 # the axis goes below the start if one gets further.
@@ -135,7 +135,7 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
                 section=CURVES,
                 title=f"{titled(metric.name)} against {against.label}",
                 caption=f"{_spread(comparison, 'band')}{against.caption}{_start(comparison, against)}".strip(),
-                height=_height(len(lines)) + _NOTE * len(notes),
+                height=_height(len(lines)) + NOTE * len(notes),
                 draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against, notes=notes),
             )
         )
@@ -190,17 +190,22 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     styles = looks(comparison.labels)
     drawings = []
     for key in comparison.sweeps:
-        lines = {label: _swept(comparison, label, key, metric) for label in comparison.labels}
-        lines = {label: line for label, line in lines.items() if line}
-        if len({value for line in lines.values() for value, _ in line}) > 1:
+        every = {label: _swept(comparison, label, key, metric) for label in comparison.labels}
+        lines = {
+            label: finite
+            for label, line in every.items()
+            if (finite := [(value, spread) for value, spread in line if math.isfinite(spread.mean)])
+        }
+        if lines and len({value for line in every.values() for value, _ in line}) > 1:
+            notes = _not_finite(every, key, metric)
             drawings.append(
                 Drawing(
                     name=f"sweep-{file_name(key)}",
                     section=SWEEPS,
                     title=f"Last {metric.name} against {key}",
                     caption=_spread(comparison, "bars") + "Of several values of another key, the best is shown.",
-                    height=_height(len(lines)),
-                    draw=partial(_draw_sweep, lines=lines, styles=styles, metric=metric, key=key),
+                    height=_height(len(lines)) + NOTE * len(notes),
+                    draw=partial(_draw_sweep, lines=lines, styles=styles, metric=metric, key=key, notes=notes),
                 )
             )
     return drawings
@@ -259,11 +264,7 @@ def _draw_curves(
     notes: Sequence[str],
 ) -> list[Hover]:
     axes = figure.add_subplot()
-    below = _NOTE * len(notes) / figure.get_figheight()
-    figure.subplots_adjust(**{**_MARGINS, "bottom": below + _MARGINS["bottom"] * (1 - below)})
-    for number, note in enumerate(notes, start=1):
-        where = (len(notes) - number + 0.3) * _NOTE / figure.get_figheight()
-        figure.text(_MARGINS["left"] / 4, where, note, fontsize=7, color=MUTED)
+    _leave_room(figure, notes)
     ends = [line.x[-1] for line in lines.values() if line.x[-1] > 0]
     logarithmic = bool(ends) and max(ends) > _LOGARITHMIC * min(ends)
     for label, line in lines.items():
@@ -285,6 +286,12 @@ def _draw_curves(
     _metric_axis(axes, metric, lines)
     label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles, metric.form)
     return [hover for label, line in lines.items() for hover in _hovers(axes, label, line, metric, against)]
+
+
+def _leave_room(figure: Figure, notes: Sequence[str]) -> None:
+    """Write notes, and set the margins above them."""
+    below = write_notes(figure, notes, _MARGINS["left"] / 4)
+    figure.subplots_adjust(**{**_MARGINS, "bottom": below + _MARGINS["bottom"] * (1 - below)})
 
 
 def _hovers(axes: Axes, label: str, line: MeanCurve, metric: JudgedMetric, against: CurveAxis) -> Iterator[Hover]:
@@ -352,7 +359,7 @@ def left_out(lines: Mapping[str, MeanCurve], metric: JudgedMetric) -> list[str]:
 
 
 def _swept(comparison: Comparison, label: str, key: str, metric: JudgedMetric) -> list[tuple[object, Spread]]:
-    """The best last metric for each value of the key, in ascending order."""
+    """The best last metric for each value of the key, in ascending order; not finite if none is."""
     groups: dict[object, dict[tuple[object, ...], list[RunResult]]] = {}
     for run in finished(comparison.runs):
         if run.mode == label and key in run.point:
@@ -361,10 +368,20 @@ def _swept(comparison: Comparison, label: str, key: str, metric: JudgedMetric) -
     points = []
     for value, settings in groups.items():
         spreads = [spread for runs in settings.values() if (spread := metric.final(runs)) is not None]
-        finite = [spread for spread in spreads if math.isfinite(spread.mean)]
-        if finite:
-            points.append((value, max(finite, key=metric.rank)))
+        if spreads:
+            finite = [spread for spread in spreads if math.isfinite(spread.mean)]
+            points.append((value, max(finite or spreads, key=metric.rank)))
     return sorted(points, key=lambda item: item[0] if isinstance(item[0], int | float) else 0)
+
+
+def _not_finite(lines: Mapping[str, Sequence[tuple[object, Spread]]], key: str, metric: JudgedMetric) -> list[str]:
+    """Which points of a sweep have no place in its figure, in words."""
+    absent = {label: [str(v) for v, spread in line if not math.isfinite(spread.mean)] for label, line in lines.items()}
+    return [
+        f"Left out: {label} with {key}={listed_names(values)}, whose last {metric.name} is not finite."
+        for label, values in absent.items()
+        if values
+    ]
 
 
 def _draw_sweep(
@@ -374,9 +391,10 @@ def _draw_sweep(
     styles: Mapping[str, Look],
     metric: JudgedMetric,
     key: str,
+    notes: Sequence[str],
 ) -> list[Hover]:
     axes = figure.add_subplot()
-    figure.subplots_adjust(**_MARGINS)
+    _leave_room(figure, notes)
     values = list(dict.fromkeys(value for line in lines.values() for value, _ in line))
     if all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         values.sort(key=lambda value: float(str(value)))

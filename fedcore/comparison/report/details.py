@@ -14,12 +14,34 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison, SiteSplit
-from fedcore.comparison.report.drawing import INK, MUTED, Drawing, Hover, Look, looks, percent_axis, short, titled
-from fedcore.comparison.report.summary import Format, JudgedMetric, Spread, best_points, duration, per_worker
+from fedcore.comparison.report.drawing import (
+    INK,
+    MUTED,
+    NOTE,
+    Drawing,
+    Hover,
+    Look,
+    looks,
+    percent_axis,
+    short,
+    titled,
+    write_notes,
+)
+from fedcore.comparison.report.summary import (
+    Format,
+    JudgedMetric,
+    Spread,
+    best_points,
+    duration,
+    listed_names,
+    per_worker,
+)
 from fedcore.comparison.results import RunResult
 from fedcore.monitoring.formatting import size
 
 _LEFT = 0.29
+_NOTES_LEFT = 0.04
+_SITES_NAMED = 4  # so many are counted instead
 _ROWS_TALL = 5.0  # inches that the rows of sites may take, however many there are
 _SWATCHES = 12  # with more labels than this, a scale of colours instead of a list
 _MOST_BARS = 40  # ages of updates; what is older is added to the last bar
@@ -107,17 +129,25 @@ def _bar_hovers(
 
 def _sites(comparison: Comparison) -> Drawing | None:
     metric = JudgedMetric.of(comparison)
-    spreads = by_site(comparison, metric) if metric else {}
+    every = by_site(comparison, metric) if metric else {}
+    spreads = {label: finite for label, sites in every.items() if (finite := _finite(sites))}
     if not spreads or metric is None:
         return None
+    absent = {label: [site for site in sites if site not in spreads.get(label, {})] for label, sites in every.items()}
+    notes = [
+        f"Left out: {label} at {listed_names(sites) if len(sites) < _SITES_NAMED else f'{len(sites)} sites'}, where "
+        f"its {metric.name} is not finite."
+        for label, sites in absent.items()
+        if sites
+    ]
     return Drawing(
         name="sites",
         section="data",
         title=f"{titled(metric.name)} of the last model, by site",
         caption=f"A dot is a site{', its mean over the seeds' if len(comparison.seeds) > 1 else ''}; the stroke is the "
         "mean of the sites. Each site has its own test examples; in local, also its own model.",
-        height=0.75 + 0.32 * len(spreads),
-        draw=partial(_draw_sites, spreads=spreads, styles=looks(comparison.labels), metric=metric),
+        height=0.75 + 0.32 * len(spreads) + NOTE * len(notes),
+        draw=partial(_draw_sites, spreads=spreads, styles=looks(comparison.labels), metric=metric, notes=notes),
     )
 
 
@@ -132,12 +162,22 @@ def by_site(comparison: Comparison, metric: JudgedMetric) -> dict[str, dict[str,
     return spreads
 
 
+def _finite(sites: Mapping[str, Spread]) -> dict[str, Spread]:
+    return {name: spread for name, spread in sites.items() if math.isfinite(spread.mean)}
+
+
 def _draw_sites(
-    figure: Figure, *, spreads: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: JudgedMetric
+    figure: Figure,
+    *,
+    spreads: Mapping[str, Mapping[str, Spread]],
+    styles: Mapping[str, Look],
+    metric: JudgedMetric,
+    notes: Sequence[str],
 ) -> list[Hover]:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
-    figure.subplots_adjust(left=_LEFT, right=0.96, bottom=0.48 / height, top=1 - 0.1 / height)
+    below = write_notes(figure, notes, _NOTES_LEFT)
+    figure.subplots_adjust(left=_LEFT, right=0.96, bottom=below + 0.48 / height, top=1 - 0.1 / height)
     for row, (label, sites) in enumerate(spreads.items()):
         values = [spread.mean for spread in sites.values()]
         look = styles[label]
@@ -225,24 +265,27 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
     metric = JudgedMetric.of(comparison)
     if metric is None or len({run.kind for of in runs.values() for run in of}) < 2:
         return None
+    last = {label: metric.final(of) for label, of in runs.items()}
+    absent = [label for label, spread in last.items() if spread is not None and not math.isfinite(spread.mean)]
+    notes = [f"Left out: {label}, whose last {metric.name} is not finite." for label in absent]
     return Drawing(
         name="privacy",
         section="privacy",
         title="What the federated modes reach and take",
         caption="Federated training with and without protection"
         + ("; the line is one standard deviation." if len(comparison.seeds) > 1 else "."),
-        height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
-        draw=partial(
-            _draw_privacy,
-            runs=runs,
-            metric=metric,
-            styles=looks(comparison.labels),
-        ),
+        height=0.35 + 3 * (0.42 + 0.24 * len(runs)) + NOTE * len(notes),
+        draw=partial(_draw_privacy, runs=runs, metric=metric, styles=looks(comparison.labels), notes=notes),
     )
 
 
 def _draw_privacy(
-    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: JudgedMetric, styles: Mapping[str, Look]
+    figure: Figure,
+    *,
+    runs: Mapping[str, Sequence[RunResult]],
+    metric: JudgedMetric,
+    styles: Mapping[str, Look],
+    notes: Sequence[str],
 ) -> tuple[Hover, ...]:
     """Every bar has its value next to it."""
     reached = f"last {metric.name}" + (", %" if metric.percent else "")
@@ -253,7 +296,8 @@ def _draw_privacy(
     ]
     grid = figure.subplots(3, 1)
     height = figure.get_size_inches()[1]
-    figure.subplots_adjust(left=_LEFT, right=0.84, bottom=0.1 / height, top=1 - 0.28 / height, hspace=0.5)
+    below = write_notes(figure, notes, _NOTES_LEFT)
+    figure.subplots_adjust(left=_LEFT, right=0.84, bottom=below + 0.1 / height, top=1 - 0.28 / height, hspace=0.5)
     for axes, (title, spreads, label_of) in zip(grid, panels, strict=True):
         for row, (label, spread) in enumerate(spreads.items()):
             if spread is None or not math.isfinite(spread.mean):
@@ -267,7 +311,8 @@ def _draw_privacy(
         axes.set_yticks(range(len(spreads)), [short(label) for label in spreads])
         axes.tick_params("y", labelcolor=INK)
         axes.set_ylim(len(spreads) - 0.5, -0.5)
-        axes.set_xlim(left=min(0.0, *(spread.mean for spread in spreads.values() if spread), 0.0))
+        drawn = [spread.mean for spread in spreads.values() if spread and math.isfinite(spread.mean)]
+        axes.set_xlim(left=min([0.0, *drawn]))
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.grid(visible=False)

@@ -33,6 +33,8 @@ _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*<>hd"
 # On a phone a figure is as wide as the screen: about one CSS pixel for each of its points.
 WIDTH = 4.5
+NOTE = 0.16
+"""Inches for a line below a figure."""
 _FONT = 9.0
 _LABEL_WORDS = 17
 _STYLE: dict[str, Any] = {
@@ -206,6 +208,18 @@ def label_lines(
         text = f"{arrow}{form(ends[label])}  {short(label)}"
         axes.text(1.145, height, text, transform=edge, fontsize=_FONT - 1, va="center")
     axes.set_ylim(low, high)
+
+
+def write_notes(figure: Figure, notes: Sequence[str], left: float) -> float:
+    """Write lines below everything else; returns the share of the figure's height that they take.
+
+    Args:
+        left: where they begin, as a share of its width.
+    """
+    height = figure.get_figheight()
+    for number, note in enumerate(notes, start=1):
+        figure.text(left, (len(notes) - number + 0.3) * NOTE / height, note, fontsize=7, color=MUTED)
+    return NOTE * len(notes) / height
 
 
 def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:

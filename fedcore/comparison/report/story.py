@@ -29,6 +29,7 @@ from fedcore.comparison.report.summary import (
     point_text,
 )
 from fedcore.comparison.report.verdicts import About, Claim, Roles, claims_of, instability, protected
+from fedcore.comparison.results import RunResult
 from fedcore.monitoring.formatting import size
 from fedcore.monitoring.progress import epsilon_line
 
@@ -358,10 +359,25 @@ def _why(comparison: Comparison, secure: str) -> str:
 
 def _privacy(runs: Runs) -> list[str]:
     return [
-        f"{label}: {epsilon_line(of[0].privacy, max(run.epsilon_spent or 0.0 for run in of))}."
+        f"{label}: {epsilon_line(of[0].privacy, max(run.epsilon_spent or 0.0 for run in of))}{trials_text(of)}."
         for label, of in runs.items()
         if of[0].privacy is not None
     ]
+
+
+def trials_text(of: Sequence[RunResult]) -> str:
+    """What the tuning trials of these runs spent in addition, to go behind the epsilon of training; or ""."""
+    spent = [(run.trials_epsilon, run) for run in of if run.trials_epsilon is not None]
+    if not spent:
+        return ""
+    most, run = max(spent, key=lambda pair: pair[0])
+    assert run.privacy is not None  # noqa: S101 - of its trials there is no sum otherwise
+    number, unknown = len(run.trials), sum(trial.epsilon_spent is None for trial in run.trials)
+    text = (
+        f"; the {number} trials that tuned it spent {most:.3f} more, so that with them it is "
+        f"({(run.epsilon_spent or 0.0) + most:.3f}, {(number + 1) * run.privacy.delta:.3g}), epsilon and delta added up"
+    )
+    return f"{text}; what {unknown} of them spent is not known, and not in it" if unknown else text
 
 
 def _left_out(runs: Runs) -> list[str]:

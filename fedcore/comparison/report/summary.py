@@ -148,12 +148,12 @@ class JudgedMetric:
         return sum(known) / len(known) if known else None
 
     def rank(self, spread: Spread | None) -> float:
-        """Larger for better models; what is unknown or not a number comes last."""
-        return -math.inf if spread is None or math.isnan(spread.mean) else self.sign * spread.mean
+        """Larger for better models; what is unknown or not finite comes last."""
+        return self.sign * spread.mean if spread is not None and math.isfinite(spread.mean) else -math.inf
 
     def best(self, run: RunResult) -> float | None:
         """Of any model on the way."""
-        known = [value for point in run.curve if (value := self.at(point)) is not None and not math.isnan(value)]
+        known = [value for point in run.curve if (value := self.at(point)) is not None and math.isfinite(value)]
         return max(known, key=lambda value: self.sign * value, default=None)
 
     def format_spread(self, spread: Spread) -> str:
@@ -231,6 +231,7 @@ class Summary:
     lost: finished runs that lost a worker; they are in the means.
     readers: who can read what a single site sends.
     epsilon: the most that a run spent; None without differential privacy.
+    trials_epsilon: the most that the tuning trials of a run spent in addition; None without privacy or trials.
     metrics: of the last model, by name; of a metric with several numbers each has its own, "name[0]" and so on.
     own: of the last model by the metric that models are judged by, on the test examples of one site, mean over the
         sites; in `local`, of the site's own model.
@@ -272,6 +273,7 @@ class Summary:
     processor_seconds: Spread | None = None
     joules: Spread | None = None
     at_equal: Mapping[Equal, AtBudget] = field(default_factory=dict)
+    trials_epsilon: float | None = None
 
     @property
     def runs(self) -> str:
@@ -392,6 +394,7 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: JudgedMetric | None
         lost=sum(bool(run.losses) for run in done),
         readers=in_report(kind).readers,
         epsilon=max((run.epsilon_spent for run in done if run.epsilon_spent is not None), default=None),
+        trials_epsilon=max((run.trials_epsilon for run in done if run.trials_epsilon is not None), default=None),
         metrics={name: spread for name, spread in spreads.items() if spread is not None},
         own=Spread.of(map(metric.own, done)) if metric else None,
         best=Spread.of(map(metric.best, done)) if metric else None,

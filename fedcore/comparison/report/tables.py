@@ -167,7 +167,9 @@ def _samples_cell(one: Summary) -> str:
 def _visible_to(one: Summary) -> str:
     if one.readers == "pooled" and one.samples is None:
         return "all it reads"
-    return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
+    spent = f", ε {one.epsilon:.3g}" if one.epsilon is not None else ""
+    tuning = f" (trials {one.trials_epsilon:.3g} more)" if one.trials_epsilon is not None else ""
+    return _READERS[one.readers] + spent + tuning
 
 
 def _metric_columns(comparison: Comparison) -> list[ReportColumn]:

@@ -19,7 +19,7 @@ from fedcore.comparison.design.course import by_mode
 from fedcore.comparison.design.equal_steps import StepsOfRounds, report_steps, with_rounds
 from fedcore.comparison.design.seeds import QUICK_SECONDS, further_seeds
 from fedcore.comparison.design.trials import chosen_for
-from fedcore.comparison.design.tuning import Tuning, best_trial
+from fedcore.comparison.design.tuning import Tuning, best_trial, trial_of
 from fedcore.comparison.execution import build_comparison
 from fedcore.comparison.folder import OutFolder
 from fedcore.comparison.judging import JudgedBy
@@ -142,6 +142,13 @@ def test_a_tuning_has_values_to_choose_from_and_a_share() -> None:
     for share in (0.0, 1.0):
         with raises(ConfigurationError, check="share"):
             Tuning(values={"lr": (0.1, 1.0)}, share=share)
+
+
+def test_a_trial_keeps_what_it_spent_of_privacy() -> None:
+    (run, *_) = plan_trials(job("federated", tuning=RATES))
+    for changes in ({}, {"status": "failed"}):
+        trial = trial_of(replace(judged(run, 0.5), epsilon_spent=2.5, **changes), ["lr"], ACCURACY)
+        assert trial.epsilon_spent == 2.5
 
 
 def test_the_best_trial_is_the_first_with_the_best_number() -> None:

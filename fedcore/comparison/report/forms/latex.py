@@ -16,7 +16,9 @@ _SIGNS: Final = {
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "×": r"$\times$", "µ": r"$\mu$", "ε": r"$\varepsilon$",
     "δ": r"$\delta$", "–": "--", "…": r"\dots{}", "\u00a0": "~",
 }  # fmt: skip
-_HEAD: Final = "% The preamble needs: \\usepackage{booktabs}, and with pdflatex \\usepackage[T1]{fontenc}.\n"
+_HEAD: Final = "% The preamble needs: \\usepackage{booktabs,graphicx}, and with pdflatex \\usepackage[T1]{fontenc}.\n"
+# A table wider than a line is made as wide as one; inside the box \width is its own width.
+_SHRUNK: Final = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 _TITLES: Final = {"models": "What the models reach", "costs": "What they cost"}
 
 
@@ -44,13 +46,14 @@ def _table(comparison: Comparison, name: str, part: TextTable, *, explained: boo
         r"\centering\small",
         rf"\caption{{{escaped(what + (f' {caption(comparison)}' if explained else ''))}}}",
         rf"\label{{tab:{_label(comparison.app)}-{name}}}",
+        _SHRUNK,
         rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(head) - names)}}}",
         r"\toprule",
         _row(head),
         r"\midrule",
         *map(_row, rows),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
     return "\n" + "\n".join(lines) + "\n"

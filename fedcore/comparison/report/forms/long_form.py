@@ -57,6 +57,7 @@ def finals_csv(comparison: Comparison) -> str:
                 "bytes_down": per_worker(run.bytes_down),
                 "all_bytes": all_bytes(run),
                 "epsilon": run.epsilon_spent,
+                "trials_epsilon": run.trials_epsilon,
                 "initial_sha256": run.initial_sha256,
                 "model_sha256": run.model_sha256,
                 **_metrics(run.metrics),

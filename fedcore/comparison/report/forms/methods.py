@@ -10,6 +10,7 @@ from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import broken, fairness, machine_text
 from fedcore.comparison.report.forms.latex import escaped
+from fedcore.comparison.report.story import trials_text
 from fedcore.comparison.report.summary import count, finished, point_text
 from fedcore.comparison.report.tables import settings_rows
 from fedcore.run.settings import ROUNDS_KEY
@@ -57,13 +58,18 @@ def _what(comparison: Comparison) -> Iterator[str]:
     kinds = {in_report(mode.kind).protection for mode in comparison.modes}
     if kinds & {"secure", "private"}:
         yield _SECURE
-    for run in finished(comparison.runs):
-        if run.privacy is not None and run.epsilon_spent is not None:
-            yield (
-                f"In {run.mode} each client had ({run.epsilon_spent:.3g}, {run.privacy.delta:g})-differential privacy "
-                f"(noise multiplier {run.privacy.noise_multiplier:g}, clipping norm {run.privacy.clip_norm:g})."
-            )
-            return
+    for label in comparison.labels:
+        runs = [run for run in finished(comparison.runs) if run.mode == label]
+        private = [run for run in runs if run.privacy is not None and run.epsilon_spent is not None]
+        if not private:
+            continue
+        run = max(private, key=lambda one: one.epsilon_spent or 0.0)
+        assert run.privacy is not None  # noqa: S101 - looked at above
+        yield (
+            f"In {label} each client had ({run.epsilon_spent:.3g}, {run.privacy.delta:g})-differential privacy "
+            f"(noise multiplier {run.privacy.noise_multiplier:g}, clipping norm {run.privacy.clip_norm:g})"
+            f"{trials_text(private)}."
+        )
 
 
 def _data(comparison: Comparison) -> Iterator[str]:

@@ -138,3 +138,23 @@ def test_what_validation_data_chose_is_said_and_held_equal() -> None:
     assert any("federated 0.1; centralized 1.0" in sentence for sentence in headline(comparison))
     unequal = compared(tuned[0], replace(tuned[1], trials=trials[:1]), tune={"lr": (0.1, 1.0)}, validation=0.2)
     assert statuses(unequal)["Test data chose nothing"] == "differs"
+
+
+def test_what_trials_spent_of_privacy_stands_next_to_the_epsilon_of_training() -> None:
+    trials = tuple(
+        Trial(point={"lr": rate}, value=0.5, epsilon_spent=spent) for rate, spent in ((0.1, 8.0), (1.0, 7.5))
+    )
+    runs = [
+        replace(made_up_run("federated-dp"), epsilon_spent=8.0, tuned={"lr": 0.1}, trials=of) for of in (trials, ())
+    ]
+    tuned, plain = (compared(run) for run in runs)
+    (one,) = summarize(tuned)
+    assert (one.epsilon, one.trials_epsilon) == (8.0, 15.5)
+    (sentence,) = [text for text in headline(tuned) if "(8.000, 1e-05)" in text]
+    assert "15.500 more" in sentence
+    assert "(23.500, 3e-05)" in sentence
+    assert any("ε 8 (trials 15.5 more)" in cell for row in main_table(tuned)[1] for cell in row)
+    assert summarize(plain)[0].trials_epsilon is None
+    assert all("trials" not in text for text in headline(plain))
+    failed = replace(runs[0], trials=(trials[0], Trial(point={"lr": 1.0}, status="failed")))
+    assert any("what 1 of them spent is not known" in text for text in headline(compared(failed)))

@@ -74,6 +74,7 @@ def test_a_table_has_every_cell_of_the_page() -> None:
     for rule in ("toprule", "midrule", "bottomrule"):
         assert text.count(rf"\{rule}") == 2
     assert text.count("{") == text.count("}")
+    assert text.count(r"\resizebox{\ifdim\width>\linewidth") == 2
 
 
 @given(st.text())

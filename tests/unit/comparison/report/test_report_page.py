@@ -18,7 +18,13 @@ from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.comparison.judging import JudgedBy
 from fedcore.comparison.report import terminal_table, write_report
-from fedcore.comparison.report.curves import MeanCurve, curve_drawings, curve_table, metric_limits
+from fedcore.comparison.report.curves import (
+    MeanCurve,
+    curve_drawings,
+    curve_table,
+    metric_limits,
+    sweep_drawings,
+)
 from fedcore.comparison.report.details import age_shares
 from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
@@ -276,6 +282,43 @@ def test_a_figure_says_which_points_it_leaves_out() -> None:
         assert "allreduce" in notes[2]
         assert "↑ 90.0000" in text, "its label does not pretend to be at its height"
     (whole, *_) = curve_drawings(made_up())
+    assert "Left out" not in whole.svg()
+
+
+def test_a_sweep_and_its_sites_say_which_values_they_leave_out() -> None:
+    """lr=10 diverged, and of `local` every value did."""
+
+    def swept(mode: str, rate: float, last: float) -> RunResult:
+        run = made_up_run(mode, point={"lr": rate})
+        sites = tuple(replace(site, metrics={"accuracy": last}) for site in run.sites)
+        end = replace(run.curve[-1], metrics={"accuracy": last, "loss": 1.0})
+        return replace(run, curve=(*run.curve[:-1], end), sites=sites)
+
+    runs = (swept("federated", 0.1, 0.9), swept("federated", 1.0, math.inf), swept("federated", 10.0, math.nan))
+    runs += (swept("local", 0.1, math.nan), swept("local", 1.0, math.nan))
+    made = made_up("federated,local", runs=runs)
+    (drawing,) = sweep_drawings(made)
+    notes = re.findall(r">(Left out: [^<]*)<", unescape(drawing.svg()))
+    assert len(notes) == 2
+    assert "federated" in notes[0]
+    assert "lr=1.0 and 10.0" in notes[0]
+    assert "local" in notes[1]
+    (sites,) = [one for one in drawings_of(made) if one.name == "sites"]
+    (note,) = re.findall(r">(Left out: [^<]*)<", unescape(sites.svg()))
+    assert "local at 4 sites" in note
+    (plain,) = sweep_drawings(made_up("federated", runs=(runs[0], swept("federated", 1.0, 0.8))))
+    assert "Left out" not in plain.svg()
+
+
+def test_the_cost_of_privacy_says_whose_metric_it_leaves_out() -> None:
+    secure, plain = made_up_run("federated"), made_up_run("federated-plain")
+    for last in (math.nan, -math.inf):
+        end = replace(plain.curve[-1], metrics={"accuracy": last})
+        made = made_up("federated,federated-plain", runs=(secure, replace(plain, curve=(*plain.curve[:-1], end))))
+        (drawing,) = [one for one in drawings_of(made) if one.name == "privacy"]
+        (note,) = re.findall(r">(Left out: [^<]*)<", unescape(drawing.svg()))
+        assert "federated-plain" in note
+    (whole,) = [one for one in drawings_of(made_up("federated,federated-plain")) if one.name == "privacy"]
     assert "Left out" not in whole.svg()
 
 
