@@ -24,7 +24,7 @@ from fedcore.comparison.workers.pooled import further_metrics, scored
 from fedcore.comparison.workers.problem import Problem
 from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
-from fedcore.errors import AppError, ConfigurationError, FedcoreError
+from fedcore.errors import AppError, ConfigurationError, FedcoreError, UsageError
 from fedcore.flower.apps.engine_app import LocalApp, ValidationData
 from fedcore.flower.apps.local_algorithms import STRATEGY
 from fedcore.flower.apps.personalization import PERSONAL
@@ -34,10 +34,12 @@ from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 from fedcore.training.engines.streams import rows_to_pick
+from fedcore.training.metrics import two_class_logits
 
 # A large data set may have to be read from a slow disk.
 _SILENCE_SECONDS = 900.0
 _WARM_STEPS, _REPETITIONS = 3, 25
+_FIRST_EXAMPLES = 16
 _SECONDS = 3.0
 """Of measuring one batch size, after the first few steps."""
 
@@ -181,7 +183,7 @@ def report_facts(report: ReportSink, run: PlannedRun) -> None:
     except FedcoreError as error:
         report(Unreadable(reason=str(error)))
     else:
-        report(_facts(problem.app, split, cost))
+        report(_facts(problem, split, cost))
 
 
 def _strategy(run: PlannedRun) -> str:
@@ -194,8 +196,12 @@ def _strategy(run: PlannedRun) -> str:
     return name if name in PERSONAL or name in ALGORITHMS else ""
 
 
-def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
-    two_classes = scored(app.loss) and bool(split) and all(_of_two_classes(site) for site in split)
+def _facts(problem: Problem, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
+    app = problem.app
+    if any(site.labels is None or site.test_labels is None for site in split):
+        two_classes = scored(app.loss) and _scores_two_classes(problem)
+    else:
+        two_classes = scored(app.loss) and bool(split) and all(_of_two_classes(site) for site in split)
     further = further_metrics(app.metrics, two_classes=two_classes)
     return AppFacts(
         refusal="",
@@ -219,6 +225,25 @@ def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> Ap
 def _of_two_classes(site: SiteSplit) -> bool:
     labels = (site.labels, site.test_labels)
     return all(of is not None and of.keys() <= {"0", "1"} for of in labels)
+
+
+def _scores_two_classes(problem: Problem) -> bool:
+    """Whether the model's outputs for the first test examples, and their targets, are of two classes.
+
+    So of data whose labels nobody counts, since each example would have to be read: datasets and streams.
+    """
+    engine = make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
+    try:
+        engine.model.eval()
+        batch = next(iter(engine.passes(problem.test(0), batch_size=_FIRST_EXAMPLES)), None)
+        if batch is None or not isinstance(batch.y, torch.Tensor):
+            return False
+        two_class_logits(engine.outputs(batch), batch.y)
+    except UsageError:  # more classes, or several positions
+        return False
+    finally:
+        engine.close()
+    return True
 
 
 def _site(problem: Problem, site: int) -> SiteSplit:

@@ -272,7 +272,7 @@ def build_comparison(
         network=job.network,
         cost=runs[0].cost,
         split=facts.split,
-        definitions=facts.definitions,
+        definitions={**facts.definitions, **job.app.metrics},
         target=job.budget.target,
         budget=job.budget.text,
         tune={} if job.tuning is None else job.tuning.values,

@@ -38,6 +38,7 @@ class FlowerApp:
         table's schema in the folder, has become its `bounds` in it.
     predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
         (fedcore/flower/apps/trained.py); "" for none.
+    metrics: the table `[tool.fedcore.metrics]`, what each metric of the app's own evaluation is, in a sentence.
     simulation_clients: how many clients `fedcore simulate` has by default, `[tool.fedcore] simulation-clients`.
     """
 
@@ -51,6 +52,7 @@ class FlowerApp:
     predictor: str = ""
     example_input: str = ""
     simulation_clients: int = SIMULATION_CLIENTS
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:
@@ -70,6 +72,7 @@ class FlowerApp:
         components = flower.get("components", {})
         settings = dict(tool.get("fedcore", {}))
         statistics = _statistics(settings.pop("statistics", {}), folder)
+        metrics = _meanings(settings.pop("metrics", {}), folder)
         simulation_clients = settings.pop("simulation-clients", SIMULATION_CLIENTS)
         if type(simulation_clients) is not int or simulation_clients < 1:
             raise AppError(
@@ -85,6 +88,7 @@ class FlowerApp:
             settings=(settings_of or _settings)(settings, f"[tool.fedcore] of {folder}/pyproject.toml"),
             statistics=statistics,
             simulation_clients=simulation_clients,
+            metrics=metrics,
             **references,
         )
 
@@ -119,6 +123,17 @@ def _statistics(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         raise AppError(f"[tool.fedcore.statistics] of {folder}/pyproject.toml names a schema and bounds; leave one out")
     others = {key: value for key, value in table.items() if key != "schema"}
     return {**others, "bounds": TableSchema.load(folder / str(table["schema"])).bounds}
+
+
+def _meanings(table: Any, folder: Path) -> dict[str, str]:
+    """The table of metrics: a sentence for each name."""
+    if not isinstance(table, Mapping) or not all(isinstance(text, str) and text.strip() for text in table.values()):
+        raise AppError(
+            f"[tool.fedcore.metrics] of {folder}/pyproject.toml says in a sentence what each metric is, as in "
+            'eval_auc = "area under the ROC curve, mean over the sites"',
+            check="metric-meanings",
+        )
+    return {name: " ".join(text.split()) for name, text in table.items()}
 
 
 def _own_reference(settings: dict[str, Any], key: str, folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 Runs of one mode belong together if their reports have the same app, data, network, budget and evaluation. A key of the
 run config or of the settings whose value differs between these is an axis, as if `--set` had swept over it; so is the
-number of clients. What would then be the same run twice stays apart, by the names of the reports.
+number of clients. Modes that differ in the network alone have its name. What would then be the same run twice stays
+apart, by the names of the reports.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def _places(comparisons: Mapping[str, Comparison]) -> tuple[dict[_Mode, str], di
     """Label and point of each mode of each report, in the whole."""
     groups: dict[tuple[str, Any], list[_Mode]] = {}
     for name, mode in _all_modes(comparisons):
-        groups.setdefault((mode.label, _conditions(comparisons[name], mode)), []).append((name, mode.label))
+        conditions = (*_conditions(comparisons[name], mode), str(comparisons[name].network))
+        groups.setdefault((mode.label, conditions), []).append((name, mode.label))
     points: dict[_Mode, Mapping[str, Value]] = {}
     apart: list[list[_Mode]] = []
     for places in groups.values():
@@ -123,11 +125,11 @@ def _places(comparisons: Mapping[str, Comparison]) -> tuple[dict[_Mode, str], di
 
 
 def _conditions(one: Comparison, mode: ModeTitle) -> tuple[Any, ...]:
-    """What runs of a mode need to have in common to be its seeds and points."""
+    """What runs of a mode need to have in common to be its seeds and points, without the network."""
     chosen = _PARTITION in one.run_config
     return (
         mode.kind, mode.simulation, one.app, tuple(sorted({*one.run_config, *one.settings})),
-        "" if chosen else one.partition, str(one.network), one.own_evaluation, one.budget, str(one.tune),
+        "" if chosen else one.partition, one.own_evaluation, one.budget, str(one.tune),
     )  # fmt: skip
 
 
@@ -163,17 +165,32 @@ def _labels(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Mo
     """A label for each group: its own, and if several have the same, with what tells them apart."""
     uses = Counter(places[0][1] for places in groups)
     simulations = Counter(places[0][1] for places in groups if _is_simulation(comparisons, places[0]))
+    networks = {label for label, number in uses.items() if number > 1 and _networks_alone(comparisons, groups, label)}
     labels: dict[_Mode, str] = {}
     for places in groups:
         label = places[0][1]
         if uses[label] == 1:
             text = label
+        elif label in networks:
+            network = comparisons[places[0][0]].network
+            text = f"{label} ({network.name})" if network else label
         elif uses[label] == 2 and simulations[label] == 1:
             text = f"{label} (simulation)" if _is_simulation(comparisons, places[0]) else label
         else:
             text = f"{label} ({', '.join(name for name, _ in places)})"
         labels |= dict.fromkeys(places, text)
     return labels
+
+
+def _networks_alone(comparisons: Mapping[str, Comparison], groups: Sequence[Sequence[_Mode]], label: str) -> bool:
+    """Whether the groups of a label have a network each, and all else in common."""
+    firsts = [comparisons[places[0][0]] for places in groups if places[0][1] == label]
+    modes = [next(mode for mode in one.modes if mode.label == label) for one in firsts]
+    conditions = {
+        (_conditions(one, mode), *(str(_value(one, key)) for key in (*one.run_config, CLIENTS_KEY) if key != "seed"))
+        for one, mode in zip(firsts, modes, strict=True)
+    }
+    return len(conditions) == 1 and len({one.network.name if one.network else "" for one in firsts}) == len(firsts)
 
 
 def _is_simulation(comparisons: Mapping[str, Comparison], source: _Mode) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fedcore.comparison.app_evaluation import CLIENTS
 from fedcore.comparison.judging import ACCURACY, LOSS, PROBABILITIES
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.modes.base import Readers
@@ -281,11 +282,14 @@ def definition_rows(comparison: Comparison) -> list[tuple[str, str]]:
     def meaning(name: str) -> str:
         if name in comparison.definitions:
             return comparison.definitions[name]
+        own = name.removeprefix(CLIENTS)
+        if own in comparison.definitions:
+            return f"{comparison.definitions[own]}; as the clients report it"
         if name in server:
             return "what evaluate_fn of the app's ServerApp returns, of the same examples in every mode"
         if comparison.own_evaluation:
             return "what the app's clients report, averaged as its strategy says, by default weighted by test examples"
-        return "the app does not say what it is: Metric(..., meaning=...)"
+        return "the app does not say what it is: Metric(..., meaning=...), or [tool.fedcore.metrics] in pyproject.toml"
 
     first = comparison.judged_by.name if comparison.judged_by else ""
     return [(name, meaning(name)) for name in sorted(names, key=lambda name: name != first)]

@@ -20,6 +20,26 @@ from fedcore.simulation.devices.network import Network
 from fedcore.training.models import digits_mlp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+BLOBS = Path(__file__).parents[2] / "apps" / "blobs"
+SETS = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedcore import supervised_app
+from fedcore.training import OptimizerConfig
+
+
+def part(count):
+    return TensorDataset(torch.randn(count, 6), torch.arange(count) % {classes})
+
+
+app = supervised_app(
+    model=lambda config: nn.Linear(6, {classes}),
+    optimizer=lambda config: OptimizerConfig(lr=0.1),
+    data=lambda job: (part(30), part(20)),
+)
+"""
 TOKENS = Path(__file__).parents[2] / "apps" / "tokens"
 
 
@@ -134,6 +154,19 @@ def test_the_metrics_are_known_before_the_first_run() -> None:
     own = found_in(TINY)
     assert isinstance(own, AppFacts)
     assert own.metrics == {}
+
+
+@pytest.mark.parametrize(("classes", "exact"), [(2, True), (3, False)])
+def test_datasets_of_two_classes_have_exact_figures_too(tmp_path: Path, classes: int, exact: bool) -> None:
+    """Nobody reads all examples to count their labels."""
+    (tmp_path / f"sets{classes}_app.py").write_text(SETS.format(classes=classes))
+    project = (BLOBS / "pyproject.toml").read_text()
+    project = project.replace("blobs_app.client_app:app", f"sets{classes}_app:app")
+    (tmp_path / "pyproject.toml").write_text(project)
+    found = found_in(tmp_path)
+    assert isinstance(found, AppFacts)
+    assert found.split[0].labels is None
+    assert list(found.metrics) == ["accuracy", "loss", *(["auc", "brier", "ece"] if exact else [])]
 
 
 def test_a_loss_over_batches_is_refused_where_a_batch_is_divided() -> None:

@@ -43,6 +43,15 @@ def test_a_simulation_has_the_clients_that_the_app_wants(tmp_path: Path) -> None
             load(tmp_path, GOOD + f"simulation-clients = {wrong}\n")
 
 
+def test_metrics_of_an_own_evaluation_have_a_sentence_each(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).metrics == {}
+    table = '[tool.fedcore.metrics]\n"eval auc" = """area under\nthe curve"""\n'
+    assert load(tmp_path, GOOD + table).metrics == {"eval auc": "area under the curve"}
+    for wrong in ("[tool.fedcore.metrics]\nauc = 3\n", 'metrics = ["auc"]\n', '[tool.fedcore.metrics]\nauc = " "\n'):
+        with raises(AppError, check="metric-meanings"):
+            load(tmp_path, GOOD + wrong)
+
+
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownKey, match="'field-bits'"):
         load(tmp_path, GOOD.replace("field-bits", "field-bit"))

@@ -13,6 +13,9 @@ from fedcore.comparison.report.fairness import broken, fairness
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import summarize
 from fedcore.comparison.report.tables import settings_rows
+from fedcore.simulation.devices.network import Network
+
+LAN = Network.parse("lan")
 
 
 def report(*seeds: int, mode: str = "federated", simulation: bool = False, **changes: Any) -> Comparison:
@@ -57,12 +60,23 @@ def test_settings_are_no_axis_of_a_mode_without_a_server() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{}, {"app": "another"}, {"run_config": {"width": 3}}, {"network": None, "cost": None}, {"budget": "steps"}],
+    [{}, {"app": "another"}, {"run_config": {"width": 3}}, {"budget": "steps"}, {"network": LAN, "app": "another"}],
 )
 def test_the_same_run_twice_and_what_cannot_be_compared_stay_apart(other: dict[str, Any]) -> None:
     both = merge({"a": report(1), "b": report(1, **other)})
     assert both.labels == ("federated (a)", "federated (b)")
     assert both.sweeps == ()
+
+
+@pytest.mark.parametrize(
+    ("network", "labels"),
+    [(LAN, ("federated (wan,slow=2:4)", "federated (lan)")), (None, ("federated (wan,slow=2:4)", "federated"))],
+)
+def test_another_network_names_the_mode(network: Network | None, labels: tuple[str, str]) -> None:
+    both = merge({"a": report(1, 2), "b": report(1, 2, network=network)})
+    assert both.labels == labels
+    assert both.sweeps == ()
+    assert [check.status for check in fairness(both) if check.name == "Network"] == ["differs"]
 
 
 def test_a_simulation_is_no_seed_of_a_federation_and_says_so() -> None:

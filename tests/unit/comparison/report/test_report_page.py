@@ -29,7 +29,7 @@ from fedcore.comparison.report.details import age_shares
 from fedcore.comparison.report.drawing import looks, spread_out
 from fedcore.comparison.report.files import drawings_of, page
 from fedcore.comparison.report.story import headline
-from fedcore.comparison.report.tables import main_table, part_tables
+from fedcore.comparison.report.tables import definition_rows, main_table, part_tables
 from fedcore.comparison.results import RunResult
 
 HOSTILE = '<script>alert(1)</script>"&'
@@ -320,6 +320,17 @@ def test_the_cost_of_privacy_says_whose_metric_it_leaves_out() -> None:
         assert "federated-plain" in note
     (whole,) = [one for one in drawings_of(made_up("federated,federated-plain")) if one.name == "privacy"]
     assert "Left out" not in whole.svg()
+
+
+def test_what_an_app_says_of_its_metrics_stands_there_for_its_clients_too() -> None:
+    run = made_up_run("federated", by_server=("auc",))
+    end = replace(run.curve[-1], metrics={"auc": 0.9, "clients/auc": 0.8, "recall": 0.7})
+    runs = (replace(run, curve=(*run.curve[:-1], end)),)
+    made = made_up("federated", runs=runs, own_evaluation=True, definitions={"auc": "area under the ROC curve"})
+    rows = dict(definition_rows(made))
+    assert rows["auc"] == "area under the ROC curve"
+    assert rows["clients/auc"].startswith("area under the ROC curve")
+    assert "area" not in rows["recall"]
 
 
 def test_the_first_model_has_a_place_on_every_axis() -> None:
