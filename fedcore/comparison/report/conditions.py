@@ -98,7 +98,12 @@ def at_what(comparison: Comparison, runs: Runs, label: str, other: str) -> str:
     times = used[label] / used[other]
     if max(times, 1 / times) < WORTH_SAYING:
         return ""
-    return f" at equal {'examples' if kind == 'steps' else 'steps'} with {times:.1f} times the {kind}"
+    return f" at equal {'examples' if kind == 'steps' else 'steps'} with {_times(times)} the {kind}"
+
+
+def _times(factor: float) -> str:
+    """0.25 times is no 0.3 times."""
+    return f"{factor:.1f} times" if factor >= 1 else f"{factor:.2g} times"
 
 
 def _pair(used: Mapping[str, float], names: Mapping[str, str]) -> tuple[str, str]:

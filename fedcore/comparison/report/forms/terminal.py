@@ -86,7 +86,15 @@ def _faults(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield f"{check.name}: {check.status}, {check.detail}" + (f". {_cut(values)}" if values else ""), _BAD
     for run in comparison.runs:
         if run.status == "failed":
-            yield f"{run.mode}, seed {run.seed}, failed: {_cut(run.reason)}", _BAD
+            yield f"{run.mode}, seed {run.seed}, failed: {_ends(run.reason)}", _BAD
+
+
+def _ends(reason: str) -> str:
+    """The beginning and the end of a long reason: the last line of a log says what went wrong."""
+    if len(reason) <= _LONGEST:
+        return reason
+    first, last = reason.split("\n", maxsplit=1)[0], reason[-_LONGEST // 2 :]
+    return f"{first[: _LONGEST // 2]} … {last} (whole in the report)"
 
 
 def _cut(text: str) -> str:

@@ -86,6 +86,7 @@ def test_under_equal_steps_it_is_examples_that_differ() -> None:
     long = trained("federated", [0.5, 0.6, 0.7, 0.71, 0.74, 0.78, 0.79], steps=20, samples=100)
     comparison = compared(long, POOLED, budget="steps")
     assert "1.8 times the examples" in " ".join(headline(comparison))
+    assert "0.57 times the examples" in " ".join(headline(comparison)), "and not 0.6"
     assert statuses(comparison)["Steps"] == "holds"
     assert "Examples trained on" not in statuses(comparison)
     assert statuses(compared(TOGETHER, POOLED, budget="steps"))["Steps"] == "differs"

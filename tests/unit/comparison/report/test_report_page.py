@@ -175,6 +175,16 @@ def test_the_table_fits_the_terminal(modes: str, width: int) -> None:
     assert not any("…" in line for line in lines), "no cell is cut"
 
 
+def test_a_long_reason_ends_as_its_log_does() -> None:
+    log = "client-1 ended\n" + "  File frozen, line 198\n" * 40 + "ImportError: no module named torch"
+    console = Console(file=StringIO(), width=120)
+    console.print(terminal_table(made_up("federated", runs=(made_up_run("federated", status="failed", reason=log),))))
+    text = " ".join(console.file.getvalue().split())
+    assert "client-1 ended" in text
+    assert "ImportError: no module named torch" in text
+    assert text.count("line 198") < 10
+
+
 def test_the_table_of_failed_runs_fits_too() -> None:
     failed = made_up_run("federated-async", status="failed", reason="too few clients")
     runs = (failed, *(made_up_run("ps-async", seed=seed) for seed in (1, 2)))
