@@ -238,7 +238,10 @@ def _scores_two_classes(problem: Problem) -> bool:
         batch = next(iter(engine.passes(problem.test(0), batch_size=_FIRST_EXAMPLES)), None)
         if batch is None or not isinstance(batch.y, torch.Tensor):
             return False
-        two_class_logits(engine.outputs(batch), batch.y)
+        output = engine.outputs(batch)
+        if output is None:
+            return False
+        two_class_logits(output, batch.y)
     except UsageError:  # more classes, or several positions
         return False
     finally:
