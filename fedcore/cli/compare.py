@@ -61,7 +61,7 @@ def compare(
     network: Annotated[
         str,
         typer.Option(
-            help="Also estimate the time over a network: lan, wan, or bandwidth=100Mbit,latency=50ms,slow=2:4."
+            help="Also estimate the time over a network: lan, wan, or figures such as bandwidth=100Mbit (see Example)."
         ),
     ] = "none",
     run_config: RunConfig = None,
@@ -134,6 +134,8 @@ def compare(
     Example: fedcore compare examples/digits --tune lr=0.01,0.03,0.1 --out tuned
 
     Example: fedcore compare examples/digits --budget target:accuracy:0.9 --network wan --out target
+
+    Example: fedcore compare examples/digits --network bandwidth=100Mbit,latency=50ms,slow=2:4
 
     Example: fedcore compare --from out/report.json --export latex,csv,svg --out paper
 

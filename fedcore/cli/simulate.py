@@ -82,15 +82,15 @@ DeviceWords = Annotated[
         "--devices",
         metavar="FILE.csv|WORDS",
         help="Speed and availability of clients, on a virtual clock: a trace, or a distribution such as "
-        "time=lognormal:0.5,slower=0.3:10,there=0.8:3600.",
+        "slower=0.3:10 (see Example).",
     ),
 ]
 NetworkWords = Annotated[
     str,
     typer.Option(
         "--network",
-        help="Network and speed of a reference device, on the virtual clock: lan, wan, or "
-        "bandwidth=100Mbit,latency=50ms,example=1ms.",
+        help="Network and speed of a reference device, on the virtual clock: lan, wan, or figures such as "
+        "latency=50ms (see Example).",
     ),
 ]
 AtOnce = Annotated[
@@ -178,6 +178,9 @@ def simulate(
     """Run an app in memory, with the same state machines as the real server and clients.
 
     Example: fedcore simulate examples/digits --clients 100 --per-round 10 --run-config partition=iid
+
+    Example: fedcore simulate examples/digits --network bandwidth=100Mbit,latency=50ms,example=1ms
+    --devices time=lognormal:0.5,slower=0.3:10,there=0.8:3600
     """
     from fedcore.api.arguments import policy_of
     from fedcore.simulation.workers.executors import checked_engine

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from fedcore.comparison.modes import parse_modes
 from fedcore.comparison.plan import PARTITION, SEED, CompareJob, parse_seeds
 from fedcore.comparison.report import Comparison
+from fedcore.comparison.report.forms.markdown import markdown_table
 from fedcore.comparison.report.sites import site_means_table
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import NONE, JudgedMetric, best_points, mean_sd
@@ -106,12 +107,12 @@ def study_page(study: Study, comparisons: Mapping[str, Comparison]) -> str:
     metric = next((one for one in metrics.values() if one is not None), None)
     lines = [f"# Study {study.name}: {study.question}", ""]
     if metric is not None:
-        rows = [(name, *_means(one, labels)) for name, one in comparisons.items()]
-        lines += [*_table((f"{metric.column}, on everybody's test examples", *labels), rows), ""]
+        head = (f"{metric.column}, on everybody's test examples", *labels)
+        lines += [markdown_table((head, [(name, *_means(one, labels)) for name, one in comparisons.items()])), ""]
     for name, one in comparisons.items():
         table = site_means_table(one) if study.table == "sites" else main_table(one)
         lines += [f"## {name}", "", *(f"{sentence}\n" for sentence in headline(one))]
-        lines += [*_table(*table), ""] if table else []
+        lines += [markdown_table(table), ""] if table else []
         lines += [f"The whole report: [{name}/report.md]({name}/report.md).", ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -122,10 +123,3 @@ def _means(comparison: Comparison, labels: list[str]) -> list[str]:
         mean_sd(metric.final(runs[label]), metric.form) if metric is not None and label in runs else NONE
         for label in labels
     ]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return [line(head), "|---" + "|---:" * (len(head) - 1) + "|", *map(line, rows)]

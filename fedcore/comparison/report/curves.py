@@ -134,12 +134,25 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
                 name=f"{file_name(metric.name)}-{against.name}",
                 section=CURVES,
                 title=f"{titled(metric.name)} against {against.label}",
-                caption=f"{_spread(comparison, 'band')}{against.caption}{_start(comparison, against)}".strip(),
+                caption=f"{_spread(comparison, 'band')}{_reading(against, lines)}{_start(comparison, against)}".strip(),
                 height=_height(len(lines)) + NOTE * len(notes),
-                draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against, notes=notes),
+                draw=partial(
+                    _draw_curves,
+                    lines=lines,
+                    styles=styles,
+                    metric=metric,
+                    against=against,
+                    notes=notes,
+                    of="" if comparison.own_evaluation else ", test examples of all sites",
+                ),
             )
         )
     return drawings
+
+
+def _reading(against: CurveAxis, lines: Mapping[str, MeanCurve]) -> str:
+    """What the axis takes to read; level lines are explained if there is one."""
+    return against.caption if against.name != "bytes" or any(line.x[-1] <= 0 for line in lines.values()) else ""
 
 
 def _without_line(
@@ -262,6 +275,7 @@ def _draw_curves(
     metric: JudgedMetric,
     against: CurveAxis,
     notes: Sequence[str],
+    of: str,
 ) -> list[Hover]:
     axes = figure.add_subplot()
     _leave_room(figure, notes)
@@ -284,6 +298,7 @@ def _draw_curves(
     format_axis(axes, against.form)
     axes.set_xlabel(against.label)
     _metric_axis(axes, metric, lines)
+    axes.set_ylabel(metric.name + of)
     label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles, metric.form)
     return [hover for label, line in lines.items() for hover in _hovers(axes, label, line, metric, against)]
 
@@ -321,7 +336,6 @@ def _metric_axis(axes: Axes, metric: JudgedMetric, lines: Mapping[str, MeanCurve
     axes.set_ylim(low, high)
     if metric.percent:
         percent_axis(axes)
-    axes.set_ylabel(f"{metric.name}, test examples of all sites")
 
 
 def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
@@ -338,6 +352,8 @@ def metric_limits(lines: Iterable[MeanCurve], sign: int) -> tuple[float, float]:
 
 def _axis_ends(lines: Mapping[str, MeanCurve], metric: JudgedMetric) -> tuple[float, float]:
     low, high = metric_limits(lines.values(), metric.sign)
+    if metric.percent:  # a band of a wide spread goes beyond what a share can be
+        low, high = max(low, 0.0), min(high, 1.0)
     room = 0.06 * (high - low) or 0.01
     return low - room, high + room
 

@@ -11,6 +11,7 @@ After a change of what report.json holds, from the repository's root:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedcore.comparison.report.details import detail_drawings
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.drawing import PALETTE, Drawing, looks
 from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness, machine_text
+from fedcore.comparison.report.forms.markdown import markdown_table
 from fedcore.comparison.report.sites import SITE_MEANS, site_means_table
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import Summary, best_points, point_text, summarize
@@ -35,13 +37,17 @@ from fedcore.comparison.report.tables import (
     caption,
     definition_rows,
     exposure_table,
-    failure_rows,
-    loss_rows,
+    failure_table,
+    further_parts,
+    loss_table,
+    meanings,
     metrics_table,
-    part_tables,
+    overview,
+    pooling,
     settings_rows,
     sites_table,
     sums_table,
+    word_columns,
 )
 from fedcore.comparison.report.verdicts import Claim, claims_of
 from fedcore.errors import ConfigurationError
@@ -88,6 +94,8 @@ class Report(Comparison):
 _REPORT = TypeAdapter(Report)
 _FIRST_SENTENCES: Final = 3
 """Above the table; the others follow below it."""
+_UNIT: Final = re.compile(r"(?<=\d) (?=(%|[kMGT]?B|[mµ]?s|min|h|J|Wh)(?!\w))|(?<=±) ")
+_OPTION: Final = re.compile(r"=|,(?!\d)")
 
 
 def json_schema() -> str:
@@ -180,7 +188,7 @@ def _rendered(template: str, comparison: Comparison, **more: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(breakable=_breakable, cells=_cells)
+    environment.filters.update(breakable=_breakable, typeset=_typeset, markdown=markdown_table, words=word_columns)
     return environment.get_template(template).render(**_context(comparison), **more)
 
 
@@ -192,8 +200,12 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "comparison": comparison,
         "sentences": headline(comparison),
         "checks": checks,
+        "check_rows": [(check.name, check.status, check.detail) for check in checks],
         "broken": broken(checks),
-        "parts": part_tables(comparison),
+        "overview": overview(comparison),
+        "parts": further_parts(comparison),
+        "meanings": meanings(comparison),
+        "pooling": pooling(comparison),
         "exposure": exposure_table(comparison),
         "FIRST": _FIRST_SENTENCES,
         "caption": caption(comparison),
@@ -203,15 +215,18 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "chosen": {
             label: point_text(runs[0].point) for label, runs in best_points(comparison).items() if runs[0].point
         },
-        "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
+        "split": (
+            ("site", "training examples", "test examples"),
+            [(site.site, str(site.training), str(site.test)) for site in comparison.split],
+        ),
         "sites": sites_table(comparison),
         "site_means": site_means_table(comparison),
         "site_means_caption": SITE_MEANS,
         "sums": sums_table(comparison),
         "metrics": metrics_table(comparison),
         "definitions": definition_rows(comparison),
-        "losses": loss_rows(comparison),
-        "failures": failure_rows(comparison),
+        "losses": loss_table(comparison),
+        "failures": failure_table(comparison),
         "settings": settings,
         "usual": usual,
         "curve_table": curve_table(comparison),
@@ -230,15 +245,15 @@ def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
     return sections
 
 
-def _cells(row: Sequence[str]) -> str:
-    """One row of a table in Markdown."""
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+def _breakable(cell: str) -> Markup:
+    """A cell that a narrow column may break between the options of a mode, but not within a quantity."""
+    text = str(escape(_typeset(cell)))
+    return Markup(_OPTION.sub(r"\g<0><wbr>", text).replace("[", "<wbr>["))  # noqa: S704
 
 
-def _breakable(label: str) -> Markup:
-    """A label that a narrow column may break between its options."""
-    text = str(escape(label))
-    return Markup(text.replace("[", "<wbr>[").replace(",", ",<wbr>").replace("=", "=<wbr>"))  # noqa: S704
+def _typeset(text: str) -> str:
+    """Without a line's end between a number and its unit, or after ±."""
+    return _UNIT.sub("\u00a0", text)
 
 
 def _color_index(color: str) -> int:

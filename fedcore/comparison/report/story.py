@@ -338,9 +338,11 @@ def _cost_of_secrecy(comparison: Comparison, runs: Runs, one: Claim, metric: Jud
         side = "above" if one.lead * metric.sign > 0 else "below"
         spread = Spread(mean=abs(one.lead), sd=one.sd, n=one.seeds)
         text = f"{secure} ends {mean_sd(spread, metric.form)} {metric.unit} {side} {plain}, {_why(comparison, secure)}"
-    mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
-    if mine and theirs:
-        text += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
+    ups = [Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain)]
+    downs = [Spread.of(per_worker(run.bytes_down) for run in runs[label]) for label in (secure, plain)]
+    for verb, (mine, theirs) in (("; a worker sends", ups), (" and gets", downs)):
+        if mine and theirs:
+            text += f"{verb} {size(mine.mean)} instead of {size(theirs.mean)}"
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
         text += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"

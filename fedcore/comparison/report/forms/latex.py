@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedcore.comparison.report.document import Comparison
-from fedcore.comparison.report.tables import TextTable, caption, part_tables, row_names
+from fedcore.comparison.report.tables import TextTable, caption, meanings, part_tables, pooling, word_columns
 from fedcore.system.terminal import visible
 
 _SIGNS: Final = {
@@ -30,24 +30,22 @@ def escaped(text: str) -> str:
 
 def tables_tex(comparison: Comparison) -> str:
     """The tables of models and of costs, each in a table environment with a caption and a label."""
-    parts = part_tables(comparison)
-    last = list(parts)[-1] if parts else ""
-    return _HEAD + "".join(
-        _table(comparison, name, part, explained=name == last) for name, part in parts.items()
-    )  # fmt: skip
+    return _HEAD + "".join(_table(comparison, name, part) for name, part in part_tables(comparison).items())
 
 
-def _table(comparison: Comparison, name: str, part: TextTable, *, explained: bool) -> str:
+def _table(comparison: Comparison, name: str, part: TextTable) -> str:
     head, rows = part
-    names = row_names(comparison)
     what = f"{_TITLES[name]}: {comparison.app}, {comparison.divided}."
+    explained = [caption(comparison) if name == "models" else pooling(comparison)]
+    explained += [f"{title[0].upper()}{title[1:]}: {meaning}." for title, meaning in meanings(comparison, name)]
+    aligned = "".join("l" if words else "r" for words in word_columns(part))
     lines = [
         r"\begin{table}",
         r"\centering\small",
-        rf"\caption{{{escaped(what + (f' {caption(comparison)}' if explained else ''))}}}",
+        rf"\caption{{{escaped(' '.join(filter(None, [what, *explained])))}}}",
         rf"\label{{tab:{_label(comparison.app)}-{name}}}",
         _SHRUNK,
-        rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(head) - names)}}}",
+        rf"\begin{{tabular}}{{{aligned}}}",
         r"\toprule",
         _row(head),
         r"\midrule",

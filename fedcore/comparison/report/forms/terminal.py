@@ -13,7 +13,7 @@ from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import broken, fairness
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import summarize
-from fedcore.comparison.report.tables import known_columns, row_names
+from fedcore.comparison.report.tables import has_words, known_columns, row_names
 from fedcore.monitoring.wide_table import WideColumn, WideTable
 from fedcore.system.terminal import visible
 
@@ -53,17 +53,18 @@ def terminal_table(comparison: Comparison) -> TerminalReport:
 def _table(comparison: Comparison) -> WideTable:
     summaries = summarize(comparison)
     columns, heads = known_columns(comparison, summaries), row_names(comparison)
+    cells = [[column.cell(one) for one in summaries] for column in columns]
     return WideTable(
         title=f"{comparison.app}: {comparison.divided}",
         columns=[
             WideColumn(
                 column.title,
-                [column.cell(one) for one in summaries],
+                texts,
                 spare=not column.narrow,
-                left=index < heads,
+                left=index < heads or has_words(texts),
                 widest=_WIDEST_LABEL if index < heads else 0,
             )
-            for index, column in enumerate(columns)
+            for index, (column, texts) in enumerate(zip(columns, cells, strict=True))
         ],
         heads=heads,
         styles=["" if one.finished else _BAD for one in summaries],

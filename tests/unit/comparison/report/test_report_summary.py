@@ -13,7 +13,15 @@ from fedcore.comparison.report.fairness import FairnessCheck, broken, fairness
 from fedcore.comparison.report.files import Report, page
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import NONE, Spread, best_points, duration, mean_sd, percent, summarize
-from fedcore.comparison.report.tables import caption, exposure_table, main_table, part_tables, pooled_bytes, sums_table
+from fedcore.comparison.report.tables import (
+    exposure_table,
+    main_table,
+    meanings,
+    part_tables,
+    pooled_bytes,
+    pooling,
+    sums_table,
+)
 from fedcore.comparison.results import CurvePoint, LostWorker, RunResult, SiteResult, SumCheck
 
 SUMS = "Secure equals plain"
@@ -180,7 +188,10 @@ def test_the_headline_says_what_privacy_costs() -> None:
     )
     text = " ".join(headline(made_up("federated,federated-plain,federated-dp", runs=runs)))
     assert "federated and federated-plain end equal; a worker" in text
-    assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
+    assert (
+        "sends 2.0 kB instead of 4.0 kB and gets 180.0 kB instead of 360.0 kB; training takes 3.0 s instead of 2.0 s"
+        in text
+    )
     assert "In federated-plain the server can read every update." in text
     assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text
 
@@ -196,7 +207,7 @@ def test_a_site_that_was_in_no_sum_is_named_and_the_others_are_counted() -> None
     assert found[1] == [("federated-async", "5 ± 0", "6 ± 0", "4 ± 0", "1 ± 1.73")]
     for text in (page(made, []), Report.of(made).to_json()):
         assert "client-4 was in no sum" in text
-    assert "1 ± 1.73" in page(made, [])
+    assert "1 ± 1.73" in page(made, []).replace("\u00a0", " ")
 
 
 def test_sums_with_every_site_need_no_table() -> None:
@@ -336,7 +347,10 @@ def test_processor_seconds_energy_and_the_bytes_of_pooling_are_costs() -> None:
     head, rows = part_tables(estimated)["costs"]
     assert dict(zip(head, rows[1], strict=True))["energy"] == "300 J"
     assert summarize(estimated)[0].joules == Spread(mean=300.0, sd=pytest.approx(100 * math.sqrt(2)), n=2)
-    assert len(caption(plain)) < len(caption(counted)) < len(caption(estimated))
+    assert pooling(plain) == ""
+    assert "4.0 kB" in pooling(counted)
+    assert dict(meanings(estimated, "costs")).keys() - dict(meanings(counted, "costs")).keys() == {"energy"}
+    assert dict(meanings(counted)).keys() - dict(meanings(plain)).keys() == {"processor"}
     assert Report.read(Report.of(estimated).to_json()) == estimated
 
 
