@@ -30,6 +30,7 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.ROUND_FAILED: (409, "The exchange has ended"),
     ProblemKind.PROTOCOL_VIOLATION: (422, "A check of the protocol failed"),
     ProblemKind.OTHER_VERSION: (426, "The client is of a version that this server does not understand"),
+    ProblemKind.OTHER_TRANSCRIPT: (409, "The server does not have the transcript that the client knows"),
     ProblemKind.APP_NOT_APPROVED: (403, "The server's owner has not approved this app"),
     ProblemKind.NOT_ALLOWED: (403, "A read-only link shows runs and members; it changes and downloads nothing"),
     ProblemKind.CROSS_SITE: (403, "A page of another site may have sent the request"),

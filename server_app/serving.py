@@ -39,6 +39,7 @@ from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.storage import open_objects
 from server_app.storage.blobs import Spool
+from server_app.storage.schema import refuse_lost
 from server_app.storage.store import Store
 
 log = logging.getLogger("fedcore.server")
@@ -78,6 +79,8 @@ async def make_services(
 ) -> AsyncIterator[Services]:
     """The services of a process, over real clocks and randomness."""
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
+    if not settings.database:
+        refuse_lost(settings.database_file, settings.runs_dir)
     store = await Store.open(settings.database or settings.database_file)
     try:
         async with Uptime.measure(time.monotonic) as uptime:

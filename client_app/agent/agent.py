@@ -136,10 +136,13 @@ class Agent:
             eligible=client.eligibility.holds,
             reports_failures=client.kit.policy.report_failures,
             work=client.pending.status_message(),
+            head=client.transcript.chain.head,
         )
         try:
             return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
         except Refused as refused:
+            if refused.kind == ProblemKind.OTHER_TRANSCRIPT:
+                raise client.transcript.unknown_head() from refused
             if refused.kind != ProblemKind.MALFORMED:
                 raise
             raise ProtocolViolation(OTHER_VERSION, refusal(server="", client=our_version())) from refused

@@ -12,17 +12,19 @@ from fedcore.errors import (
     WrongClock,
 )
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
+from fedcore.federation.transcript import TRANSCRIPT_FORK
 from fedcore.wire.problems import ProblemKind
 
 
 def may_pass(error: FedcoreError) -> bool:
     """Whether the same request may succeed later without a change on this machine.
 
-    So it may if the server's roster does not follow the one known here, or does not admit this client yet: the server's
-    owner can correct that, and a restart of this agent would change nothing.
+    So it may if the server's roster does not follow the one known here, or does not admit this client yet, or if an
+    older state of the server was put back: the server's owner can correct that, and a restart of this agent would
+    change nothing.
     """
     if isinstance(error, ProtocolViolation):
-        return error.check in ROSTER_CHECKS
+        return error.check in ROSTER_CHECKS or error.check == TRANSCRIPT_FORK
     waits = isinstance(error, ServerUnreachable | WrongClock | NotAccepted)
     return waits or (isinstance(error, Refused) and error.status >= 500)
 

@@ -163,6 +163,11 @@ class ClientTranscript:
         roster = self._rosters.get(signed.record.roster_sha256, newest)
         return ChainLink.of(check_signatures(signed, task, roster.keys), task, signed)
 
+    def unknown_head(self, chain: Chain | None = None) -> ProtocolViolation:
+        """The finding that the server does not have the last record of a chain; that of the copy without one."""
+        head = (chain or self.chain).head
+        return self._fork(f"the record {head[:12]}…, the last one that this client knows")
+
     def sign(self, task: Task, outcome: Outcome, roster: Roster) -> ExchangeRecord:
         """Write down a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
         record = ExchangeRecord.of(task, federation=roster.federation, roster_hash=roster.hash(), outcome=outcome)
@@ -199,7 +204,7 @@ class ClientTranscript:
         except Refused as refused:
             if refused.kind != ProblemKind.NOT_FOUND:
                 raise
-            raise self._fork(f"the record {chain.head[:12]}…, the last one that this client knows") from None
+            raise self.unknown_head(chain) from None
         if page is None or not page.records or fetched + len(page.records) > MAX_FETCHED:
             raise ProtocolViolation(
                 TRANSCRIPT_GAP,

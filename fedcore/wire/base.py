@@ -50,3 +50,12 @@ class Message(BaseModel):
     """Base of all control messages: frozen, and unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class FirstContact(Message):
+    """Base of what two sides say before they know whether they understand each other.
+
+    A later version may say more. What this one does not know of it is not read, so that it can name both versions.
+    """
+
+    model_config = ConfigDict(extra="ignore")

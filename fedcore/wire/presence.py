@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from fedcore.wire.base import Bytes, Message, Name, Sha256
+from fedcore.wire.base import Bytes, FirstContact, Message, Name, Sha256
 from fedcore.wire.tasks import Version
 from fedcore.wire.uploads import WithdrawIn
 
@@ -35,11 +35,12 @@ class WorkIn(Message):
     withdrawal: WithdrawIn | None = None
 
 
-class JoinIn(Message):
+class JoinIn(FirstContact):
     """A client says that it is there, which app its owner installed, and whether it may train now.
 
     reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone.
     work: what it has in hand of a buffered run, if anything.
+    head: of the transcript, as it knows it; "" if it knows none.
     """
 
     app_sha256: Sha256
@@ -47,9 +48,10 @@ class JoinIn(Message):
     eligible: bool = True
     reports_failures: bool = False
     work: WorkIn | None = None
+    head: Sha256 | Literal[""] = ""
 
 
-class JoinOut(Message):
+class JoinOut(FirstContact):
     """What the server tells a client that joins; `roster` is the version in use, `roster_sha256` its hash."""
 
     federation: Name

@@ -26,6 +26,7 @@ class ProblemKind(StrEnum):
     STORAGE_UNAVAILABLE = "storage-unavailable"
     NOT_LEADING = "not-leading"
     OTHER_VERSION = "other-version"
+    OTHER_TRANSCRIPT = "other-transcript"
     ROUND_FAILED = "round-failed"
     PROTOCOL_VIOLATION = "protocol-violation"
     APP_NOT_APPROVED = "app-not-approved"

@@ -8,7 +8,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from fedcore.codec import AnyEncoding
 from fedcore.errors import FedcoreError
@@ -238,8 +246,7 @@ class Task(Message):
 
         Of a version, a buffer, a cut and a group only if there is one.
         """
-        absent = {name for name in ("version", "buffer", "cut", "group") if getattr(self, name) is None}
-        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", "places", *absent})
+        return _bound(self.model_dump(mode="json", exclude=set(_UNBOUND)))
 
     def digest(self) -> bytes:
         """SHA-256 over `content`, 32 bytes."""
@@ -249,10 +256,37 @@ class Task(Message):
 class StoredTask(Task):
     """A task that was kept, by whatever version of fedcore: what this one does not know of it is not read.
 
-    Never serialised: what counts of it is the JSON that was kept.
+    Its content, and so its digest, is the JSON that was kept: this version would perhaps write another one.
     """
 
     model_config = ConfigDict(extra="ignore")
+
+    _original: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        task = read(value)
+        if isinstance(value, Mapping):
+            task._original = _bound(value)  # noqa: SLF001 - of this class
+        return task
+
+    def content(self) -> dict[str, Any]:
+        """As it was kept."""
+        return dict(self._original)
+
+
+_UNBOUND: Final = frozenset({"attempt", "seconds", "message", "places"})
+_IF_PRESENT: Final = frozenset({"version", "buffer", "cut", "group"})
+
+
+def _bound(task: Mapping[str, Any]) -> dict[str, Any]:
+    """What the digest covers of a task in JSON."""
+    return {
+        name: value
+        for name, value in task.items()
+        if name not in _UNBOUND and not (name in _IF_PRESENT and value is None)
+    }
 
 
 def task_digest(content: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias
 
@@ -98,23 +98,32 @@ class Presence:
     _deliveries: dict[int, _TaskDelivery] = field(default_factory=dict)
     _ineligible: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
+    _refusals: dict[int, str] = field(default_factory=dict)
+    """Why this server refuses a client that is there."""
 
     def join(self, client: int, app_sha256: str, *, eligible: bool, reports_failures: bool = False) -> None:
         """The client has started, or has found this server again."""
         self.installed[client] = app_sha256
         (self.reporting.add if reports_failures else self.reporting.discard)(client)
         self._stopped.discard(client)
+        self._refusals.pop(client, None)
         self.note_eligible(client, eligible)
 
     def stop(self, client: int) -> None:
         """The client says that it stops: it is gone, whatever it still sends, until it joins again."""
         self._stopped.add(client)
 
-    def refuse(self, client: int) -> bool:
+    def refuse(self, client: int, why: str) -> bool:
         """The client cannot take part as it is, and counts as gone until it joins otherwise; whether that is news."""
-        is_news = client not in self._stopped
+        is_news = self._refusals.get(client) != why
+        self._refusals[client] = why
         self.stop(client)
         return is_news
+
+    @property
+    def refusals(self) -> Mapping[int, str]:
+        """Why clients are refused that are there; they count as gone."""
+        return self._refusals
 
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived, or more of one."""

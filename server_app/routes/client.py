@@ -27,6 +27,7 @@ from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import Task
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
+from server_app.http.authentication import ClientCaller
 from server_app.http.problems import problem_responses
 from server_app.polling import HungUp
 from server_app.rejection import Rejection
@@ -44,6 +45,7 @@ from server_app.routes.access import (
     records_after,
 )
 from server_app.routes.files import OCTETS, ModelResponse
+from server_app.services import Services
 
 K = ProblemKind
 PIECE_BYTES: Final = 1 << 20
@@ -55,6 +57,12 @@ router = APIRouter(
     tags=["client"],
     responses=OF_CLIENTS,
 )
+
+LOST_RECORDS: Final = (
+    "this server does not have the last record of the transcript that the client knows: an older state of its database "
+    "was put back, or another one. Put the newest backup back (docs/howto/backup.md)"
+)
+"""Why a client is refused whose transcript is not the beginning of this server's."""
 
 _NO_TASK: dict[int | str, dict[str, Any]] = {
     204: {
@@ -73,18 +81,25 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/join", responses=problem_responses(K.OTHER_VERSION))
+def _refused(services: Services, client: ClientCaller, kind: ProblemKind, why: str) -> Rejection:
+    """The answer to a client that cannot take part as it is; the log has each reason once."""
+    if services.presence.refuse(client.client_id, why):
+        log.warning("%s cannot take part: %s", services.names[client.client_id], why)
+    return Rejection(kind, why)
+
+
+@router.post("/join", responses=problem_responses(K.OTHER_VERSION, K.OTHER_TRANSCRIPT))
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed.
 
-    A client of an incompatible version is refused with the reason, and does not count as online.
+    A client of an incompatible version is refused with the reason, and does not count as online. So is one that knows
+    of sums of which this server knows nothing, since an older state of it was put back.
     """
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
     if not understands(body.version):
-        detail = refusal(server=our_version(), client=body.version)
-        if services.presence.refuse(client.client_id):
-            log.warning("%s cannot take part: %s", services.names[client.client_id], detail)
-        raise Rejection(ProblemKind.OTHER_VERSION, detail)
+        raise _refused(services, client, ProblemKind.OTHER_VERSION, refusal(server=our_version(), client=body.version))
+    if body.head and not await services.store.has_head(body.head):
+        raise _refused(services, client, ProblemKind.OTHER_TRANSCRIPT, LOST_RECORDS)
     services.presence.join(
         client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
     )

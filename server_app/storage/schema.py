@@ -70,6 +70,30 @@ def make_tables(connection: Connection, name: str) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
+def refuse_lost(database: Path, runs: Path) -> None:
+    """Refuse to begin a federation in place of one that lost its SQLite file, or what was in it.
+
+    database
+        The file.
+    runs
+        The folder with the files of runs.
+
+    Raises:
+        ConfigurationError: the file has no byte, or it is missing while there are files of runs.
+    """
+    if database.is_file():
+        lost, what, rest = database.stat().st_size == 0, "is empty (0 bytes)", database
+    else:
+        lost, what, rest = runs.is_dir() and any(runs.iterdir()), f"is missing, and {runs} has files of its runs", runs
+    if lost:
+        raise ConfigurationError(
+            f"the server's database {database} {what}: put the newest backup back (docs/howto/backup.md). To begin "
+            f"without the earlier runs, remove {rest}; clients that took part in them then refuse until their owners "
+            "take the new transcript",
+            check="database-lost",
+        )
+
+
 def _refusal(name: str, version: int | None) -> str:
     reads = f"and this fedcore reads version {SCHEMA_VERSION}"
     elsewhere = "or name another folder with --data-dir, where the server begins without the earlier runs"
@@ -96,6 +120,8 @@ def upgrade(database: Path | str, to: int = SCHEMA_VERSION) -> list[str]:
         raise ConfigurationError(f"this fedcore knows versions {OLDEST} to {SCHEMA_VERSION} of the database, not {to}")
     if isinstance(database, Path) and not database.is_file():
         raise ConfigurationError(f"there is no database {database} yet; the server makes one when it starts")
+    if isinstance(database, Path):
+        refuse_lost(database, database.with_name("runs"))
     return asyncio.run(_upgrade(database, to))
 
 

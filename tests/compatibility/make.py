@@ -1,75 +1,186 @@
-"""Makes a kept federation: make.py PYTHON FILE.tar.gz, where PYTHON has the commit's fedcore installed.
+"""Makes a store of what a commit's fedcore leaves on disks: make.py COMMIT [FILE.tar.gz].
 
-A server and three clients do one secure run; of another one the server is killed in the middle of the second round,
-and the clients end. What lies on their disks then is packed.
+The commit's code runs from `git archive` with the packages of this Python. A server and three clients do one secure
+run. Of another one the server is killed in the middle of the second round, as soon as the update of one client is in
+its spool, and the clients end. A simulation with --state is killed after its first round, and a comparison
+writes its report.
 """
 
 from __future__ import annotations
 
+import configparser
+import contextlib
+import os
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
+import tomllib
+import venv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-APP = Path(__file__).with_name("app")
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 CLIENTS = ("client-1", "client-2", "client-3")
-CAUGHT = "stage: exchange 2, stage share"
+PACKAGES = ("fedcore", "server_app", "client_app")
 
 
-def make(python: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:
+def check_out(commit: str, folder: Path) -> Path:
+    """Put a commit's packages into a folder; returns a Python that imports these, and else what this one imports.
+
+    Its processes start others without the environment, so the packages are in a virtual environment.
+
+    Raises subprocess.CalledProcessError if git has no such commit here.
+    """
+    venv.create(folder, symlinks=True, with_pip=False)
+    code, ours = (Path(sysconfig.get_path("purelib", vars={"base": str(base)})) for base in (folder, sys.prefix))
+    packed = subprocess.run(
+        ["git", "archive", commit, *PACKAGES, "pyproject.toml"], cwd=ROOT, check=True, capture_output=True
+    )
+    subprocess.run(["tar", "x", "-C", code], input=packed.stdout, check=True)
+    _describe(tomllib.loads((code / "pyproject.toml").read_text(encoding="utf-8"))["project"], code)
+    (code / "paths.pth").write_text(f"{ours}\n", encoding="utf-8")
+    return folder / "bin/python"
+
+
+def _describe(project: dict[str, Any], folder: Path) -> None:
+    """The metadata of that commit's distribution: else the installed one's version and commands would be used."""
+    metadata = folder / f"fedcore-{project['version']}.dist-info"
+    metadata.mkdir()
+    text = f"Metadata-Version: 2.1\nName: fedcore\nVersion: {project['version']}\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+    groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
+    points = configparser.ConfigParser(delimiters="=")
+    points.optionxform = str  # type: ignore[assignment,method-assign] - names of commands as they are
+    points.read_dict(groups)
+    with (metadata / "entry_points.txt").open("w", encoding="utf-8") as file:
+        points.write(file)
+
+
+def make(commit: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        fedcore = [python, "-m", "fedcore"]
-        subprocess.run([*fedcore, "provision", "fed", "--clients", "3", "--port", "18558"], cwd=folder, check=True)
-        shutil.copytree(APP, folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
-        run = [*fedcore, "run", "app", "--operator", "fed/operator"]
-        living = [start(folder, "server", [*fedcore, "server", "--federation", "fed"])]
-        for client in CLIENTS:
-            kit = f"fed/clients/{client}"
-            living.append(start(folder, client, [*fedcore, "client", "--kit", kit, "--app", "app"]))
-        try:
-            for client in CLIENTS:
-                wait_for(folder / f"{client}.log", "connected")
-            subprocess.run(run, cwd=folder, check=True)
-            before = (folder / "server.log").stat().st_size
-            living.append(start(folder, "run", [*run, "--force"]))
-            wait_for(folder / "server.log", CAUGHT, after=before)
-            living[0].kill()
-        finally:
-            for process in living[1:]:
-                process.terminate()
-            for process in living:
-                process.wait()
-        pack(folder / "fed", target)
+        work = folder / "work"
+        work.mkdir()
+        maker = Maker(check_out(commit, folder / "commit"), work, stack)
+        for app in ("app", "blobs"):
+            origin = HERE / "app" if app == "app" else HERE.parent / "apps" / "blobs"
+            shutil.copytree(origin, work / app, ignore=shutil.ignore_patterns("__pycache__"))
+        maker.serve()
+        maker.simulate()
+        maker.compare()
+        stack.close()
+        pack(work, target)
 
 
-def start(folder: Path, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-    with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+class Maker:
+    """The commands of one commit, in one folder."""
+
+    def __init__(self, python: Path, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self._fedcore = (str(python), "-m", "fedcore")
+        self._environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        self._stack = stack
+
+    def serve(self) -> None:
+        """A run to its end, and one that a killed server leaves open."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.call("provision", "fed", "--clients", "3", "--port", str(port))
+        server = self.start("server", "server", "--federation", "fed")
+        clients = [self.start(one, "client", "--kit", f"fed/clients/{one}", "--app", "app") for one in CLIENTS]
+        logs = [self.log(client) for client in CLIENTS]
+        wait_for("all clients to connect", lambda: all("connected" in log.read_text() for log in logs))
+        run = ("run", "app", "--operator", "fed/operator", "--force", "--out")
+        self.call(*run, "model.safetensors")
+        self.start("run", *run, "open.safetensors")
+        database = self.folder / "fed/server/data/server.sqlite3"
+        wait_for("an update in the second round", lambda: updates(database, exchange=2))
+        server.send_signal(signal.SIGKILL)
+        for client in clients:
+            client.terminate()
+        for process in (server, *clients):
+            process.wait()
+
+    def simulate(self) -> None:
+        """A simulation that was killed after its first round."""
+        steps = self.folder / "state/steps"
+        run = self.start("simulate", "simulate", "app", "--clients", "3", "--state", "state", "--engine", "inline")
+        wait_for("its first round", lambda: any('"exchange"' in one.read_text() for one in steps.glob("*.json")))
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+
+    def compare(self) -> None:
+        """A comparison's report."""
+        options = ("--modes", "federated,centralized", "--clients", "3", "--seeds", "1")
+        self.call("compare", "blobs", *options, "--run-config", "num-server-rounds=1", "--out", "compared")
+
+    def call(self, *words: str) -> None:
+        subprocess.run([*self._fedcore, *words], cwd=self.folder, env=self._environment, check=True)
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        with self.log(name).open("wb") as log:
+            process = subprocess.Popen(
+                [*self._fedcore, *words],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._stack.callback(ended, process)
+        return process
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
 
-def wait_for(log: Path, text: str, after: int = 0) -> None:
-    deadline = time.monotonic() + 60
-    while text not in log.read_text(encoding="utf-8")[after:]:
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+
+
+def wait_for(what: str, probe: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 300
+    while not probe():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{log.name} does not say {text!r}: {log.read_text(encoding='utf-8')[-2000:]}")
+            raise TimeoutError(f"{what}: not within 300 s")
         time.sleep(0.01)
 
 
-def pack(fed: Path, target: Path) -> None:
-    """All but what the next start makes anew; SQLite's log of writes is carried over, as its next start would."""
-    database = sqlite3.connect(fed / "server/data/server.sqlite3")
+def updates(database: Path, *, exchange: int) -> int:
+    """How many updates of an exchange of the newest run the server accepted."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        (count,) = connection.execute(
+            "SELECT count(*) FROM receipts WHERE step = 'manifest' AND exchange = ? "
+            "AND run = (SELECT run FROM runs ORDER BY number DESC LIMIT 1)",
+            (exchange,),
+        ).fetchone()
+    return int(count)
+
+
+def pack(work: Path, target: Path) -> None:
+    """All but what the next start makes again; SQLite's log of writes is carried over, as its next start would."""
+    database = sqlite3.connect(work / "fed/server/data/server.sqlite3")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
-    for path in [*fed.glob("clients/*/state/apps"), *fed.glob("server/data/*.lock"), *fed.rglob("*-shm")]:
+    for path in [*work.glob("fed/clients/*/state/apps"), *work.glob("fed/server/data/*.lock"), *work.rglob("*-shm")]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with tarfile.open(target, "w:gz") as tar:
-        tar.add(fed, arcname="fed")
+        for name in ("fed", "app", "state", "compared/report.json", *(path.name for path in work.glob("model*"))):
+            tar.add(work / name, arcname=name, filter=lambda one: None if "__pycache__" in one.name else one)
 
 
 if __name__ == "__main__":
-    make(sys.argv[1], Path(sys.argv[2]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with all processes that it started
+    make(sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else HERE / f"{sys.argv[1]}.tar.gz")

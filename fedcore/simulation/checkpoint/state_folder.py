@@ -88,7 +88,7 @@ def _secret_of(path: Path, identity: Mapping[str, str]) -> bytes:
     """The secret of the run that the folder is of; a new run begins in it if it is of none."""
     file = path / RUN_FILE
     if not file.exists():
-        if any(path.iterdir()):
+        if any(entry for entry in path.iterdir() if not _is_of_beginning(entry)):
             raise ConfigurationError(
                 f"--state: {path} is not empty and is not a simulation checkpoint", check="other-content"
             )
@@ -110,9 +110,15 @@ def _secret_of(path: Path, identity: Mapping[str, str]) -> bytes:
         return _begin(path, identity)
     raise ConfigurationError(
         f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or resume the "
-        "run with the options that it began with",
+        "run with the options, and the fedcore, that it began with",
         check="other-run",
     )
+
+
+def _is_of_beginning(entry: Path) -> bool:
+    """Whether a process that was killed while it began a run left this."""
+    is_folder = entry.name == "steps" and entry.is_dir()
+    return entry.name.startswith(f".{RUN_FILE}.") or (is_folder and not any(entry.iterdir()))
 
 
 def _begin(path: Path, identity: Mapping[str, str]) -> bytes:

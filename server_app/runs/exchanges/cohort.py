@@ -39,6 +39,7 @@ class CohortSelection:
         self._was_short = False
         self._known: frozenset[int] = frozenset()
         self._mismatched: set[int] = set()
+        self._refusals: dict[int, str] = {}
         self._cheats: dict[int, Fault] = {}
         self._all_evaluate = ""
 
@@ -68,6 +69,7 @@ class CohortSelection:
         missing = []
         for client in sorted(members - present):
             why = "has another app" if client in other else "may not train now" if client in online else "not connected"
+            why = "is refused" if client in presence.refusals else why
             missing.append(f"{self._services.names[client]} ({why})")
         names = [*missing[:_MOST_NAMED], *([f"{len(missing) - _MOST_NAMED} more"] if missing[_MOST_NAMED:] else [])]
         return waiting_for(nodes, setting, len(present), len(members), names)
@@ -179,7 +181,16 @@ class CohortSelection:
         within = self._settings.liveness_seconds
         for client in (self._services.presence.mismatched(self._plan.app_sha256, within) & pool) - self._mismatched:
             self._note_mismatch(client)
+        self._note_refusals(pool)
         return self._services.presence.eligible(self._plan.app_sha256, within) & pool
+
+    def _note_refusals(self, pool: frozenset[int]) -> None:
+        """Say once of each reason why a client of `pool` that is there counts as absent."""
+        for client, why in sorted(self._services.presence.refusals.items()):
+            if client in pool and self._refusals.get(client) != why:
+                self._refusals[client] = why
+                name = self._services.names[client]
+                self._event_log.add(ClientDropped(exchange=0, client=name, stage="join", reason=f"is not asked: {why}"))
 
     def _shortage(self, pool: frozenset[int], least: int, present: int) -> str:
         online = self._services.presence.online(self._settings.liveness_seconds) & pool
@@ -187,6 +198,8 @@ class CohortSelection:
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
         absent = self._names(pool - online)
         missing = f"; not connected: {name_some(absent)}" if absent else ""
+        for client, why in sorted(self._services.presence.refusals.items()):
+            missing += f"; {self._services.names[client]} is refused: {why}" if client in pool else ""
         if self._cheats:
             names = self._services.names
             cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self._cheats.items()))

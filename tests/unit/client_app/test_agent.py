@@ -148,6 +148,18 @@ async def test_a_server_of_another_version_ends_the_agent(script: Script, client
     assert script.polls == []
 
 
+async def test_a_server_that_lost_sums_is_named_and_waited_for(script: Script, client: Client, log: StringIO) -> None:
+    """Its operator put an older backup back: the client says what it found, takes part in nothing, and comes back."""
+    script.answers.extend([problem(409, "other-transcript", "an older state was put back")] * 3)
+    script.tasks.append(script.task)
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: not script.answers, running)
+        assert script.polls == []
+        await until(lambda: script.decoded, running)
+    assert log.getvalue().count("transcript-fork") == 1, "once"
+    assert json.loads(script.bodies["join"])["head"] == ""
+
+
 async def test_what_a_server_of_before_does_not_know_is_left_out(script: Script, client: Client) -> None:
     async with script.serving(), agent_running(client) as running:
         await until(lambda: script.polls, running)

@@ -119,3 +119,17 @@ async def test_a_long_transcript_comes_in_pages(tmp_path: Path) -> None:
     page = await store.records_after(notary.records[32].record.task["previous"])
     assert (page.records, page.more) == (notary.records[32:], False)
     await store.close()
+
+
+async def test_the_heads_of_a_chain_are_known_and_no_others(tmp_path: Path) -> None:
+    notary, heads = Notary.of(), []
+    store = await Store.open(tmp_path / "state.sqlite")
+    for number in range(1, 4):
+        signed = notary.sum(number)
+        outcome = signed.record.outcome(signed.record.announced())
+        await write(store, record_opened(signed.record, outcome), record_completed(outcome, signed.signatures))
+        heads.append(notary.head)
+    assert [await store.has_head(head) for head in heads] == [True] * 3
+    notary.sum(4)
+    assert not await store.has_head(notary.head), "a sum that this server never made"
+    await store.close()

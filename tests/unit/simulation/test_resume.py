@@ -136,6 +136,12 @@ class TestSecure:
             simulation(tmp_path, []).run()
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
+    def test_what_a_run_left_that_was_killed_as_it_began_is_no_other_content(self, tmp_path: Path) -> None:
+        (tmp_path / "steps").mkdir()
+        (tmp_path / ".run.json.3754b8e8.part").write_text("{")
+        run_to_its_end(tmp_path, 0)
+        assert (tmp_path / "run.json").exists()
+
     def test_a_run_without_rounds_cannot_be_kept(self, tmp_path: Path) -> None:
         with raises(ConfigurationError, check="without-rounds"):
             simulation(tmp_path / "run", [], settings=BUFFERED).run()

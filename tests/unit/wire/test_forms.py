@@ -11,7 +11,7 @@ from fedcore.wire.forms import WIRE, our_forms, our_version, refusal, understand
 from fedcore.wire.presence import JoinIn, JoinOut
 from fedcore.wire.tasks import Task
 
-FIELDS = {3: "cd2e146a"}
+FIELDS = {4: "6eeab2ff"}
 """WIRE -> SHA-256 over the names of the fields, at its beginning, of what both sides have to read alike."""
 
 

@@ -1,0 +1,118 @@
+"""A signature holds for the content that was signed, however its JSON is laid out, and for nothing else.
+
+What was kept is hashed as it was kept: another version of fedcore would perhaps write other JSON of the same task.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from support.records import Notary, make_task
+
+from fedcore.errors import KitError, ProtocolViolation
+from fedcore.federation import Roster
+from fedcore.federation.requests import Admission, JoinRequest
+from fedcore.federation.roster import MALFORMED
+from fedcore.federation.transcript import Chain, SignedRecord, keys_of
+from fedcore.wire.tasks import StoredTask, Task, task_digest
+
+STORE = Path(__file__).parents[2] / "compatibility"
+ARCHIVES = sorted(STORE.glob("*.tar.gz"))
+AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+PUBLIC = AUTHORITY.public_key().public_bytes_raw()
+
+
+def otherwise(document: Any) -> Any:
+    """The same JSON with the keys of all objects in the opposite order."""
+    if isinstance(document, dict):
+        return {key: otherwise(document[key]) for key in reversed(document)}
+    return [otherwise(one) for one in document] if isinstance(document, list) else document
+
+
+def laid_out(text: str) -> str:
+    """The same JSON with other spaces, escapes and order of keys."""
+    return json.dumps(otherwise(json.loads(text)), indent=3, separators=(" , ", " : "), ensure_ascii=True)
+
+
+def with_one_more(text: str) -> str:
+    return json.dumps({**json.loads(text), "of_tomorrow": 1})
+
+
+def test_a_roster_in_another_layout_is_the_same_roster() -> None:
+    roster = Notary.of().roster
+    assert Roster.received(laid_out(roster.to_json()), PUBLIC) == roster
+    with pytest.raises(ProtocolViolation) as refused:
+        Roster.received(with_one_more(roster.to_json()), PUBLIC)
+    assert refused.value.check == MALFORMED, "what no signature covers is not read"
+
+
+def test_a_request_and_an_admission_likewise(tmp_path: Path) -> None:
+    notary = Notary.of()
+    request = JoinRequest.make("client-9", notary.keys[1])
+    admission = Admission.sign(1, notary.roster, server_url="https://h:1", ca="ca", authority=AUTHORITY)
+    for document in (request, admission):
+        path = tmp_path / "document.json"
+        path.write_text(laid_out(document.to_json()), encoding="utf-8")
+        assert type(document).load(path) == document
+        path.write_text(with_one_more(document.to_json()), encoding="utf-8")
+        with pytest.raises(KitError):
+            type(document).load(path)
+
+
+def records(archive: Path) -> Iterator[tuple[Roster, dict[str, Any]]]:
+    """The records of client 1's transcript in an archive, each with the roster."""
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile("fed/clients/client-1/state/transcript.jsonl")
+        assert file is not None
+        lines = [json.loads(line) for line in file.read().splitlines()]
+    (roster,) = (Roster.of(line["roster"]) for line in lines if line["event"] == "roster")
+    for line in lines:
+        if line["event"] == "linked":
+            yield roster, line
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_a_record_in_another_layout_has_the_same_hash(archive: Path) -> None:
+    chain = Chain()
+    for roster, line in records(archive):
+        signed = SignedRecord.model_validate_json(laid_out(json.dumps(line["linked"])))
+        again = SignedRecord.model_validate_json(signed.model_dump_json())
+        link, _ = chain.extend(again, keys_of([roster]))
+        assert link.hash == line["hash"]
+    assert len(chain.links) > 2
+
+
+def test_a_kept_task_is_digested_as_it_was_kept() -> None:
+    content = {**make_task().content(), "of_tomorrow": {"x": 0.1}, "weight_key": "num-examples"}
+    content["run_config"] = {"lr": 1, **content["run_config"]}
+    stored = StoredTask.model_validate({**content, "attempt": 2, "seconds": 5.0, "version": None, "places": None})
+    assert stored.content() == content
+    assert stored.digest() == task_digest(content)
+    assert stored.model_copy(update={"seconds": 1.0}).digest() == task_digest(content)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
+def test_no_value_changes_on_the_way_through_a_record(config: dict[str, Any]) -> None:
+    """From the server's task over its database, the network and the client's file to the check of the signatures."""
+    signed = Notary.of().sum(1, configs={"config": config})
+    announced = make_task(configs={"config": config})
+    read = Task.model_validate_json(announced.model_dump_json())
+    assert read.digest() == announced.digest() == task_digest(signed.record.task)
+    stored = SignedRecord.model_validate(json.loads(signed.model_dump_json()))
+    sent = SignedRecord.model_validate_json(stored.model_dump_json())
+    assert task_digest(sent.record.task) == announced.digest()
