@@ -334,6 +334,8 @@ def _cost_of_secrecy(comparison: Comparison, runs: Runs, one: Claim, metric: Jud
         text = f"{secure} and {plain} cannot be compared: {_why_not(one)}"
     elif one.verdict == "equal":
         text = f"{secure} and {plain} end equal" + (f" with each of {one.seeds} seeds" if one.seeds > 1 else "")
+    elif metric.form(abs(one.lead)) == metric.form(one.sd or 0.0) == metric.form(0.0):
+        text = f"{secure} and {plain} differ by less than the digits here show, {_why(comparison, secure)}"
     else:
         side = "above" if one.lead * metric.sign > 0 else "below"
         spread = Spread(mean=abs(one.lead), sd=one.sd, n=one.seeds)

@@ -326,6 +326,13 @@ def test_a_secure_sum_that_is_no_plain_mean_is_red_and_comes_first() -> None:
     assert {check.plain for check in merged.sum_checks} == {"federated-plain (a)"}
 
 
+def test_a_difference_below_the_digits_shown_is_no_figure() -> None:
+    runs = (ending("federated", 0.8), ending("federated-plain", 0.8 + 1e-6))
+    (text,) = [one for one in headline(made_up("federated,federated-plain", runs=runs)) if one.startswith("Secure agg")]
+    assert "0.00" not in text
+    assert " end equal" not in text
+
+
 def test_one_run_alone_has_the_check_of_its_sums() -> None:
     one = made_up("federated", sum_checks=(SumCheck(mode="federated", seed=1, round=1, status="unknown", reason="no"),))
     assert checks(one)[SUMS].status == "unknown"
