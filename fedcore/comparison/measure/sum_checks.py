@@ -44,6 +44,8 @@ _SLACK: Final = 1.5
 """Over the standard error of rounding, which that of many elements hardly exceeds."""
 _STORED: Final = 8
 """Roundings of a stored value that are let pass."""
+_MOVED: Final = 1e-5
+"""Of the change of the tensor that training moved most: less is rounding, in either model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,10 @@ def gaps_between(one: TrainingMean, plain: TrainingMean, settings: JobSettings, 
 
 
 def last_gap(secure: Path, plain: Path, start: Path) -> TensorGap | None:
-    """The tensor in which two last models are the farthest apart, for its change since the start; None if unknown."""
+    """The tensor in which two last models are the farthest apart, for its change since the start; None if unknown.
+
+    A tensor that rounding alone moved in both, such as a bias before batch normalisation, is left out.
+    """
     if not all(path.is_file() for path in (secure, plain, start)):
         return None
     mine, theirs, first = (ModelState.open(path) for path in (secure, plain, start))
@@ -184,7 +189,8 @@ def last_gap(secure: Path, plain: Path, start: Path) -> TensorGap | None:
         values = [as_float(state, spec) for state in (mine, theirs, first)]
         change = float(np.linalg.norm(values[1] - values[2]))
         gaps.append(TensorGap(tensor=spec.name, difference=_norm(values[0], values[1]), bound=change, change=change))
-    return max(gaps, key=TensorGap.excess, default=None)
+    least = _MOVED * max((gap.change for gap in gaps), default=0.0)
+    return max((gap for gap in gaps if max(gap.change, gap.difference) >= least), key=TensorGap.excess, default=None)
 
 
 def _alike(secure: TrainingMean, plain: TrainingMean) -> bool:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from fedcore.comparison.measure import sum_checks
-from fedcore.comparison.measure.sum_checks import PlainRounds, SumVerdict, Which, check_sum, last_gap
+from fedcore.comparison.measure.sum_checks import PlainRounds, SumVerdict, TensorGap, Which, check_sum, last_gap
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid.training_means import MeanRecorder, TrainingMean
 from fedcore.flower.memory_app import load_app
@@ -184,11 +184,23 @@ def test_a_mean_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_last_models_are_apart_for_their_change(tmp_path: Path) -> None:
-    changes = {"secure": {"weight": 1.1, "bias": 2.0}, "plain": {"weight": 1.0, "bias": 2.5}, "start": {}}
-    for name, by in changes.items():
-        arrays = {tensor: np.full(4, by.get(tensor, 0.0), np.float32) for tensor in ("weight", "bias")}
-        ModelState.from_arrays(arrays).save(tmp_path / name)
-    gap = last_gap(*(tmp_path / name for name in changes))
+    changes = {
+        "secure": {"weight": 1.1, "bias": 2.0, "rounding": 2e-8},
+        "plain": {"weight": 1.0, "bias": 2.5, "rounding": -1e-8},
+        "start": {},
+    }
+
+    def gap_of(**others: float) -> TensorGap | None:
+        for name, by in changes.items():
+            values = by | (others if name == "secure" else {})
+            arrays = {tensor: np.full(4, values.get(tensor, 0.0), np.float32) for tensor in changes["plain"]}
+            ModelState.from_arrays(arrays).save(tmp_path / name)
+        return last_gap(*(tmp_path / name for name in changes))
+
+    lost = gap_of(rounding=3.0)  # what plain hardly moves, and secure does
+    assert lost is not None
+    assert lost.tensor == "rounding"
+    gap = gap_of()
     assert gap is not None
     assert (gap.tensor, gap.difference, gap.change) == ("bias", 1.0, 5.0)
     assert last_gap(tmp_path / "none", tmp_path / "plain", tmp_path / "start") is None
