@@ -18,6 +18,7 @@ from fedcore.comparison.report.summary import (
     at_equal,
     count,
     duration,
+    listed_names,
     mean,
     points_of,
 )
@@ -167,8 +168,24 @@ def tuning_sentences(runs: Runs, comparison: Comparison) -> list[str]:
     part = f"{100 * (comparison.validation or 0):.3g} % of each site's training examples"
     return [
         f"Each mode has a {keys} of its own, the best of {trials} trials on validation data ({part}), then trained on "
-        f"all training examples: {chosen}."
+        f"all training examples: {chosen}.",
+        *_at_the_end(runs, comparison.tune),
     ]
+
+
+def _at_the_end(runs: Runs, tune: Mapping[str, Sequence[Value]]) -> Iterator[str]:
+    """For which modes the best value is the last that was tried, so that one beyond it may be better."""
+    for key, values in tune.items():
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < len(values) or len(set(numbers)) == 1:
+            continue
+        for end, what in ((max(numbers), "largest"), (min(numbers), "smallest")):
+            labels = [label for label, of in runs.items() if any(run.tuned.get(key) == end for run in of)]
+            if labels:
+                yield (
+                    f"For {listed_names(labels)} the best {key} is the {what} that was tried, {end:g}; values beyond it "
+                    "may be better."
+                )
 
 
 def _shares(tuned: Sequence[Mapping[str, Value]]) -> str:

@@ -141,6 +141,18 @@ def test_what_validation_data_chose_is_said_and_held_equal() -> None:
     assert statuses(unequal)["Test data chose nothing"] == "differs"
 
 
+def test_a_best_value_at_the_end_of_those_tried_is_named() -> None:
+    rates = {"federated": 1.0, "centralized": 0.1, "local": 0.5}
+    runs = [
+        replace(run, tuned={"lr": rates[run.mode]}, trials=(Trial(point={"lr": rates[run.mode]}, value=0.5),))
+        for run in (TOGETHER, POOLED, trained("local", [0.5, 0.6], steps=10))
+    ]
+    text = " ".join(headline(compared(*runs, tune={"lr": (0.1, 0.5, 1.0)}, validation=0.2)))
+    assert "For federated the best lr is the largest that was tried, 1;" in text
+    assert "For centralized the best lr is the smallest that was tried, 0.1;" in text
+    assert "For local" not in text
+
+
 def test_what_trials_spent_of_privacy_stands_next_to_the_epsilon_of_training() -> None:
     trials = tuple(
         Trial(point={"lr": rate}, value=0.5, epsilon_spent=spent) for rate, spent in ((0.1, 8.0), (1.0, 7.5))
