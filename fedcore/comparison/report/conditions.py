@@ -183,8 +183,8 @@ def _at_the_end(runs: Runs, tune: Mapping[str, Sequence[Value]]) -> Iterator[str
             labels = [label for label, of in runs.items() if any(run.tuned.get(key) == end for run in of)]
             if labels:
                 yield (
-                    f"For {listed_names(labels)} the best {key} is the {what} that was tried, {end:g}; values beyond it "
-                    "may be better."
+                    f"For {listed_names(labels)} the best {key} is the {what} that was tried, {end:g}; values beyond "
+                    "it may be better."
                 )
 
 
