@@ -107,7 +107,9 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     _measure(services.metrics, leadership, slots)
     guarded = _guarded(app, services, sessions)
     return Application(
-        asgi=EarlyAnswers(Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble)),
+        asgi=EarlyAnswers(
+            Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble or services.health.trouble)
+        ),
         guard=guarded,
         fastapi=app,
         queue=queue,

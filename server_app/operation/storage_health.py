@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from fedcore.errors import FedcoreError
+from fedcore.system.concurrency import end
 
 log = logging.getLogger("fedcore.server")
 
-STUCK_SECONDS: Final = 20.0
+STUCK_SECONDS: Final = 15.0
 """A check that takes longer counts as failed: the file system of a lost machine never answers."""
+_NOT_YET: Final = "was not checked yet"
 
 
 class StorageHealth:
     """Result of the last check of each storage.
 
-    clock
-        Monotonic seconds.
+    stuck_seconds
+        How long a check may take.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, stuck_seconds: float = STUCK_SECONDS) -> None:
+        self.stuck_seconds = stuck_seconds
         self._troubles: dict[str, str] = {}
-        self._trying: tuple[str, float] | None = None
 
     @property
     def trouble(self) -> str:
         """What cannot be written or read, and why; empty if all is well."""
-        troubles = dict(self._troubles)
-        if self._trying is not None and self._clock() - self._trying[1] > STUCK_SECONDS:
-            troubles[self._trying[0]] = f"no answer for {self._clock() - self._trying[1]:.0f} s"
-        return "; ".join(f"{what}: {why}" for what, why in troubles.items())
+        return "; ".join(f"{what}: {why}" for what, why in self._troubles.items())
 
-    async def attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> Exception | None:
-        """Run one check and remember its error, which is also returned."""
-        self._trying = (what, self._clock())
+    def expect(self, names: Iterable[str]) -> None:
+        """Nothing is well before its first check."""
+        self._troubles |= dict.fromkeys(names, _NOT_YET)
+
+    async def check(self, what: str, step: Callable[[], Awaitable[None]], *, slow: bool = False) -> Exception | None:
+        """Run one check and remember its error, which is also returned.
+
+        One that is stuck is trouble from then on, and is waited for: another would be stuck as well.
+
+        slow
+            Whether it may take as long as it takes.
+        """
+        running = asyncio.ensure_future(step())
         try:
-            await step()
-        except Exception as error:
-            why = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
-            if self._troubles.get(what) != why:
-                log.warning("%s: %s", what, why)
-            self._troubles[what] = why
-            return error
+            await asyncio.wait({running}, timeout=None if slow else self.stuck_seconds)
+            if not running.done():
+                self._note(what, f"no answer for {self.stuck_seconds:.0f} s")
+            await asyncio.wait({running})
         finally:
-            self._trying = None
-        if self._troubles.pop(what, ""):
+            await end(running)
+        error = running.exception()
+        if isinstance(error, Exception):
+            self._note(what, str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}")
+            return error
+        if self._troubles.pop(what, _NOT_YET) != _NOT_YET:
             log.info("%s: can be written and read again", what)
         return None
+
+    def _note(self, what: str, why: str) -> None:
+        if self._troubles.get(what) != why:
+            log.warning("%s: %s", what, why)
+        self._troubles[what] = why

@@ -38,12 +38,14 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses=problem_responses(ProblemKind.BUSY))
 async def readyz(services: AnyServices, queue: AnyQueue, leadership: AnyLeadership, response: Response) -> Readiness:
-    """Database, disk and object store can be written and read, and runs are being led."""
+    """Database, disk and object store can be written and read, and runs are being led.
+
+    Answered from what the background checks found last, so that nothing that is stuck delays it.
+    """
     response.headers["Cache-Control"] = "no-store"
-    await services.store.ping()
     if not queue.alive or services.client_bell.stopped:
         raise Rejection(ProblemKind.BUSY, "the server is starting or stopping")
-    if trouble := queue.trouble or leadership.trouble or services.health.trouble:
-        raise Rejection(ProblemKind.BUSY, trouble)
+    if troubles := [one for one in (queue.trouble, leadership.trouble, services.health.trouble) if one]:
+        raise Rejection(ProblemKind.BUSY, "; ".join(troubles))
     certificate = services.certificate.warning if services.certificate is not None else ""
     return Readiness(status="ready", warnings=[certificate] if certificate else [])

@@ -73,6 +73,12 @@ def explained(error: Exception) -> Exception:
     return _with_cause(meaning, error.orig if isinstance(error, DBAPIError) and error.orig is not None else error)
 
 
+def explained_sqlite(error: sqlite3.Error) -> FedcoreError:
+    """The error to raise instead of one of a bare SQLite connection."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CANTOPEN)
+    return _with_cause(_SQLITE.get(code & 0xFF, _SQLITE[sqlite3.SQLITE_CANTOPEN]), error)
+
+
 def _with_cause(meaning: FedcoreError, cause: BaseException) -> FedcoreError:
     explanation = type(meaning)(str(meaning))
     explanation.__cause__ = cause

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
-from support.serverside import Site
+from support.serverside import Site, until
 from support.storage_faults import READ_ONLY, refusing
 
-from server_app.background import check_storage
-from server_app.operation.storage_health import STUCK_SECONDS, StorageHealth
+from fedcore.system.concurrency import end
+from server_app.background import check_storage, watch_storage
+from server_app.operation.storage_health import StorageHealth
 
 
 async def ready(here: Site) -> tuple[int, str]:
@@ -58,15 +60,57 @@ async def test_what_fails_is_counted_for_the_alarm(here: Site) -> None:
     assert sample.value == 1
 
 
-async def test_a_store_that_never_answers_is_trouble(capsys: pytest.CaptureFixture[str]) -> None:
-    now = 0.0
-    health = StorageHealth(lambda: now)
-    hangs = asyncio.create_task(health.attempt("object store", asyncio.Event().wait))  # type: ignore[arg-type]
-    await asyncio.sleep(0)
-    now = STUCK_SECONDS - 1
+async def test_a_spool_that_is_gone(here: Site) -> None:
+    spool = here.services.settings.spool_dir
+    spool.rename(spool.with_name("elsewhere"))
+    await check_storage(here.services)
+    status, detail = await ready(here)
+    assert status == 503
+    assert detail.startswith("disk of the data folder: ")
+    spool.with_name("elsewhere").rename(spool)
+    await check_storage(here.services)
+    assert (await ready(here))[0] == 200
+
+
+async def test_a_store_that_never_answers_is_trouble_and_hides_no_other(
+    here: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+    here.services.health.stuck_seconds = 0.01
+
+    async def put(*_: object) -> None:
+        await gate.wait()
+
+    monkeypatch.setattr(here.services.objects, "put", put)
+    watching = asyncio.create_task(watch_storage(here.services))
+    try:
+        with caplog.at_level(logging.WARNING, "fedcore.server"), refusing(here.services.store, READ_ONLY):
+            await until(lambda: here.services.health.trouble.count("read-only") == 1)
+            await until(lambda: "object store: no answer" in here.services.health.trouble)
+            status, detail = await ready(here)
+            assert status == 503
+            assert "database: " in detail
+            assert "object store: " in detail
+        gate.set()
+        assert sum("object store: " in record.message for record in caplog.records) == 1, "said once"
+    finally:
+        await end(watching)
+
+
+async def test_nothing_is_well_before_its_first_check() -> None:
+    health = StorageHealth()
+    health.expect(["database"])
+    assert health.trouble.startswith("database: ")
+    await health.check("database", lambda: asyncio.sleep(0))
     assert health.trouble == ""
-    now = STUCK_SECONDS + 1
-    assert health.trouble == "object store: no answer for 21 s"
-    hangs.cancel()
-    await asyncio.gather(hangs, return_exceptions=True)
-    assert health.trouble == ""
+
+
+async def test_ready_asks_nobody(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stuck delays no answer."""
+
+    async def stuck(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(here.services.store.database, "read", stuck)
+    async with asyncio.timeout(5):
+        assert (await ready(here))[0] == 200
