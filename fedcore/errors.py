@@ -172,7 +172,16 @@ class Unauthorized(PeerError):
 
 
 class WrongClock(Unauthorized):
-    """A signature of a time that is too far from that of the machine which checks it."""
+    """A signature of a time that is too far from that of the machine which checks it.
+
+    key_id: whose key it is; "" if the other side says so.
+    seconds: by which the signer's clock is ahead.
+    """
+
+    def __init__(self, *args: object, key_id: str = "", seconds: float = 0.0) -> None:
+        super().__init__(*args)
+        self.key_id = key_id
+        self.seconds = seconds
 
 
 class NotAccepted(Unauthorized):

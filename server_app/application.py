@@ -27,7 +27,7 @@ from server_app.http.problems import install
 from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
 from server_app.members.sessions import LoginSessions
-from server_app.operation.metrics import Metrics
+from server_app.operation.clocks import is_off
 from server_app.routes import client, docs, exchange_steps, health, live, operator, page, session, watching
 from server_app.runs.files.offers import AppOffers
 from server_app.runs.leadership import Leadership
@@ -104,7 +104,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         # Not included: each application would then build every route once more, at its first request.
         app.router.routes.extend(router.routes)
     install(app, services.metrics)
-    _measure(services.metrics, leadership, slots)
+    _measure(services, leadership, slots)
     guarded = _guarded(app, services, sessions)
     return Application(
         asgi=EarlyAnswers(
@@ -127,8 +127,11 @@ def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:
     )
 
 
-def _measure(metrics: Metrics, leadership: Leadership, slots: StreamSlots) -> None:
-    """Let the metrics ask who leads, and how many streams are open, whenever they are read."""
+def _measure(services: Services, leadership: Leadership, slots: StreamSlots) -> None:
+    """Let the metrics ask who leads, how far clocks are off, and how many streams are open, whenever they are read."""
+    metrics = services.metrics
+    metrics.database_clock.set_function(lambda: services.clocks.database or 0.0)
+    metrics.clients_off.set_function(lambda: sum(map(is_off, services.clocks.clients.values())))
     metrics.leader.set_function(lambda: float(leadership.leads))
     for role in Role:
         metrics.streams.labels(role.value).set_function(partial(slots.of_role, role))
@@ -162,6 +165,7 @@ def _guarded(app: FastAPI, services: Services, sessions: LoginSessions) -> Guard
         # Not tied to the start of the process: what was signed before is bound to exchanges that
         # ended with it, and a client whose clock is a minute late must not be locked out.
         nonces=NonceCache(),
+        on_time=services.clocks.note_client,
     )
     return Guard(
         app=app,

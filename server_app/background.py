@@ -55,7 +55,7 @@ async def update_gauges(services: Services) -> None:
 
 
 async def watch_storage(services: Services) -> NoReturn:
-    """Check all storage for ever, each by itself: one that is stuck does not hide what becomes of the others."""
+    """Check all storage for ever, each by itself: one that is stuck does not hide the others."""
     services.health.expect(_CHECKS)
     async with asyncio.TaskGroup() as group:
         for what in _CHECKS:

@@ -13,6 +13,7 @@ from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
 from server_app.members.traffic import Traffic
 from server_app.operation.certificate import ServedCertificate
+from server_app.operation.clocks import Clocks
 from server_app.operation.metrics import Metrics
 from server_app.operation.round_spans import RoundSpans
 from server_app.operation.server_view import ServerView
@@ -39,6 +40,7 @@ class Services:
     work: what clients do for a buffered run.
     health: of database, disk and object store.
     traffic: all bytes of members and operators.
+    clocks: how far others are from this server's.
     """
 
     settings: ServerSettings
@@ -62,6 +64,10 @@ class Services:
     work: ClientWork = field(default_factory=ClientWork)
     health: StorageHealth = field(default_factory=StorageHealth)
     traffic: Traffic = field(default_factory=Traffic)
+    clocks: Clocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clocks", Clocks(lambda: self.names))
 
     def observer(self, run: str) -> EventSink:
         """Gets the events of a run, for metrics and traces."""

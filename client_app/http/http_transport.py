@@ -28,6 +28,7 @@ import urllib3
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
 from client_app.http.errors import AWAY, ConnectionFailed, is_away, leads_elsewhere, may_pass, refusal, unanswered
 from client_app.http.retry import Retry, RetryDeadline
+from client_app.http.server_clock import ServerClock
 from client_app.http.transport import LONG_POLL_SECONDS, Answer, ByteCount, SignRequest
 from client_app.output import clean
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
@@ -119,6 +120,7 @@ class HttpTransport:
         self.retry = retry or Retry()
         self.notice = notice
         self._urls = tuple(urls)
+        self._server_clock = ServerClock(notice)
         self._at = 0
         self._answers = 0
         self._counting = threading.Lock()
@@ -265,6 +267,7 @@ class HttpTransport:
         def receive_any(response: HttpResponse) -> Result:
             head = _head_size(response.headers, 0)
             self._count(up=size, down=head, is_answer=response.status not in AWAY)
+            self._server_clock.note(response.headers)
             if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                 raise refusal(response.status, self._content_of(response), of="this client's signature")
             return receive(response)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer
 
 from fedcore.system.left_files import is_plain_path
 from fedcore.wire.base import Bytes, Message, Scalar, Sha256
@@ -159,7 +159,10 @@ class RunFilesOut(Message):
 
 
 class ClientOut(Message):
-    """One member of the roster, whether it is connected, may train now, and tells why its local work fails."""
+    """One member of the roster, whether it is connected, may train now, and tells why its local work fails.
+
+    clock_seconds: by which its clock is ahead of the server's, if it is wrong.
+    """
 
     id: int
     name: str
@@ -168,6 +171,13 @@ class ClientOut(Message):
     reports_failures: bool
     app_sha256: str
     last_seen_seconds: float | None
+    clock_seconds: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, plainly: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Operators of before know no field for a clock, and most clocks are right."""
+        made: dict[str, Any] = plainly(self)
+        return {name: value for name, value in made.items() if name != "clock_seconds" or value is not None}
 
 
 class ServerOut(Message):

@@ -57,10 +57,11 @@ _PLAIN: Final = re.compile(_STRING[1:-1])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Who signed a request, and the SHA-256 (32 bytes) that its body must have."""
+    """Who signed a request and when (seconds since 1970), and the SHA-256 (32 bytes) that its body must have."""
 
     key_id: str
     content_sha256: bytes
+    created: int
 
 
 class NonceCache:
@@ -173,6 +174,8 @@ def verify_headers(
 ) -> Verified:
     """Check a request's signature; Unauthorized, with the reason, unless everything holds.
 
+    WrongClock if nothing is wrong but the time.
+
     Args:
         path_and_query: as it came over the wire, percent-encoded.
         headers: header fields by name in any case; of a field that came several times, `items()` may give each line.
@@ -190,13 +193,12 @@ def verify_headers(
         raise Unauthorized(
             f"the signature must cover exactly {' '.join(_components(path_and_query))}", check="not-covered"
         )
-    # What costs next to nothing is looked at first: the signature is most of the work that a stranger can ask for.
-    _check_age(claim.created, _seconds(now), max_age_s)
     base = _signature_base(claim.components, method, path_and_query, digest, claim.covered)
     _check_signature(claim, base, resolve_key)
+    _check_age(claim, _seconds(now), max_age_s)  # now it is known whose clock is off
     # Last, so that nobody without a key can fill the memory.
     nonces.add(claim.key_id, claim.nonce, created=claim.created, oldest=_seconds(now) - max_age_s - CLOCK_SKEW_S)
-    return Verified(key_id=claim.key_id, content_sha256=base64.b64decode(matched[1]))
+    return Verified(key_id=claim.key_id, content_sha256=base64.b64decode(matched[1]), created=claim.created)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,15 +265,16 @@ def _signature_base(components: Sequence[str], method: str, path_and_query: str,
     return "\n".join([*lines, f'"@signature-params": {covered}']).encode("ascii")
 
 
-def _check_age(created: int, now: int, max_age_s: int) -> None:
-    if created > now + CLOCK_SKEW_S:
-        raise WrongClock(
-            f"the signature is from the future, by {created - now} s; set the clock of this machine, or the server's"
-        )
-    if created < now - max_age_s - CLOCK_SKEW_S:
-        raise WrongClock(
-            f"the signature is too old, by {now - created} s; set the clock of this machine, or the server's"
-        )
+def _check_age(claim: _Claim, now: int, max_age_s: int) -> None:
+    ahead = claim.created - now
+    if -max_age_s - CLOCK_SKEW_S <= ahead <= CLOCK_SKEW_S:
+        return
+    when = "from the future" if ahead > 0 else "too old"
+    raise WrongClock(
+        f"the signature is {when}, by {abs(ahead)} s; set the clock of this machine, or the server's",
+        key_id=claim.key_id,
+        seconds=ahead,
+    )
 
 
 def _fields(headers: Mapping[str, str]) -> tuple[str, str, str]:

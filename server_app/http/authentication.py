@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from fedcore.errors import Unauthorized
+from fedcore.errors import Unauthorized, WrongClock
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
@@ -66,6 +66,8 @@ class Authenticator:
         Seconds since 1970.
     nonces
         Nonces of the requests that came so far.
+    on_time
+        Gets a client's number, and by how many seconds the time that it signed is ahead.
     """
 
     audiences: Audiences
@@ -73,6 +75,7 @@ class Authenticator:
     sessions: LoginSessions = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
+    on_time: Callable[[int, float], None] = lambda client, seconds: None
 
     async def __call__(self, scope: Scope) -> Sender:
         """Who sends a request; raises Unauthorized, or Rejection."""
@@ -113,16 +116,22 @@ class Authenticator:
         query = scope.get("query_string", b"").decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode("utf-8")
         target = raw.decode("latin-1") + (f"?{query}" if query else "")
-        verified = verify_headers(
-            scope["method"],
-            target,
-            headers,
-            resolve_key=self._key,
-            now=int(self.clock()),
-            nonces=self.nonces,
-            max_age_s=MAX_AGE_SECONDS,
-        )
+        now = int(self.clock())
+        try:
+            verified = verify_headers(
+                scope["method"],
+                target,
+                headers,
+                resolve_key=self._key,
+                now=now,
+                nonces=self.nonces,
+                max_age_s=MAX_AGE_SECONDS,
+            )
+        except WrongClock as error:
+            self.on_time(client_of(error.key_id), error.seconds)
+            raise
         caller = ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)
+        self.on_time(caller.client_id, verified.created - now)
         self._refuse_others(caller.client_id)
         return caller
 

@@ -87,6 +87,10 @@ class Metrics:
         )
         self.clients = self._gauge("fedcore_clients_connected", "Clients that gave a sign of life in the last 30 s.")
         self.certificate = self._gauge("fedcore_certificate_days_left", "Days until the server's certificate ends.")
+        self.database_clock = self._gauge(
+            "fedcore_database_clock_seconds", "By how much the database's clock is ahead of this server's."
+        )
+        self.clients_off = self._gauge("fedcore_clients_with_wrong_clock", "Clients whose clock is off by over 5 s.")
         self.leader = self._gauge("fedcore_leader", "1 if this server leads, 0 if it stands by.")
 
     def observe(self, event: RunEvent) -> None:

@@ -48,4 +48,4 @@ async def readyz(services: AnyServices, queue: AnyQueue, leadership: AnyLeadersh
     if troubles := [one for one in (queue.trouble, leadership.trouble, services.health.trouble) if one]:
         raise Rejection(ProblemKind.BUSY, "; ".join(troubles))
     certificate = services.certificate.warning if services.certificate is not None else ""
-    return Readiness(status="ready", warnings=[certificate] if certificate else [])
+    return Readiness(status="ready", warnings=[text for text in (certificate, services.clocks.warning) if text])

@@ -4,6 +4,9 @@ With SQLite that is the one that there is. Servers that share a PostgreSQL datab
 others stand by and try to take it. What the leader writes is fenced by its lease, so that one that was frozen, or cut
 off, writes nothing more once another has taken over, whatever it still believes; and it believes so no longer than the
 lease lasts by its own clock.
+
+Leases are by the database's clock. A server whose clock differs from that refuses its clients' signatures, so it makes
+way for another whose clock does not; without such a one it leads, since it may be the database whose clock is wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from server_app.storage.store import Lease
 log = logging.getLogger("fedcore.server")
 
 LEASE: Final = "leader"
+READY: Final = "standby"
+"""The lease of a server that stands by and whose clock is right: one that leads with a wrong clock makes way for it."""
 _RENEWALS: Final = 3
 """Renewals in the time of a lease."""
 _TRIES: Final = 20
@@ -31,7 +36,17 @@ _TRIES: Final = 20
 
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
+_QUICK_SECONDS: Final = 2.0
+"""The longest that reading the database's clock may take."""
+
 Step = Callable[[], Awaitable[None]]
+
+
+class _WrongTime(FedcoreError):
+    """Another server has the right time."""
+
+    def __init__(self) -> None:
+        super().__init__("its clock is not the database's, and another server stands by whose clock is right")
 
 
 def seconds_since_boot() -> float:
@@ -60,6 +75,7 @@ class Leadership:
         self._task: asyncio.Task[None] | None = None
         self._leading = False
         self._until = math.inf
+        self._ready_due = 0.0
         self.trouble = ""
 
     @property
@@ -95,13 +111,31 @@ class Leadership:
     async def _take(self) -> Lease | None:
         """The lease; None if another server has it, or the database does not answer."""
         settings, store = self._services.settings, self._services.store
+        taken_by = {"holder": self._holder, "url": settings.url, "seconds": self._seconds}
         try:
-            lease = await store.take_lease(LEASE, holder=self._holder, url=settings.url, seconds=self._seconds)
+            if await self._makes_way():
+                return None
+            lease = await store.take_lease(LEASE, **taken_by)
+            if lease is None and not self._services.clocks.own_is_off and self._now() >= self._ready_due:
+                await store.take_lease(READY, **taken_by)
+                self._ready_due = self._now() + self._seconds / _RENEWALS
         except FedcoreError as error:
             self._note(f"whether another server leads is not known: {reason_of(error)}")
             return None
         self._note("")
         return lease
+
+    async def _makes_way(self) -> bool:
+        """Whether this server's clock is wrong, and another server that stands by has the right time."""
+        services = self._services
+        before = services.wall()
+        moment, after = await services.store.time(), services.wall()
+        if after - before <= _QUICK_SECONDS:  # else nobody knows when that was
+            services.clocks.note_database(moment - (before + after) / 2)
+        if not services.clocks.own_is_off:
+            return False
+        ready = await services.store.lease(READY)
+        return ready is not None and ready[1] > 0 and ready[0].holder != self._holder
 
     async def _lead(self, lease: Lease, until: float) -> None:
         """Lead while the lease can be renewed."""
@@ -130,7 +164,7 @@ class Leadership:
     async def _hold(self, lease: Lease, beginning: asyncio.Task[None]) -> None:
         """Renew the lease in time.
 
-        Raises LeaseLost, TimeoutError if no renewal succeeded in time, and what a failed beginning raised.
+        Raises LeaseLost, TimeoutError if no renewal succeeded in time, _WrongTime, and what a failed beginning raised.
         """
         while True:
             await asyncio.sleep(self._seconds / _RENEWALS / 2 if self.trouble else self._seconds / _RENEWALS)
@@ -139,8 +173,10 @@ class Leadership:
             before = self._now()
             try:
                 async with asyncio.timeout(self._until - self._now()):
+                    if await self._makes_way():
+                        raise _WrongTime
                     await self._services.store.renew_lease(lease, self._seconds)
-            except LeaseLost:
+            except (LeaseLost, _WrongTime):
                 raise
             except FedcoreError as error:
                 self._note(f"the lease is not renewed: {reason_of(error)}")

@@ -54,6 +54,11 @@ class LeaseTables:
         left = values.pop("left")
         return LeaseRow(**values), left
 
+    async def time(self) -> float:
+        """Seconds since 1970 by the database's clock."""
+        moment: float = await self.database.value(select(now()))
+        return moment
+
     def fence(self, lease: Lease | None) -> None:
         """From now on every write raises LeaseLost once this lease was taken by another; None ends that."""
         self.database.fence(lease)

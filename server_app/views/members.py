@@ -8,6 +8,7 @@ from typing import Final
 from fedcore.system.version import fedcore_version
 from fedcore.wire.operator import ClientOut, ServerOut
 from fedcore.wire.watch import CrowdOut
+from server_app.operation.clocks import is_off
 from server_app.services import Services
 from server_app.views.client_status import ONLINE_SECONDS
 
@@ -19,6 +20,7 @@ def members_out(services: Services) -> ServerOut:
     """The roster, and who of it is connected."""
     presence = services.presence
     listed = []
+    clocks = services.clocks.clients
     for member in services.roster.members:
         silent = presence.silent_for(member.id)
         listed.append(
@@ -30,6 +32,7 @@ def members_out(services: Services) -> ServerOut:
                 reports_failures=member.id in presence.reporting,
                 app_sha256=presence.installed.get(member.id, ""),
                 last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
+                clock_seconds=clocks[member.id] if is_off(clocks.get(member.id)) else None,
             )
         )
     return ServerOut(

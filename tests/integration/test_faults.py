@@ -13,7 +13,7 @@ from support.replicas import Replicas
 __all__ = ["postgres"]
 
 CLIENTS = ["client-1", "client-2", "client-3"]
-WITH_CLOCK = Path(__file__).parents[1] / "support" / "client_with_clock.py"
+WITH_CLOCK = Path(__file__).parents[1] / "support" / "program_with_clock.py"
 TWO_HOURS = 7200
 
 
@@ -42,6 +42,22 @@ def test_a_round_waits_for_a_database_that_is_gone(replicas: Replicas, postgres:
     assert made.process("server").poll() is None
 
 
+def test_a_leader_whose_clock_is_off_makes_way_for_one_whose_clock_is_right(replicas: Replicas, tmp_path: Path) -> None:
+    made, clock = replicas.made, tmp_path / "clock"
+    clock.write_text(str(TWO_HOURS))
+    kit, port = made.federation.folder / "server", str(replicas.ports["server"])
+    made.start_program("server", WITH_CLOCK, clock, "server", "--federation", kit, "--port", port)
+    replicas.led_by("server")
+    made.wait_for_log("server", f"{TWO_HOURS} s ahead of")
+    replicas.start("server-2")
+    replicas.led_by("server-2")
+    assert not replicas.leads("server")
+    made.start_clients(*CLIENTS)
+    done = made.submit(settings={"min-clients": 3}).finish()
+    assert done.status == 0, done.stderr
+    assert done.trained() == [CLIENTS]
+
+
 def test_clocks_that_are_off_are_named_and_waited_for(tmp_path: Path) -> None:
     """One is fast, one is slow, and two are right."""
     off = {"client-1": (TWO_HOURS, "from the future"), "client-2": (-TWO_HOURS, "too old")}
@@ -50,7 +66,7 @@ def test_clocks_that_are_off_are_named_and_waited_for(tmp_path: Path) -> None:
         made.start_server()
         for name, (seconds, _) in off.items():
             (tmp_path / name).write_text(str(seconds))
-            made.start_program(name, WITH_CLOCK, tmp_path / name, "--kit", made.kit(name), "--app", made.app)
+            made.start_program(name, WITH_CLOCK, tmp_path / name, "client", "--kit", made.kit(name), "--app", made.app)
         made.start_clients(*right)
         for name, (_, wrong) in off.items():
             made.wait_for_log(name, "set the clock of this machine, or the server's")

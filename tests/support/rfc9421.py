@@ -57,4 +57,4 @@ def verified_by_library(
     sha256 = members["sha-256"][0] if members.keys() == {"sha-256"} else None
     if not 1 <= len(nonce) <= MAX_NONCE_LENGTH or not isinstance(sha256, bytes) or len(sha256) != 32:
         return None
-    return Verified(key_id=str(result.parameters["keyid"]), content_sha256=sha256)
+    return Verified(key_id=str(result.parameters["keyid"]), content_sha256=sha256, created=created)

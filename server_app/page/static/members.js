@@ -74,6 +74,8 @@ function update(made, member, standing) {
   say(now.firstChild, SIGNS[state]);
   say(now.lastChild, standing || !member.online ? CLIENT[state] : "no run");
   const ruled = member.online && !member.eligible ? "outside its owner's training rules" : "";
-  say(why, standing?.why || ruled);
+  const off = member.clock_seconds ?? 0;
+  const clock = off ? `its clock is ${duration(Math.abs(off))} ${off > 0 ? "ahead" : "behind"}` : "";
+  say(why, standing?.why || clock || ruled);
   made.dataset.state = state;
 }

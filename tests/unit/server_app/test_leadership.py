@@ -16,6 +16,7 @@ from support.storage_faults import READ_ONLY, refusing
 
 from fedcore.errors import LeaseLost
 from server_app.http.standby import Standby
+from server_app.operation.clocks import Clocks
 from server_app.runs.leadership import LEASE, Leadership, seconds_since_boot
 from server_app.storage.store import Store
 
@@ -27,9 +28,16 @@ class Server:
         self.store = store
         self.leading = False
         settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
-        services: Any = SimpleNamespace(settings=settings, store=store, new_id=lambda: name)
+        self.off = 0.0
+        self.clocks = Clocks(dict)
+        services: Any = SimpleNamespace(
+            settings=settings, store=store, new_id=lambda: name, wall=self._wall, clocks=self.clocks
+        )
         self.suspended = 0.0
         self.leadership = Leadership(services, begin=self._begin, cease=self._cease, clock=self._clock)
+
+    def _wall(self) -> float:
+        return time.time() + self.off
 
     def _clock(self) -> float:
         return seconds_since_boot() + self.suspended
@@ -126,6 +134,38 @@ async def test_one_whose_machine_was_suspended_for_longer_knows_it_too(servers: 
     first.suspended = 31.0
     assert not first.leads, "before any of its tasks has noticed"
     assert seconds_since_boot() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5.0)
+
+
+async def test_one_whose_clock_is_wrong_makes_way_for_one_whose_clock_is_right(servers: Any) -> None:
+    first, second = await servers(1.0)
+    first.off = 7200.0
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    assert first.clocks.database == pytest.approx(-7200.0, abs=2.0)
+    assert first.clocks.warning, "nobody else can lead: it does, and says so"
+    await asyncio.sleep(1.2)
+    assert first.leads
+    await second.leadership.start()
+    await until(lambda: second.leads)
+    assert not first.leads
+    await asyncio.sleep(1.2)
+    assert second.leads, "the other does not take it back"
+    first.off = 0.0
+    await until(lambda: not first.clocks.own_is_off)
+    await second.leadership.stop()
+    await until(lambda: first.leads)
+
+
+async def test_two_whose_clocks_are_wrong_do_not_pass_the_lead_to_and_fro(servers: Any) -> None:
+    """It may be the database whose clock is wrong."""
+    first, second = await servers(0.6)
+    first.off = second.off = 7200.0
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    await second.leadership.start()
+    await asyncio.sleep(1.5)
+    assert first.leads
+    assert not second.leads
 
 
 async def test_one_that_does_not_know_who_leads_says_why(servers: Any) -> None:

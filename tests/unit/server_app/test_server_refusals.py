@@ -37,6 +37,7 @@ from server_app.rejection import STATUS, Rejection
 from server_app.runs.app.messages import PlainReplies, Replies
 from server_app.runs.plan import RunPlan
 from server_app.storage import blobs
+from server_app.views.members import members_out
 from tests.support.raising import raises
 
 ALL = [1, 2, 3, 4]
@@ -102,6 +103,10 @@ async def test_unsigned_foreign_and_altered_requests_are_refused(here: Site) -> 
         await problem(member.ask("GET", "/v1/task", **options), "unauthorized")  # type: ignore[arg-type]
     for seconds in (-4000, 4000):
         await problem(member.ask("GET", "/v1/task", now=time.time() + seconds), "wrong-clock")
+        named = {one.name: one.clock_seconds for one in members_out(here.services).clients if one.clock_seconds}
+        assert named == {"client-1": pytest.approx(seconds, abs=5)}
+    await member.ask("GET", "/v1/task")
+    assert "clock_seconds" not in members_out(here.services).model_dump_json()
     headers = member.signed("GET", "/v1/task")
     for path, method in (("/v1/task?after=3", "GET"), ("/v1/heartbeat", "POST")):
         moved = await here.http.request(method, path, headers=headers)

@@ -211,8 +211,13 @@ def test_age(age, good):
     if good:
         assert verify(headers).key_id == "client-1"
     else:
-        with raises(WrongClock, numbers=(abs(age),)):
+        with raises(WrongClock, numbers=(abs(age),), key_id="client-1", seconds=-age):
             verify(headers)
+
+
+def test_only_who_signed_is_told_of_clocks():
+    with raises(Unauthorized, check="unknown-signer"):
+        verify(sign(now=NOW - 7200, key=OTHER_KEY))
 
 
 def test_a_request_is_good_once():

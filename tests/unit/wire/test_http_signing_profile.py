@@ -91,7 +91,7 @@ def test_the_order_is_the_clients_to_choose(target, components, place_of_query, 
     assert (
         ours("GET", target, headers)
         == library("GET", target, headers)
-        == Verified(key_id="client-1", content_sha256=BODY)
+        == Verified(key_id="client-1", content_sha256=BODY, created=NOW)
     )
 
 

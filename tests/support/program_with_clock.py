@@ -1,8 +1,8 @@
-"""A client whose machine's clock is off by as many seconds as a file says.
+"""A command of fedcore on a machine whose clock is off by as many seconds as a file says.
 
-python client_with_clock.py FILE --kit DIR --app DIR
+python program_with_clock.py FILE COMMAND ...
 
-Everything but that clock is `fedcore client`.
+Everything but that clock is `fedcore COMMAND`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from fedcore.cli.main import main
 
 if __name__ == "__main__":
-    file, sys.argv[1] = Path(sys.argv[1]), "client"
+    file = Path(sys.argv.pop(1))
     right = time.time
     time.time = lambda: right() + float(file.read_text(encoding="utf-8"))
     main()

@@ -1,0 +1,40 @@
+"""Whether this machine's clock agrees with the server's, by the date of its answers, which TLS protects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from fedcore.wire.signing import CLOCK_SKEW_S
+
+_MOST_SECONDS: Final = CLOCK_SKEW_S + 1.0
+"""A date has whole seconds."""
+
+
+class ServerClock:
+    """Compares the clocks, and says once that they differ.
+
+    Args:
+        notice: gets the line.
+        wall: seconds since 1970 by this machine.
+    """
+
+    def __init__(self, notice: Callable[[str], None], wall: Callable[[], float] = time.time) -> None:
+        self._notice = notice
+        self._wall = wall
+        self._is_off = False
+
+    def note(self, headers: Mapping[str, str]) -> None:
+        """Read the date of an answer that came just now (RFC 9110, 6.6.1)."""
+        try:
+            ahead = self._wall() - parsedate_to_datetime(headers.get("date", "")).timestamp()
+        except (ValueError, TypeError):
+            return
+        was_off, self._is_off = self._is_off, abs(ahead) > _MOST_SECONDS
+        if self._is_off and not was_off:
+            where = "ahead of" if ahead > 0 else "behind"
+            self._notice(
+                f"this machine's clock is {abs(ahead):.0f} s {where} the server's; set it, unless the server's is wrong"
+            )
