@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 
 from fedcore.errors import FedcoreError, StorageDamaged, StorageUnavailable
 from fedcore.system.concurrency import in_thread
+from server_app.operation import integrity
 from server_app.services import Services
-from server_app.storage import integrity
 from server_app.storage.blobs import Spool, discard
 from server_app.storage.trouble import disk_trouble
 

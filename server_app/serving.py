@@ -33,6 +33,7 @@ from server_app.http.proxies import BehindProxies
 from server_app.http.rate_limit import networks
 from server_app.members.presence import Presence, Uptime
 from server_app.members.rosters import Rosters
+from server_app.operation import integrity
 from server_app.operation.certificate import ServedCertificate
 from server_app.polling import Bell
 from server_app.services import Services
@@ -79,8 +80,13 @@ async def make_services(
 ) -> AsyncIterator[Services]:
     """The services of a process, over real clocks and randomness."""
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
+<<<<<<< HEAD
     if not settings.database:
         refuse_lost(settings.database_file, settings.runs_dir)
+=======
+    if not settings.shared:
+        integrity.prepare(settings.database_file)  # nothing else goes on yet
+>>>>>>> 78cb141f (server: the check of databases is one of operation)
     store = await Store.open(settings.database or settings.database_file)
     try:
         async with Uptime.measure(time.monotonic) as uptime:

@@ -15,7 +15,6 @@ from fedcore.errors import StorageUnavailable
 from server_app.storage.database import Database, Lease
 from server_app.storage.engines import make_engine
 from server_app.storage.exchange_tables import ExchangeJournal, ExchangeTables
-from server_app.storage.integrity import check_file, check_log, make_file
 from server_app.storage.leases import LeaseTables
 from server_app.storage.run_tables import JournalTables, RunTables
 from server_app.storage.schema import make_tables
@@ -42,8 +41,6 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
 
         Raises ConfigurationError for one of another version or that is damaged, StorageUnavailable.
         """
-        if isinstance(database, Path):
-            _prepare_file(database)  # nothing else goes on yet
         engine = make_engine(database)
         name = str(database) if isinstance(database, Path) else engine.url.render_as_string(hide_password=True)
         store = cls(Database(engine))
@@ -88,10 +85,3 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
         statement = select(RosterRow.version, RosterRow.text).where(RosterRow.version > version)
         rows = await self.database.rows(statement.order_by(RosterRow.version))
         return {row.version: row.text for row in rows}
-
-
-def _prepare_file(path: Path) -> None:
-    """Make an SQLite file if there is none, and check all of one that is there."""
-    make_file(path)
-    check_log(path)
-    check_file(path)

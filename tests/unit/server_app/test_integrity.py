@@ -13,6 +13,7 @@ from support.serverside import Site
 
 from fedcore.errors import StorageDamaged
 from server_app.background import check_file
+from server_app.operation.integrity import prepare
 from server_app.storage.store import Store
 
 HEADER, FRAME = 32, 24 + 4096
@@ -31,6 +32,7 @@ async def crashed(folder: Path, commits: int = 5) -> Path:
 
 
 async def clients(path: Path) -> int:
+    prepare(path)
     store = await Store.open(path)
     try:
         return len(await store.installed_apps())
@@ -54,7 +56,7 @@ async def test_an_empty_database_is_refused_and_not_begun(tmp_path: Path) -> Non
     path = tmp_path / "server.sqlite3"
     path.touch()
     with raises(StorageDamaged, check="empty"):
-        await Store.open(path)
+        prepare(path)
     assert path.stat().st_size == 0
     path.unlink()
     assert await clients(path) == 0
@@ -65,7 +67,7 @@ async def test_a_log_with_a_changed_bit_before_its_last_transactions_is_refused(
     path = await crashed(tmp_path)
     change(path.with_name(f"{path.name}-wal"), place)
     with raises(StorageDamaged, check="damaged-log"):
-        await Store.open(path)
+        prepare(path)
 
 
 async def test_a_last_transaction_that_a_power_cut_left_in_part_is_undone(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ async def test_garbage_in_the_database_is_refused_at_the_start(tmp_path: Path) -
     assert await clients(path) == 0
     change(path, 8 * 4096, os.urandom(32 << 10))
     with raises(StorageDamaged):
-        await Store.open(path)
+        prepare(path)
 
 
 async def test_garbage_in_the_database_of_a_running_server_is_noticed(here: Site) -> None:

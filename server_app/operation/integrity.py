@@ -30,7 +30,14 @@ _REMEDY: Final = (
 )
 
 
-def make_file(path: Path) -> None:
+def prepare(path: Path) -> None:
+    """Make a database without tables if there is none, and check all of one that is there. Raises StorageDamaged."""
+    _make_file(path)
+    _check_log(path)
+    check_file(path)
+
+
+def _make_file(path: Path) -> None:
     """Make a database without tables, unless there is a file; a kill leaves no file or a whole one, never 0 bytes."""
     if path.exists():
         return
@@ -41,7 +48,7 @@ def make_file(path: Path) -> None:
     os.replace(draft, path)
 
 
-def check_log(path: Path) -> None:
+def _check_log(path: Path) -> None:
     """Check the log of a database that nobody has open; raises StorageDamaged if committed writes cannot be read."""
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and log.stat().st_size and _is_cut(log.read_bytes()):
