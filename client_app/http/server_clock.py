@@ -29,12 +29,10 @@ class ServerClock:
     def note(self, headers: Mapping[str, str]) -> None:
         """Read the date of an answer that came just now (RFC 9110, 6.6.1)."""
         try:
-            ahead = self._wall() - parsedate_to_datetime(headers.get("date", "")).timestamp()
+            offset = self._wall() - parsedate_to_datetime(headers.get("date", "")).timestamp()
         except (ValueError, TypeError):
             return
-        was_off, self._is_off = self._is_off, abs(ahead) > _MOST_SECONDS
+        was_off, self._is_off = self._is_off, abs(offset) > _MOST_SECONDS
         if self._is_off and not was_off:
-            where = "ahead of" if ahead > 0 else "behind"
-            self._notice(
-                f"this machine's clock is {abs(ahead):.0f} s {where} the server's; set it, unless the server's is wrong"
-            )
+            text = f"{abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} the server's"
+            self._notice(f"this machine's clock is {text}; set it, unless the server's is wrong")

@@ -266,14 +266,14 @@ def _signature_base(components: Sequence[str], method: str, path_and_query: str,
 
 
 def _check_age(claim: _Claim, now: int, max_age_s: int) -> None:
-    ahead = claim.created - now
-    if -max_age_s - CLOCK_SKEW_S <= ahead <= CLOCK_SKEW_S:
+    offset = claim.created - now
+    if -max_age_s - CLOCK_SKEW_S <= offset <= CLOCK_SKEW_S:
         return
-    when = "from the future" if ahead > 0 else "too old"
+    when = "from the future" if offset > 0 else "too old"
     raise WrongClock(
-        f"the signature is {when}, by {abs(ahead)} s; set the clock of this machine, or the server's",
+        f"the signature is {when}, by {abs(offset)} s; set the clock of this machine, or the server's",
         key_id=claim.key_id,
-        seconds=ahead,
+        seconds=offset,
     )
 
 

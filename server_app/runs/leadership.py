@@ -16,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from fedcore.errors import FedcoreError, LeaseLost
@@ -110,14 +111,14 @@ class Leadership:
 
     async def _take(self) -> Lease | None:
         """The lease; None if another server has it, or the database does not answer."""
-        settings, store = self._services.settings, self._services.store
-        taken_by = {"holder": self._holder, "url": settings.url, "seconds": self._seconds}
+        store = self._services.store
+        take = partial(store.take_lease, holder=self._holder, url=self._services.settings.url, seconds=self._seconds)
         try:
             if await self._makes_way():
                 return None
-            lease = await store.take_lease(LEASE, **taken_by)
+            lease = await take(LEASE)
             if lease is None and not self._services.clocks.own_is_off and self._now() >= self._ready_due:
-                await store.take_lease(READY, **taken_by)
+                await take(READY)
                 self._ready_due = self._now() + self._seconds / _RENEWALS
         except FedcoreError as error:
             self._note(f"whether another server leads is not known: {reason_of(error)}")
