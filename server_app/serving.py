@@ -80,13 +80,9 @@ async def make_services(
 ) -> AsyncIterator[Services]:
     """The services of a process, over real clocks and randomness."""
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
-<<<<<<< HEAD
-    if not settings.database:
-        refuse_lost(settings.database_file, settings.runs_dir)
-=======
     if not settings.shared:
+        refuse_lost(settings.database_file, settings.runs_dir)
         integrity.prepare(settings.database_file)  # nothing else goes on yet
->>>>>>> 78cb141f (server: the check of databases is one of operation)
     store = await Store.open(settings.database or settings.database_file)
     try:
         async with Uptime.measure(time.monotonic) as uptime:

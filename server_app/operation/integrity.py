@@ -1,7 +1,7 @@
 """Whether an SQLite database is what was written: SQLite itself looks at no page before it needs it.
 
-An empty file is a new database to SQLite, and a log (the `-wal` file) with a wrong checksum in the middle is one that
-ends there: without these checks a server would go on with less than it has promised.
+To SQLite a log (the `-wal` file) with a wrong checksum in the middle is one that ends there: without these checks a
+server would go on with less than it has promised.
 """
 
 from __future__ import annotations
@@ -61,14 +61,8 @@ def _check_log(path: Path) -> None:
 
 def check_file(path: Path) -> None:
     """Check every page of a database, which others may use meanwhile. Raises StorageDamaged, StorageUnavailable."""
-    if not path.exists():
-        raise StorageDamaged(f"the server's database {path} is gone: {_REMEDY}", check="gone")
-    if not path.stat().st_size:
-        raise StorageDamaged(
-            f"the server's database {path} is empty (0 bytes), which no server leaves behind: {_REMEDY}. Only if there "
-            "never was a run, remove the file: the server makes a new one",
-            check="empty",
-        )
+    if not path.is_file() or not path.stat().st_size:
+        raise StorageDamaged(f"the server's database {path} is gone, or was emptied: {_REMEDY}", check="gone")
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -55,7 +55,7 @@ async def test_nothing_is_wrong_with_what_a_killed_server_leaves(tmp_path: Path)
 async def test_an_empty_database_is_refused_and_not_begun(tmp_path: Path) -> None:
     path = tmp_path / "server.sqlite3"
     path.touch()
-    with raises(StorageDamaged, check="empty"):
+    with raises(StorageDamaged, check="gone"):
         prepare(path)
     assert path.stat().st_size == 0
     path.unlink()
