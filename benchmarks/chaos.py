@@ -1,12 +1,14 @@
 """Kills at random instants: is an update lost or doubled, is anybody told two things, does a run not end?
 
-    python benchmarks/chaos.py [--kills N] [--database sqlite|postgres|both] [--plant fold-before-commit] [--json]
+    python benchmarks/chaos.py [--kills N] [--faults N] [--kinds KIND ...] [--elements N]
+        [--database sqlite|postgres|both] [--plant fold-before-commit] [--json]
 
 Clients that speak the real protocol in this process (`chaos_clients.py`), and a real `fedcore server` with its
 ServerApp process, killed with SIGKILL and started again at once, until there were so many kills. Every run is FedAvg,
 whose model shows each sum in its digits, or FedAdam; the last model of either must have the bits of an undisturbed run,
 since the clients here round by draws that follow from the model. With PostgreSQL two servers share the database and one
-folder of objects, and the clients know both. --plant plants a fault, which must be found.
+folder of objects, and the clients know both. --faults has other things happen as well (`chaos_faults.py`): processes
+freeze, lines break, disks are full or change bits. --plant plants a fault, which must be found.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,6 +36,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.chaos_checks import Verdict, judge_run, judge_told
 from benchmarks.chaos_clients import Log, clients_of
+from benchmarks.chaos_faults import FLIP, KINDS, Target, small_disk
+from benchmarks.chaos_links import links_of
 from benchmarks.chaos_servers import Server
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from client_app.http.errors import tls_context
@@ -75,6 +80,9 @@ class Limits:
     app_share: float
     aimed: bool
     rounds: int
+    faults: int = 0
+    kinds: tuple[str, ...] = ()
+    elements: int = 64
 
 
 @dataclass(slots=True)
@@ -87,7 +95,9 @@ class Site:
     addresses: tuple[str, ...]
     log: Log
     settings: dict[str, float]
+    target: Target
     rounds: int = ROUNDS
+    elements: int = 64
     verdict: Verdict = field(default_factory=Verdict)
     kills: int = 0
     app_kills: int = 0
@@ -109,6 +119,7 @@ class Site:
         """One run to its end: its state with all events, and its last model's values."""
         bundle = AppBundle.from_folder(APP)
         config = {"strategy": strategy, "num-server-rounds": self.rounds, "min-nodes": CLIENTS}
+        config["elements"] = self.elements
         body = RunIn(app_sha256=bundle.sha256, files=dict(bundle.files), run_config=config, settings=self.settings)
         submitted = await self.ask("POST", "/v1/runs", body)
         if submitted.status_code != 201:
@@ -125,14 +136,22 @@ class Site:
     async def disturb(self, limits: Limits) -> None:
         """Kill and start again, at random instants, a number of times, or until time is up."""
         deadline = time.monotonic() + limits.seconds
-        while self.kills < limits.kills and time.monotonic() < deadline:
+        kinds = [kind for kind in limits.kinds if self.target.possible(kind)]
+        while time.monotonic() < deadline:
+            left = limits.kills - self.kills, limits.faults - self.target.faults.total() if kinds else 0
+            if max(left) <= 0:
+                return
             await asyncio.sleep(random.uniform(0.0, QUIET_SECONDS) * random.random())
+            if random.choices((False, True), [max(one, 0) for one in left])[0]:
+                await self.target.inflict(random.choice(kinds), self.log, patience=2 * QUIET_SECONDS)
+                say(f"faults: {dict(self.target.faults)}")
+                continue
             known, began = len(self.log.accepted), len(self.log.models)
             while limits.aimed and len(self.log.accepted) == known:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.02)
             server = random.choice(self.servers)
             if random.random() < limits.app_share:
-                if server.kill_app():
+                if server.signal_app(signal.SIGKILL):
                     self.kills += 1
                     self.app_kills += 1
                 continue
@@ -165,6 +184,9 @@ def main() -> int:
     options.add_argument("--database", choices=("sqlite", "postgres", "both"), default="sqlite")
     options.add_argument("--minutes", type=float, default=float("inf"), help="with each database, at the most")
     options.add_argument("--app-share", type=float, default=0.15, help="of the kills that hit the ServerApp's process")
+    options.add_argument("--faults", type=int, default=0, help="other than kills, with each database (default 0)")
+    options.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of them (default all)")
+    options.add_argument("--elements", type=int, default=64, help="of the model (default 64)")
     options.add_argument("--plant", choices=("fold-before-commit",), default="", help="a fault that has to be found")
     options.add_argument("--seed", type=int, default=1, help="of the instants (default 1)")
     options.add_argument("--folder", type=Path, help="where everything is kept; default: nowhere")
@@ -188,6 +210,9 @@ def measure(arguments: argparse.Namespace) -> Report:
                 arguments.app_share,
                 aimed=bool(arguments.plant),
                 rounds=sized(arguments, smallest=1, quick=ROUNDS, whole=ROUNDS),
+                faults=arguments.faults,
+                kinds=tuple(arguments.kinds),
+                elements=arguments.elements,
             )
             made = asyncio.run(disturbed(folder, database, limits, arguments.plant))
             sites[database] = (made, time.monotonic() - began)
@@ -198,7 +223,7 @@ async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> 
     """Runs one after the other, until there were so many kills; what was found is in the site's verdict."""
     async with site(folder, database, fault) as here, clients_of(here.federation.clients, APP, here.log):
         reference: dict[str, bytes | None] = {}
-        here.rounds = limits.rounds
+        here.rounds, here.elements = limits.rounds, limits.elements
         for strategy in ("fedavg", "fedadam", "fedavg"):
             state, final = await here.carry_out(strategy)
             judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg")
@@ -210,9 +235,14 @@ async def disturbed(folder: Path, database: str, limits: Limits, fault: str) -> 
         while not killer.done() or number == 0:
             number += 1
             strategy, before = ("fedavg", "fedadam")[number % 2], here.kills - here.app_kills
+            flips = here.target.faults[FLIP]
             state, final = await here.carry_out(strategy)
-            killed = here.kills - here.app_kills - before
-            judge_run(here.verdict, state, here.log, final, digits=strategy == "fedavg", server_kills=killed)
+            flips = here.target.faults[FLIP] - flips
+            killed = here.kills - here.app_kills - before + flips
+            judge_run(
+                here.verdict, state, here.log, final,
+                digits=strategy == "fedavg", server_kills=killed, damages=flips,
+            )  # fmt: skip
             if state["status"] == "finished" and final != reference[strategy] and _whole(state):
                 here.verdict.other_bits.append(f"{state['run']}: {strategy} ends with other bits")
             say(f"run {number}, {strategy}: {state['status']}, {here.kills} kills; {here.verdict}")
@@ -236,8 +266,12 @@ async def site(folder: Path, database: str, fault: str) -> AsyncIterator[Site]:
         folder / "fed", name="chaos", clients=CLIENTS, now=datetime.now(UTC), hosts=["127.0.0.1"], port=free_port(),
         policy=policy,
     )  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        servers, addresses = _servers(made, folder, database, fault, stack)
+    async with contextlib.AsyncExitStack() as stack:
+        disk = stack.enter_context(small_disk(folder / "disk")) if database == "sqlite" else None
+        data = disk or (folder if database == "sqlite" else folder / "objects")
+        servers, addresses = _servers(made, folder, database, fault, stack, data)
+        links = await stack.enter_async_context(links_of(made.clients, addresses))
+        target = Target(servers, links, data, disk, shared=database != "sqlite")
         for server in servers:
             stack.callback(server.stop)
             server.start()
@@ -248,16 +282,19 @@ async def site(folder: Path, database: str, fault: str) -> AsyncIterator[Site]:
         verify = tls_context(kit.ca_file)
         settings = SETTINGS | SHORT if fault else SETTINGS
         async with httpx.AsyncClient(verify=verify, headers=headers, timeout=30, trust_env=False) as http:
-            yield Site(federation=made, servers=servers, http=http, addresses=addresses, log=Log(), settings=settings)
+            yield Site(
+                federation=made, servers=servers, http=http, addresses=addresses, log=Log(), settings=settings,
+                target=target,
+            )  # fmt: skip
 
 
 def _servers(
-    made: FederationFolder, folder: Path, database: str, fault: str, stack: contextlib.ExitStack
+    made: FederationFolder, folder: Path, database: str, fault: str, stack: contextlib.AsyncExitStack, data: Path
 ) -> tuple[list[Server], tuple[str, ...]]:
     """The servers of a federation, not started yet, and their addresses; its kits name all of them."""
     federation = ("--federation", str(made.folder))
     if database == "sqlite":
-        return [Server("server", folder, federation, fault)], (made.server_url,)
+        return [Server("server", folder, (*federation, "--data-dir", str(data)), fault)], (made.server_url,)
     url = stack.enter_context(cluster()).create()
     settings = made.server / "server.toml"
     shared = {'database = ""': f'database = "{url}"', 'objects = ""': f'objects = "{folder / "objects"}"'}
@@ -298,6 +335,7 @@ def report(sites: dict[str, tuple[Site, float]], *, planted: str) -> Report:
         counts = {
             "lost": len(verdict.lost), "doubled": len(verdict.doubled), "equivocations": len(verdict.equivocations),
             "unfinished": len(verdict.unfinished), "other_bits": len(verdict.other_bits),
+            "wrongly_blamed": len(verdict.wrongly_blamed),
         }  # fmt: skip
         figures.append(Figure(name=f"kills_{database}", value=site_.kills, unit="count", aim=200, at_least=True))
         if planted:
@@ -305,12 +343,21 @@ def report(sites: dict[str, tuple[Site, float]], *, planted: str) -> Report:
             figures.append(Figure(name=f"planted_fault_found_{database}", value=found, aim=1, at_least=True))
         else:
             figures += [Figure(name=f"{k}_{database}", value=n, unit="count", aim=0) for k, n in counts.items()]
+        faults = site_.target.faults
+        if faults:
+            figures.append(
+                Figure(name=f"faults_{database}", value=faults.total(), unit="count", aim=100, at_least=True)
+            )
+        figures += [
+            Figure(name=f"longest_silence_s_{kind}_{database}", value=seconds_, unit="seconds", aim=20)
+            for kind, seconds_ in sorted(site_.target.silence.items())
+        ]
+        notes += [f"{database}: {number} {kind}" for kind, number in sorted(faults.items())]
         heard = statistics.median(site_.seconds) if site_.seconds else float("nan")
         figures.append(Figure(name=f"seconds_to_next_message_{database}", value=heard, unit="seconds", aim=10))
         done = (site_.kills, site_.app_kills, verdict.exchanges, verdict.failed_exchanges, verdict.given_up)
         rows.append((database, *map(str, (*done, *counts.values())), f"{seconds / max(site_.kills, 1):.1f}"))
-        found_ = verdict.lost + verdict.doubled + verdict.equivocations + verdict.unfinished + verdict.other_bits
-        notes += [f"{database}: {text}" for text in found_[:20]]
+        notes += [f"{database}: {text}" for text in verdict.findings[:20]]
     header = ("database", "kills", "of the app", "exchanges", "failed", "given up", *counts, "seconds a kill")
     return Report(
         benchmark="chaos",

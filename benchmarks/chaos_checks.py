@@ -21,6 +21,7 @@ class Verdict:
     equivocations: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     other_bits: list[str] = field(default_factory=list)
+    wrongly_blamed: list[str] = field(default_factory=list)
     exchanges: int = 0
     failed_exchanges: int = 0
     given_up: int = 0
@@ -29,7 +30,13 @@ class Verdict:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.lost or self.doubled or self.equivocations or self.unfinished or self.other_bits)
+        return not self.findings
+
+    @property
+    def findings(self) -> list[str]:
+        """All of it."""
+        found = [self.lost, self.doubled, self.equivocations, self.unfinished, self.other_bits, self.wrongly_blamed]
+        return [text for texts in found for text in texts]
 
 
 def judge_digits(verdict: Verdict, where: str, before: bytes, after: bytes, survivors: Sequence[int]) -> None:
@@ -66,16 +73,25 @@ def may_give_up(run: Mapping[str, Any], server_kills: int) -> bool:
 
 
 def judge_run(
-    verdict: Verdict, run: Mapping[str, Any], log: Log, final: bytes | None, *, digits: bool, server_kills: int = 0
+    verdict: Verdict,
+    run: Mapping[str, Any],
+    log: Log,
+    final: bytes | None,
+    *,
+    digits: bool,
+    server_kills: int = 0,
+    damages: int = 0,
 ) -> None:
     """One run with all its events.
 
     final: its model. digits: whether its strategy adds the mean as it is. server_kills: how many its server died of.
+    damages: how many updates the disk changed, each of which costs an attempt.
     """
     name, events = run["run"], [one["event"] for one in run["events"]]
     failed = [event for event in events if event["kind"] == "exchange-failed"]
     verdict.failed_exchanges += len(failed)
-    for event in failed:  # nobody leaves by itself here, so nothing but the kills threw these updates away
+    verdict.wrongly_blamed += [f"{name}: {event['client']}" for event in events if event["kind"] == "blamed"]
+    for event in failed[damages:]:  # nobody leaves by itself here, so nothing but the kills threw these updates away
         thrown = [client for where, client in sorted(log.accepted) if where == (name, event["exchange"])]
         if thrown:
             place = (name, event["exchange"])

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,14 +62,24 @@ class Log:
     """Whose manifest the server has accepted."""
     models: dict[Place, bytes] = field(default_factory=dict)
     """The values of the model that an exchange starts from."""
-    last_message: float = 0.0
-    """When a message was accepted last, in seconds of the monotonic clock."""
+    times: list[float] = field(default_factory=list)
+    """When messages were accepted, in seconds of the monotonic clock."""
+
+    @property
+    def last_message(self) -> float:
+        """When a message was accepted last; 0 before the first."""
+        return self.times[-1] if self.times else 0.0
+
+    def longest_silence(self, since: float) -> float:
+        """The longest time without an accepted message from a moment on until now, in seconds."""
+        moments = [since, *(one for one in self.times if one > since), time.monotonic()]
+        return max(after - before for before, after in pairwise(moments))
 
     def note(self, client: int, method: str, target: str, answer: bytes | None) -> None:
         """One request that was answered well."""
         parts = target.partition("?")[0].split("/")
         if method == "PUT":
-            self.last_message = time.monotonic()
+            self.times.append(time.monotonic())
         if len(parts) < 7 or parts[4] != "exchanges":
             return
         place, step = (parts[3], int(parts[5])), parts[6]

@@ -69,14 +69,19 @@ class Server:
             self._process.join(10)
             self._process.kill()
 
-    def kill_app(self) -> bool:
-        """SIGKILL to the ServerApp's process, if one runs below this server; whether there was one."""
+    def send(self, what: signal.Signals) -> None:
+        """A signal to the process alone, if it lives."""
+        if self._process is not None and self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, what)
+
+    def signal_app(self, what: signal.Signals) -> bool:
+        """A signal to the ServerApp's process, if one runs below this server; whether there was one."""
         assert self._process is not None
         for pid in psutil.pids():
             made = Made.of(pid)
             if made is not None and made.by == self._process.pid and APP_MODULE in made.words:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, what)
                     return True
         return False
 

@@ -95,3 +95,18 @@ def test_a_model_of_other_clients_than_the_survivors_shows():
             assert other_model(model, said), (place, client)
             doubled = model + STEP * 4 ** (client - 1) / len(survivors)
             assert other_model(doubled, sums), (place, client)
+
+
+def test_an_honest_client_that_is_blamed_is_a_finding():
+    blamed = {"kind": "blamed", "client": "client-2", "exchange": 1}
+    run = {"run": "run", "status": "failed", "reason": "", "events": [{"event": blamed}]}
+    judge_run(verdict := Verdict(), run, Log(), None, digits=True)
+    assert verdict.wrongly_blamed == ["run: client-2"]
+
+
+def test_an_update_that_the_disk_changed_may_cost_one_attempt():
+    failed = {"kind": "exchange-failed", "exchange": 1, "reason": "the disk"}
+    run = {"run": "run", "status": "cancelled", "reason": "", "events": [{"event": failed}]}
+    for damages, lost in ((0, 1), (1, 0)):
+        judge_run(verdict := Verdict(), run, Log(accepted={(PLACE, 1)}), None, digits=True, damages=damages)
+        assert len(verdict.lost) == lost

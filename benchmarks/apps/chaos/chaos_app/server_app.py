@@ -17,5 +17,5 @@ def main(grid: Grid, context: Context) -> None:
     strategy = STRATEGIES[str(config["strategy"])](
         fraction_evaluate=0.0, min_train_nodes=nodes, min_evaluate_nodes=0, min_available_nodes=nodes
     )
-    initial = ArrayRecord({"digits": Array(np.zeros(64, np.float32))})
+    initial = ArrayRecord({"digits": Array(np.zeros(int(config["elements"]), np.float32))})
     strategy.start(grid=grid, initial_arrays=initial, num_rounds=int(config["num-server-rounds"]))
