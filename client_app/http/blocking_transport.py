@@ -98,15 +98,24 @@ class BlockingTransport:
         self._trust_env = trust_env
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="network")
         self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
         self._is_closed = False
 
-    async def send(self, request: HttpRequest, read: Callable[[HttpResponse], Result]) -> Result:
+    async def send(
+        self, request: HttpRequest, read: Callable[[HttpResponse], Result], *, read_seconds: float | None = None
+    ) -> Result:
         """Send a request and return what `read` makes of the answer; raises also what that raises.
 
         `read` is called in the thread. A request that is cancelled ends its connection, and waits for its thread.
+
+        Args:
+            request: what is sent.
+            read: reads the answer.
+            read_seconds: how long an answer may make no progress, in place of the usual time.
         """
-        connection = self._connection_to(request.server)
-        work = self._threads.submit(lambda: read(connection.exchange(request, self._read_seconds)))
+        connection, seconds = self._connection_to(request.server), read_seconds or self._read_seconds
+        self._busy.add(connection)
+        work = self._threads.submit(lambda: read(connection.exchange(request, seconds)))
         working = asyncio.wrap_future(work)
         working.add_done_callback(lambda over: self._release(connection, over))
         try:
@@ -116,6 +125,12 @@ class BlockingTransport:
                 connection.abort()
             await asyncio.wait([working])
             raise
+
+    def abort(self, server: str) -> None:
+        """Have all requests to `server` fail that are under way."""
+        for connection in self._busy:
+            if connection.server == server:
+                connection.abort()
 
     def close(self) -> None:
         """End the connections: at once those that nobody uses, the others when their requests are over."""
@@ -136,6 +151,7 @@ class BlockingTransport:
 
     def _release(self, connection: _Connection, over: asyncio.Future[Result]) -> None:
         over.exception()  # of a request that was cancelled nobody asks for it
+        self._busy.discard(connection)
         if connection.is_reusable and not self._is_closed:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)

@@ -2,7 +2,8 @@
 
 A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
 new signature each time; all routes are idempotent. A 4xx but 408 is an answer and never repeated. A federation may have
-several addresses: if nobody answers, or somebody who does not lead, the next attempt goes to the next one.
+several addresses: if nobody answers, or somebody who does not lead, the next attempt goes to the next one; and to the
+one that leads if the present one is silent (`LeaderWatch`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import urllib3
 
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
 from client_app.http.errors import AWAY, ConnectionFailed, is_away, leads_elsewhere, may_pass, refusal, unanswered
+from client_app.http.leader_watch import LeaderWatch
 from client_app.http.retry import Retry, RetryDeadline
 from client_app.http.server_clock import ServerClock
 from client_app.http.transport import LONG_POLL_SECONDS, Answer, ByteCount, SignRequest
@@ -34,7 +36,7 @@ from client_app.output import clean
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
 from fedcore.secagg import Signer
-from fedcore.system.concurrency import in_thread
+from fedcore.system.concurrency import end, in_thread
 from fedcore.system.files import full_disk_named, replacing
 from fedcore.wire.base import Message
 from fedcore.wire.presence import DELTA_BASE
@@ -131,11 +133,17 @@ class HttpTransport:
         # Proxy settings of the environment are for the way out of a site, not for the loopback.
         trust_env = not all(map(_is_loopback, urls))
         self._network = BlockingTransport(tls, read_seconds=_READ_SECONDS, trust_env=trust_env)
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HttpTransport:
+        if len(self._urls) > 1:
+            watch = LeaderWatch(network=self._network, urls=self._urls, current=lambda: self.url, switch=self._switch)
+            self._watch = asyncio.create_task(watch.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._watch is not None:
+            await end(self._watch)
         self._network.close()
 
     @property
@@ -232,7 +240,8 @@ class HttpTransport:
         limit: int | None = None,
         on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> bytes | None:
-        digest = await asyncio.to_thread(_sha256, body) if len(body) > _HASHED_AT_ONCE else _sha256(body)
+        hashed = await asyncio.to_thread(hashlib.sha256, body) if len(body) > _HASHED_AT_ONCE else hashlib.sha256(body)
+        digest = hashed.digest()
 
         def receive(response: HttpResponse) -> tuple[bytes | None, Mapping[str, str]]:
             content = self._content_of(response, limit)
@@ -337,6 +346,13 @@ class HttpTransport:
         if leads_elsewhere(error) and url == self.url:
             self._at = (self._at + 1) % len(self._urls)
 
+    def _switch(self, url: str) -> None:
+        """Another server leads and the present one does not answer: all that waits for it goes to the other."""
+        before, self._at = self.url, self._urls.index(url)
+        self.interruptions += 1
+        self.notice(f"the server at {before} does not answer, and the one at {url} leads; going on there")
+        self._network.abort(before)
+
     def _notify(self, state: tenacity.RetryCallState, url: str) -> None:
         if state.attempt_number > 1:
             return
@@ -378,10 +394,6 @@ async def _parse(
 
 def _public(path: str) -> str:
     return path.rsplit("/", 1)[-1]
-
-
-def _sha256(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()
 
 
 def _head_size(headers: Mapping[str, str], target: int) -> int:
