@@ -26,7 +26,7 @@ from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
-from client_app.records.activity import ActivityFile, note_sandbox
+from client_app.records.activity import ActivityFile, StepsFile, note_sandbox
 from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
@@ -102,6 +102,7 @@ async def _run_agent(options: Options) -> None:
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _install(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
+            group.on_progress = StepsFile(state_dir).note
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])
             transport = _transport(kit, output)
             first_models = DerivedModels(state_dir, output, settings.rules)
@@ -196,6 +197,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
         engine=options.engine,
         ranks=size.nproc_per_node,
         rules=options.rules,
+        progress_seconds=kit.progress_seconds if kit is not None else 0.0,
     )
     if kit is not None:
         readable = settings.sandbox(Path(os.devnull), alone=True).read[1:]  # the app's own folder is not read

@@ -65,9 +65,10 @@ def doing(status: Status) -> str:
         case "taking part":
             kind, run = clean(now.message_type), clean(now.run)
             where = f"exchange {now.exchange} (round {now.server_round}, {kind}) of run {run}"
-            return f"The agent takes part in {where}, since {since}."
+            return f"The agent takes part in {where}, since {since}.{_steps(status)}"
         case "training":
-            return f"The agent is connected to {at} and trains for a later sum of run {clean(now.run)}, since {since}."
+            what = f"trains for a later sum of run {clean(now.run)}"
+            return f"The agent is connected to {at} and {what}, since {since}.{_steps(status)}"
         case "waiting":
             return f"The agent is connected to {at} and waits for a task, since {since}."
         case "not eligible":
@@ -75,6 +76,13 @@ def doing(status: Status) -> str:
         case "away":
             return f"The agent has taken part in nothing since {since}: {clean(now.why)}"
     return f"The agent is {now.doing}, since {since}."
+
+
+def _steps(status: Status) -> str:
+    if status.steps is None:
+        return ""
+    ago = max(status.made.timestamp() - status.steps.last_step, 0.0)
+    return f" Its app has made {count_of(status.steps.steps, 'step')}, the last one {ago:.0f} s ago."
 
 
 def meaning(check: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
-from client_app.records.activity import Activity, is_running, read_activity, read_sandbox
+from client_app.records.activity import Activity, StepsDone, is_running, read_activity, read_sandbox, read_steps
 from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
 from client_app.records.journal import whole_lines
 from client_app.records.ledger_entries import LEDGER_FILE
@@ -133,6 +133,8 @@ class Status:
     kit: Path
     running: bool
     now: Activity | None
+    steps: StepsDone | None
+    """How far its local work is, if the app counts steps."""
     sandbox: str
     """What holds for user code since the agent's last start; "" if that is unknown."""
     runs: tuple[RunHistory, ...]
@@ -169,6 +171,7 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
         kit=kit.folder,
         running=running,
         now=now,
+        steps=read_steps(state, now) if running else None,
         sandbox=read_sandbox(state),
         runs=tuple(_runs(exchanges, by_run, kit.policy.delta)),
         refusals=tuple(_refusals(exchanges)),

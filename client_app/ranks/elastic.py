@@ -30,7 +30,8 @@ from client_app.ranks.group import (
     remove_shared_memory,
 )
 from client_app.ranks.group_size import GroupSize, interface_of, own_address
-from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
+from client_app.ranks.messages import FROM_RANK, Failure, FromRank, Progress, ToRank
+from client_app.ranks.progress import LOOK_SECONDS, TaskProgress
 from fedcore.system.concurrency import end
 from fedcore.system.files import private_folder
 from fedcore.system.json_lines import MAX_LINE, AsyncConnection
@@ -110,11 +111,11 @@ class _ElasticRanks:
 
     caller: AsyncConnection[FromRank]
 
-    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
+    async def ask(self, message: ToRank, limit: Limit, progress: TaskProgress | None = None) -> list[FromRank]:
         try:
             async with asyncio.timeout(limit.remaining()):
                 await self.caller.send(message)
-                answer = await self.caller.receive()
+                answer = await self._answer(progress)
         except TimeoutError:
             raise RankFailed(f"the ranks gave no answer within {limit.seconds:.0f} s", RANK_HUNG) from None
         except (OSError, ValueError):
@@ -124,6 +125,24 @@ class _ElasticRanks:
         if isinstance(answer, Failure):
             raise failure_from(answer)
         return [answer]
+
+    async def _answer(self, progress: TaskProgress | None) -> FromRank | None:
+        """The next message that is no report. Rank 0 alone reports: it waits for a rank that is stuck elsewhere."""
+        receiving = asyncio.ensure_future(self.caller.receive())
+        try:
+            while True:
+                await asyncio.wait([receiving], timeout=LOOK_SECONDS)
+                if receiving.done():
+                    message = receiving.result()
+                    if not isinstance(message, Progress):
+                        return message
+                    if progress is not None:
+                        progress.take(0, message)
+                    receiving = asyncio.ensure_future(self.caller.receive())
+                if progress is not None:
+                    progress.look()
+        finally:
+            await end(receiving)
 
     async def lost(self) -> str:
         with contextlib.suppress(OSError, ValueError):

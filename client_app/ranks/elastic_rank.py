@@ -25,7 +25,7 @@ from torch import distributed
 
 from client_app.ranks.group import SOCKET
 from client_app.ranks.messages import TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, ToRank
-from client_app.ranks.rank import end, load, received, run
+from client_app.ranks.rank import end, load, received, reporting, run
 from client_app.ranks.rendezvous import Position, Rendezvous
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system import process_group
@@ -123,7 +123,9 @@ def _serve(
             rendezvous.mark(f"done/{number}/{position.rank}")
         else:
             request = received(agent, RankTask)
-            agent.send(_run_on_all(rendezvous, runner, models, number, request, position))
+            with reporting(agent):
+                answer = _run_on_all(rendezvous, runner, models, number, request, position)
+            agent.send(answer)
 
 
 def _run_on_all(

@@ -24,6 +24,7 @@ from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
 from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
+from client_app.ranks.progress import OnProgress, TaskProgress
 from fedcore.errors import AppError
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
@@ -55,6 +56,7 @@ class GroupSettings:
     engine: the site's settings of the training engine, which every rank gets.
     ranks: processes on this machine.
     rules: what the owner adds to what user code may see.
+    progress_seconds: how long a rank may be in a loop over batches without another step; 0 for any time.
     """
 
     app: Path
@@ -68,6 +70,7 @@ class GroupSettings:
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     ranks: int = 1
     rules: Rules = field(default_factory=Rules)
+    progress_seconds: float = 0.0
 
     def greeting(self) -> Greeting:
         """The first message to every rank."""
@@ -133,8 +136,14 @@ class Limit:
 class RunningRanks(Protocol):
     """The processes of a group, which started together and end together."""
 
-    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
-        """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means."""
+    async def ask(self, message: ToRank, limit: Limit, progress: TaskProgress | None = None) -> list[FromRank]:
+        """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means.
+
+        Args:
+            message: goes to every rank.
+            limit: how long that may take.
+            progress: takes what they report until they answer, and says when one is stuck; for a task only.
+        """
         ...
 
     async def lost(self) -> str:
@@ -152,6 +161,7 @@ class RankGroup(ABC):
 
     settings: GroupSettings
     output: Output
+    on_progress: OnProgress = field(default=lambda steps, still: None, kw_only=True)
     _starting: asyncio.Task[RunningRanks] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
     _lost: RunningRanks | None = field(default=None, init=False)
@@ -214,7 +224,8 @@ class RankGroup(ABC):
         running = await self._ready(limit)
         await self._stop_watching()
         try:
-            answer = (await running.ask(request, limit))[0]
+            progress = TaskProgress(self.settings.progress_seconds, self.on_progress)
+            answer = (await running.ask(request, limit, progress))[0]
             if not isinstance(answer, LocalAnswer):
                 raise RankFailed("rank 0 gave an unexpected answer", RANK_KILLED)
         except BaseException as error:

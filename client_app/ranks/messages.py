@@ -3,6 +3,7 @@
     agent -> rank   Greeting          once
     rank -> agent   Ready, or Failure
     agent -> rank   RankTask          repeated
+    rank -> agent   Progress          once a second, while the task runs
     rank -> agent   LocalAnswer from rank 0, Done from the others, or Failure
 
 Every rank gets every task. Rank 0 alone writes the new model, for which the others may have to hand over their parts,
@@ -57,6 +58,19 @@ class Ready(Message):
     app_sha256: str
 
 
+class Progress(Message):
+    """Rank to agent: it is alive, and how far it is with a task.
+
+    steps, parts: batches of this task, and parts of them; see `fedcore.system.workers.step_counter`.
+    in_loop: whether a loop over batches is under way, so that another step is due.
+    """
+
+    op: Literal["progress"] = "progress"
+    steps: int
+    parts: int
+    in_loop: bool
+
+
 class LocalAnswer(Message):
     """Rank 0 to agent: the result of a task.
 
@@ -87,7 +101,7 @@ class Failure(Message):
 
 
 ToRank = Annotated[Greeting | RankTask, Field(discriminator="op")]
-FromRank = Annotated[Ready | LocalAnswer | Done | Failure, Field(discriminator="op")]
+FromRank = Annotated[Ready | Progress | LocalAnswer | Done | Failure, Field(discriminator="op")]
 
 TO_RANK: TypeAdapter[ToRank] = TypeAdapter(ToRank)
 FROM_RANK: TypeAdapter[FromRank] = TypeAdapter(FromRank)

@@ -9,25 +9,30 @@ with all processes that the app started.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from client_app.ranks.failures import describe
 from client_app.ranks.group_size import needs_group
-from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, RankTask, Ready, ToRank
+from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, Progress, RankTask, Ready, ToRank
 from fedcore.errors import WorkerDied
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
+from fedcore.system.workers.step_counter import STEPS
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import ClientRunner
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 Kind = TypeVar("Kind", Greeting, RankTask)
+REPORT_SECONDS: Final = 1.0
 
 
 def main() -> None:
@@ -50,7 +55,9 @@ def main() -> None:
     while True:
         request = received(agent, RankTask)
         try:
-            agent.send(run(runner, rank, request))
+            with reporting(agent):
+                answer = run(runner, rank, request)
+            agent.send(answer)
         except BaseException as error:  # an app may raise SystemExit too, and the next task finds a warm rank
             agent.send(describe(error, rank))
 
@@ -113,6 +120,26 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
     if rank != 0:
         return Done()
     return LocalAnswer(examples=result.examples, metrics=dict(result.metrics), trained=result.trained)
+
+
+@contextlib.contextmanager
+def reporting(agent: BlockingConnection[ToRank]) -> Iterator[None]:
+    """Tell the agent once a second how far this rank is; nothing of that comes after the context's end."""
+    STEPS.reset()
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(REPORT_SECONDS):
+            with contextlib.suppress(OSError):  # the agent has gone, which ends this process anyway
+                agent.send(Progress(steps=STEPS.steps, parts=STEPS.parts, in_loop=STEPS.in_loop))
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _answer(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Done:

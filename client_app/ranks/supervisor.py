@@ -22,7 +22,8 @@ from client_app.ranks.group import (
     check_app,
     relay,
 )
-from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
+from client_app.ranks.messages import FROM_RANK, Failure, FromRank, Progress, ToRank
+from client_app.ranks.progress import LOOK_SECONDS, TaskProgress
 from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection
@@ -78,9 +79,9 @@ class RankProcess:
     connection: AsyncConnection[FromRank]
     printing: asyncio.Task[None]
 
-    async def ask(self, message: ToRank) -> FromRank:
+    async def ask(self, message: ToRank, progress: TaskProgress | None) -> FromRank:
         """The rank's answer to one message; raises what its failure means, or RankFailed when the process ends."""
-        answering = asyncio.ensure_future(self._answer(message))
+        answering = asyncio.ensure_future(self._answer(message, progress))
         exit_wait = asyncio.ensure_future(self.process.wait())
         try:
             await asyncio.wait((answering, exit_wait), return_when=asyncio.FIRST_COMPLETED)
@@ -94,10 +95,13 @@ class RankProcess:
             raise failure_from(answer)
         return answer
 
-    async def _answer(self, message: ToRank) -> FromRank | None:
+    async def _answer(self, message: ToRank, progress: TaskProgress | None) -> FromRank | None:
         try:
             await self.connection.send(message)
-            return await self.connection.receive()
+            while isinstance(answer := await self.connection.receive(), Progress):
+                if progress is not None:
+                    progress.take(self.number, answer)
+            return answer
         except ConnectionError:
             return None
         except (OSError, ValueError) as error:
@@ -143,15 +147,20 @@ class _LocalRanks:
                 listening = store if number == 0 and settings.ranks > 1 else None
                 self.ranks.append(await self.start_rank(number, shared, sandbox, listening, output))
 
-    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
-        asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
+    async def ask(self, message: ToRank, limit: Limit, progress: TaskProgress | None = None) -> list[FromRank]:
+        asking = [asyncio.create_task(rank.ask(message, progress)) for rank in self.ranks]
         try:
-            done, waiting = await asyncio.wait(asking, timeout=limit.remaining(), return_when=asyncio.FIRST_EXCEPTION)
-            if failed := [job for job in done if job.exception()]:
-                raise await _to_blame(failed, waiting)
-            if waiting:
-                raise RankFailed(_silent([asking.index(job) for job in waiting], limit.seconds), RANK_HUNG)
-            return [job.result() for job in asking]
+            while True:
+                seconds = min(limit.remaining(), LOOK_SECONDS)
+                done, waiting = await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+                if failed := [job for job in done if job.exception()]:
+                    raise await _to_blame(failed, waiting)
+                if not waiting:
+                    return [job.result() for job in asking]
+                if not limit.remaining():
+                    raise RankFailed(_silent([asking.index(job) for job in waiting], limit.seconds), RANK_HUNG)
+                if progress is not None:
+                    progress.look()
         finally:
             await end(*asking)
 

@@ -19,6 +19,9 @@ from fedcore.system.files import is_locked, write_file
 
 ACTIVITY_FILE: Final = "now.json"
 SANDBOX_FILE: Final = "sandbox.txt"
+STEPS_FILE: Final = "steps.json"
+STEPS_SECONDS: Final = 5.0
+"""Between two writes of it."""
 
 Doing = Literal["starting", "waiting", "training", "taking part", "away", "not eligible", "stopped"]
 """`training`: in the background. `away`: the server does not answer, or this client refuses it."""
@@ -56,6 +59,48 @@ class ActivityFile:
         now = Activity(doing=doing, since=round(self.wall(), 3), **facts)  # type: ignore[arg-type]
         with contextlib.suppress(OSError):
             write_file(self.folder / ACTIVITY_FILE, _ACTIVITY.dump_json(now), mode=0o600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsDone:
+    """How far local work was: the steps, when the last one began and when the ranks said so (seconds since 1970)."""
+
+    steps: int
+    last_step: float
+    at: float
+
+
+_STEPS: Final = pydantic.TypeAdapter(StepsDone)
+
+
+@dataclass(slots=True)
+class StepsFile:
+    """How far the ranks are, for the owner of the machine alone: the number of steps depends on the data."""
+
+    folder: Path
+    wall: Callable[[], float] = field(default=time.time, kw_only=True)
+    _at: float = field(default=0.0, init=False)
+
+    def note(self, steps: int, still: float) -> None:
+        """Write down the steps, every few seconds; the last one began `still` seconds ago."""
+        now = self.wall()
+        if 0.0 <= now - self._at < STEPS_SECONDS:
+            return
+        self._at = now
+        done = StepsDone(steps=steps, last_step=round(now - still, 3), at=round(now, 3))
+        with contextlib.suppress(OSError):
+            write_file(self.folder / STEPS_FILE, _STEPS.dump_json(done), mode=0o600)
+
+
+def read_steps(folder: Path, now: Activity | None) -> StepsDone | None:
+    """How far the work of an activity is; None if it is no work, or nothing is known of it."""
+    if now is None or now.doing not in ("training", "taking part"):
+        return None
+    try:
+        done = _STEPS.validate_json((folder / STEPS_FILE).read_bytes())
+    except (OSError, pydantic.ValidationError):
+        return None
+    return done if done.at >= now.since else None
 
 
 def note_sandbox(folder: Path, text: str) -> None:

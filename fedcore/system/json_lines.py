@@ -127,6 +127,7 @@ class BlockingConnection(Generic[Received]):
         self._connection = connection
         self._expected = expected
         self._on_close = on_close
+        self._sending = threading.Lock()
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="connection", daemon=True).start()
 
@@ -135,8 +136,9 @@ class BlockingConnection(Generic[Received]):
         return self._expected.validate_json(self._lines.get())
 
     def send(self, message: BaseModel) -> None:
-        """Send one message; raises OSError."""
-        self._connection.sendall(_line(message))
+        """Send one message, from any thread; raises OSError."""
+        with self._sending:
+            self._connection.sendall(_line(message))
 
     def _read(self) -> None:
         try:

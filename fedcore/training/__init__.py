@@ -10,6 +10,7 @@ repeats bit for bit (`seeds`); the loss of an example does not depend on the bat
 one that does is declared (`losses`); figures are made of sums that add up over batches, ranks and sites (`metrics`).
 """
 
+from fedcore.system.workers.step_counter import counted_steps
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import Evaluation, TrainSummary, evaluate, local_engine, outputs, train
 from fedcore.training.losses import Loss
@@ -30,6 +31,7 @@ __all__ = [
     "Recipe",
     "TrainSummary",
     "World",
+    "counted_steps",
     "derive_seed",
     "evaluate",
     "local_engine",

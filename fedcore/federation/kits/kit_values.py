@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fedcore.federation.approval import ANY, APPROVED_FILE, LISTED, ApprovedApps
@@ -16,6 +17,8 @@ from fedcore.federation.roster import Roster
 from fedcore.system.sandbox.sandbox import Rules
 
 NodeValue = bool | int | float | str
+PROGRESS_SECONDS: Final = 600.0
+"""Without a line of client.toml."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -146,6 +149,14 @@ def _server_url(path: Path, url: object) -> str:
             path, "server-url must look like https://host:port, and so must what servers lists", "mend the line"
         )
     return url.rstrip("/")
+
+
+def progress_seconds(path: Path, values: Mapping[str, Any]) -> float:
+    """How long a rank may make no step; 0 for any time."""
+    seconds: float = values.get("progress-seconds", PROGRESS_SECONDS)
+    if not 0 <= seconds < math.inf:
+        raise broken(path, "progress-seconds must not be negative; 0 stands for any time", "mend the line")
+    return seconds
 
 
 def node_config(path: Path, values: Mapping[str, object]) -> Mapping[str, NodeValue]:

@@ -33,6 +33,7 @@ from fedcore.federation.kits.kit_values import (
     limit_of,
     listen_address,
     node_config,
+    progress_seconds,
     proxies,
     public_url,
     server_urls,
@@ -60,6 +61,8 @@ CA_KEY: Final = "ca.key"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 
 _REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
+_OF_CLIENT: Final[Mapping[str, type]] = {"traces": str, "progress-seconds": float}
+"""Further keys that client.toml may have."""
 _REQUIRED_KEYS: Final[Mapping[str, type]] = {
     "federation": str,
     "host": str,
@@ -89,6 +92,7 @@ class ClientKit:
     node_config: what a Flower ClientApp sees as `context.node_config`.
     roster: the newest that this client has verified.
     traces: the OTLP endpoint for spans of the client's work, empty for none.
+    progress_seconds: how long a rank may be in a loop over batches without another step; 0 for any time.
     """
 
     folder: Path
@@ -103,6 +107,7 @@ class ClientKit:
     roster: Roster
     policy: Policy
     traces: str = ""
+    progress_seconds: float = 0.0
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -111,8 +116,8 @@ class ClientKit:
         path = folder / CLIENT_FILE
         values = read_toml(
             path,
-            {"federation": str, "client-id": int, "name": str, "node-config": dict, "traces": str, **_REACHED},
-            optional={"traces", *_REACHED},
+            {"federation": str, "client-id": int, "name": str, "node-config": dict, **_OF_CLIENT, **_REACHED},
+            optional={*_OF_CLIENT, *_REACHED},
         )
         authority = read_authority(folder / AUTHORITY_FILE)
         roster = Roster.load(folder / ROSTER_FILE, authority)
@@ -131,6 +136,7 @@ class ClientKit:
             roster=roster,
             policy=Policy.load(folder / POLICY_FILE),
             traces=values.get("traces", ""),
+            progress_seconds=progress_seconds(path, values),
         )
 
 

@@ -18,6 +18,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.system.memory import limit_memory, release_memory
+from fedcore.system.workers.step_counter import counted_steps
 from fedcore.training.eager import load_no_compiler
 from fedcore.training.engines.batches import (
     Batch,
@@ -120,9 +121,9 @@ class Engine(Stepping):
         if is_stream(data):
             plan = StreamPlan(batch_size=batch_size, epochs=epochs, steps=steps, seed=seed, sharded=sharded)
             plan.check(data, workers)
-            return self._noting_shares(training_batches(self, data, plan))
+            return counted_steps(self._noting_shares(training_batches(self, data, plan)))
         rows = self._rows(rows_to_pick(data), batch_size, epochs, steps, seed, sharded)
-        return self._noting_shares(self.read(data, rows, workers=workers, seed=seed))
+        return counted_steps(self._noting_shares(self.read(data, rows, workers=workers, seed=seed)))
 
     def _noting_shares(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same, for your own loop: its mean over this rank's part counts for as much in that of the whole batch."""
@@ -143,11 +144,11 @@ class Engine(Stepping):
             batch_size: of one rank.
         """
         if is_stream(data):
-            return self._noting_shares(evaluation_batches(self, data, batch_size, sharded=sharded))
+            return counted_steps(self._noting_shares(evaluation_batches(self, data, batch_size, sharded=sharded)))
         own = rows_to_pick(data)
         counts = self._counts(own) if sharded else None
         rows = ordered_rows(own, batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)
-        return self.loaders.batches(data, rows, workers=workers)
+        return counted_steps(self.loaders.batches(data, rows, workers=workers))
 
     def steps_of(self, data: TrainingData, *, batch_size: int, epochs: int, steps: int, sharded: bool = False) -> int:
         """How many steps `batches` gives; every rank has to call it where data are sharded."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedcore.errors import ConfigurationError
 from fedcore.run.engine_config import EngineConfig
+from fedcore.system.workers.step_counter import counted_steps
 from fedcore.training.dtensors import local
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.streams import DataRanks, StreamPlan, is_loader, shares
@@ -249,6 +250,9 @@ class PreparedLoader:
         return getattr(self.loader, name)  # its dataset, its sampler, ...
 
     def __iter__(self) -> Iterator[Any]:
+        return counted_steps(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
         engine, average = self._engine, self._engine.own_loops
         if engine.world.size == 1:
             for batch in self.loader:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedcore.errors import ConfigurationError
 from fedcore.run.engine_config import EngineConfig
+from fedcore.system.workers.step_counter import STEPS
 from fedcore.training.dtensors import is_dtensor, local
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.own_loops import GradientAverage, needs_closure, prepare
@@ -118,6 +119,7 @@ class Stepping(ABC):
         Of a loss [] that a loop of your own computed it is `loss.backward()`, after `prepare`.
         """
         if isinstance(batch, Tensor):
+            STEPS.note_part()
             batch.backward()  # type: ignore[no-untyped-call]
             return batch.detach()
         self.examples_trained += batch.total
@@ -125,6 +127,7 @@ class Stepping(ABC):
         weight = self._weight(batch)
         with self.own_loops.set_aside():
             for number, micro_batch in enumerate(self._by_targets(batch).split(count), start=1):
+                STEPS.note_part()
                 with self._synchronised(number == count):
                     loss = self._loss_sum(micro_batch, weight)
                     # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all.
