@@ -12,6 +12,7 @@ Views: TypeAlias = tuple[str, str, str]
 
 _NO_SERVER: Final = "there is none"
 _TLS: Final = "sizes and times; what is sent is encrypted (TLS)"
+_SIMULATED: Final = "nothing: it is a simulation"
 _OPEN: Final = "all that is sent: these connections are not encrypted"
 _FEDERATED: Final[Mapping[str, Views]] = {
     "secure": ("sums of updates and their metrics, no single one", "the model of each round", _TLS),
@@ -26,6 +27,11 @@ _OTHERS: Final[Mapping[str, Views]] = {
 }
 
 
-def views_of(about: InReport) -> Views | None:
-    """What the server, other sites and an eavesdropper see; None of a mode that is not known here."""
-    return _FEDERATED.get(about.protection) or _OTHERS.get(about.readers)
+def views_of(about: InReport, *, simulation: bool = False) -> Views | None:
+    """What the server, other sites and an eavesdropper see; None of a mode that is not known here.
+
+    Args:
+        simulation: whether its runs were simulated, so that nothing was sent.
+    """
+    views = _FEDERATED.get(about.protection) or _OTHERS.get(about.readers)
+    return (*views[:2], _SIMULATED) if views and simulation else views

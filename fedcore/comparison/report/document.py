@@ -30,12 +30,14 @@ class ModeTitle:
     kind: a key of `modes.MODES`.
     title: in a few words.
     simulation: whether its runs were simulated in memory; otherwise processes exchanged bytes.
+    own_evaluation: whether its metrics alone are those of the app's own evaluation, in a report of several.
     """
 
     label: str
     kind: str
     title: str
     simulation: bool = False
+    own_evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

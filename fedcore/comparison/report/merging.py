@@ -36,6 +36,7 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         return next(iter(comparisons.values()))
     labels, points = _places(comparisons)
     every = list(comparisons.values())
+    mixed = len({one.own_evaluation for one in every}) > 1
     return replace(
         every[0],
         app=" + ".join(dict.fromkeys(one.app for one in every)),
@@ -43,14 +44,21 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         changed=tuple(dict.fromkeys(key for one in every for key in one.changed)),
         seeds=tuple(sorted({seed for one in every for seed in one.seeds})),
         created=max(one.created for one in every),
-        modes=_modes(replace(mode, label=labels[name, mode.label]) for name, mode in _all_modes(comparisons)),
+        modes=_modes(
+            replace(
+                mode,
+                label=labels[name, mode.label],
+                own_evaluation=mode.own_evaluation or (mixed and comparisons[name].own_evaluation),
+            )
+            for name, mode in _all_modes(comparisons)
+        ),
         runs=tuple(
             replace(run, mode=labels[name, run.mode], point={**points[name, run.mode], **run.point})
             for name, one in comparisons.items()
             for run in one.runs
         ),
         left_out=tuple(dict.fromkeys(text for one in every for text in one.left_out)),
-        own_evaluation=any(one.own_evaluation for one in every),
+        own_evaluation=all(one.own_evaluation for one in every),
         split=_splits(comparisons),
         definitions={name: text for one in every for name, text in one.definitions.items()},
         sum_checks=tuple(

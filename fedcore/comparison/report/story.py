@@ -6,7 +6,7 @@ says "wins" or "loses" only where the claim behind it does (`fedcore.comparison.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,7 +89,7 @@ def _of_figures(comparison: Comparison) -> tuple[str, ...]:
         *_privacy(runs),
         *_readable(runs),
         *_gaps(runs, metric, own=comparison.own_evaluation),
-        *([_own_evaluation(comparison, metric)] if comparison.own_evaluation else []),
+        *_own_evaluation(comparison, metric),
         *(f"Left out: {text}." for text in comparison.left_out),
     )
 
@@ -253,8 +253,15 @@ def _why_not(one: Claim) -> str:
     return "one of them has no finite metric with every seed" if one.seeds else "they have no seed in common"
 
 
-def _own_evaluation(comparison: Comparison, metric: JudgedMetric) -> str:
-    """Whose evaluation the metric is from, where it is not ours."""
+def _own_evaluation(comparison: Comparison, metric: JudgedMetric) -> Iterator[str]:
+    """Whose evaluation the metrics are from, if they are not ours."""
+    if labels := [mode.label for mode in comparison.modes if mode.own_evaluation]:
+        yield f"The metrics of {listed_names(labels)} are those that the app's own evaluation reports."
+    if comparison.own_evaluation:
+        yield _evaluated_by(comparison, metric)
+
+
+def _evaluated_by(comparison: Comparison, metric: JudgedMetric) -> str:
     if metric.name not in {name for run in comparison.runs for name in run.by_server}:
         return OWN_EVALUATION
     text = f"{metric.name} is what the evaluate_fn of the ServerApp gives, on the same examples in every mode"

@@ -65,7 +65,9 @@ def definition_rows(comparison: Comparison) -> list[tuple[str, str]]:
 def exposure_table(comparison: Comparison) -> TextTable | None:
     """What each mode shows to whom; None if none is known. The last model is left out: it goes to all that get it."""
     rows: list[tuple[str, ...]] = [
-        (mode.label, *views) for mode in comparison.modes if (views := views_of(in_report(mode.kind))) is not None
+        (mode.label, *views)
+        for mode in comparison.modes
+        if (views := views_of(in_report(mode.kind), simulation=mode.simulation)) is not None
     ]
     return (("mode", *EYES), rows) if rows else None
 

@@ -70,17 +70,20 @@ def claims_of(comparison: Comparison) -> tuple[Claim, ...]:
     if metric is None or not runs:
         return ()
     roles = Roles.of(runs, metric)
-    pairs = list(_pairs(comparison, runs, roles))
+    judged = {label: of for label, of in runs.items() if any(metric.at(run) is not None for run in of)}
+    pairs = list(_pairs(comparison, judged, roles))
     rest = _best_pairs(runs, metric) if roles is None or runs.keys() - roles.labels else []
     # Both groups stand on one page: the best of all has a fifth of the chance to err, the story the rest of it. Chance
     # has no part in what should be equal, and of a gap there is only talk if sites alone are behind.
     share = 1.0 if not rest or not pairs else _STORY
-    number = max(1, sum(about not in ("secrecy", "gap") for about, _, _ in pairs)) / share
+    known = metric.finals(runs)
+    worth = [about for about, mine, theirs in pairs if mine[0].mode in known and theirs[0].mode in known]
+    number = max(1, sum(about not in ("secrecy", "gap") for about in worth)) / share
     made = [_exact(claim(about, mine, theirs, metric, claims=number)) for about, mine, theirs in pairs]
     wins = any(one.about == "alone" and one.verdict == "ahead" for one in made)
     made = [one if wins or one.about != "gap" else replace(one, verdict="open", needed=None) for one in made]
     # The best of all was chosen by these data, so that every two modes count.
-    every = math.comb(len(runs), 2) / (1.0 if not pairs else 1 - _STORY)
+    every = math.comb(max(2, len(known)), 2) / (1.0 if not pairs else 1 - _STORY)
     return (*made, *(claim("best", mine, theirs, metric, claims=every) for mine, theirs in rest))
 
 

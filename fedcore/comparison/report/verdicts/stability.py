@@ -58,7 +58,7 @@ def _fall(label: str, runs: Sequence[RunResult], metric: JudgedMetric) -> str:
     unit = " %" if metric.percent else ""
     return (
         f"{label} fell{with_seed} from {metric.name} {metric.form(best[1])}{unit} in round {best[0]} to "
-        f"{metric.form(last)}{unit} in its last round{others}; intervals allow for that."
+        f"{metric.form(last)}{unit} in its last round{others}; the intervals are wider for it."
     )
 
 
@@ -111,11 +111,24 @@ def _near_chance(comparison: Comparison, runs: Runs, metric: JudgedMetric) -> It
         return
     level = ChanceLevel.of(comparison) if metric.percent else None
     gains = {label: metric.sign * (spread.mean - base) for label, spread in finals.items()}
+    chance = f"chance is {metric.form(level.uniform)} %, the majority class" if level else "chance is"
+    chance += f" {metric.form(base)}{' %' if level else ''}"
+    least = _LITTLE * max(0.0, *gains.values())
+
+    def is_near(gain: float) -> bool:
+        return gain < least or max(gains.values()) <= 0
+
     for label, gain in gains.items():
-        if gain < _LITTLE * max(0.0, *gains.values()) or max(gains.values()) <= 0:
-            chance = f"chance is {metric.form(level.uniform)} %, the majority class" if level else "chance is"
-            end = f"{metric.form(base)}{' %' if level else ''}"
-            yield f"{label} ends at {metric.format_spread(finals[label])} {metric.name}; {chance} {end}."
+        if is_near(gain):
+            yield f"{label} ends at {metric.format_spread(finals[label])} {metric.name}; {chance}."
+            continue
+        ends = {run.seed: end for run in runs[label] if (end := metric.at(run)) is not None}
+        lost = {seed: end for seed, end in ends.items() if is_near(metric.sign * (end - base))}
+        if lost:
+            worst = min(lost.values(), key=lambda end: metric.sign * end)
+            end = f"{metric.form(worst)}{' %' if metric.percent else ''}"
+            at_worst = " at worst" if len(lost) > 1 else ""
+            yield f"{label} ends at {metric.name} {end}{_with(list(lost), runs[label])}{at_worst}; {chance}."
 
 
 def _still(label: str, runs: Sequence[RunResult]) -> str:

@@ -13,6 +13,7 @@ from fedcore.comparison.report.fairness import broken, fairness
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.summary import summarize
 from fedcore.comparison.report.tables import settings_rows
+from fedcore.comparison.report.verdicts.pairs import claims_of
 from fedcore.simulation.devices.network import Network
 
 LAN = Network.parse("lan")
@@ -89,6 +90,18 @@ def test_a_simulation_is_no_seed_of_a_federation_and_says_so() -> None:
     assert alone.is_simulation
     assert "simulated" in alone.divided
     assert len(headline(alone)) == len(headline(report(1, 2))) + 1
+
+
+def test_a_report_without_the_metric_that_the_others_have_weakens_no_claim() -> None:
+    made = made_up("federated,local,centralized,ps-async", seeds=3)
+    own = report(1, simulation=True, own_evaluation=True)
+    curve = [replace(point, metrics={"mine": 0.5}) for point in own.runs[0].curve]
+    own = replace(own, runs=(replace(own.runs[0], curve=tuple(curve), sites=(), bootstrap={}),))
+    both = merge({"a": made, "b": own})
+    assert claims_of(both) == claims_of(made)
+    assert not both.own_evaluation
+    assert [mode.label for mode in both.modes if mode.own_evaluation] == ["federated (simulation)"]
+    assert any("own evaluation" in text and "federated (simulation)" in text for text in headline(both))
 
 
 def test_the_runs_of_one_command_are_one_report_without_sources() -> None:

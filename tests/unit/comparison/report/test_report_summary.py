@@ -370,6 +370,12 @@ def test_every_mode_says_what_it_shows_to_whom() -> None:
     assert all(len(row) == len(head) for row in rows)
     assert views["federated"][0] != views["federated-plain"][0] != views["federated-dp"][0]
     assert views["federated"][2] == views["federated-plain"][2] != views["ps-sync"][2]
+    simulated = exposure_table(
+        replace(everything(), modes=tuple(replace(m, simulation=True) for m in everything().modes))
+    )
+    assert simulated is not None
+    assert {row[0]: row[1:3] for row in simulated[1]} == {label: view[:2] for label, view in views.items()}
+    assert {row[3] for row in simulated[1]}.isdisjoint({view[2] for view in views.values()})
     unknown = ModeTitle(label="mine", kind="no-such-mode", title="")
     assert exposure_table(replace(everything(), modes=(unknown,))) is None
 

@@ -96,6 +96,14 @@ def test_a_mode_that_learnt_next_to_nothing_is_named_with_the_chance_level() -> 
     assert said == "ps-async ends at 22.98 % accuracy; chance is 10.00 %, the majority class 11.76 %."
 
 
+def test_a_seed_that_learnt_next_to_nothing_is_named_though_the_mean_did() -> None:
+    runs = [
+        run_of("ps-async", [0.1, last], seed=seed, name="accuracy") for seed, last in ((1, 0.9), (2, 0.1), (3, 0.95))
+    ]
+    (sentence,) = [text for text in said_of(compared(*runs, name="accuracy")) if "chance" in text]
+    assert sentence.startswith("ps-async ends at accuracy 10.00 % with seed 2; chance is 10.00 %")
+
+
 def test_a_training_loss_that_does_not_move_is_said() -> None:
     """An app with BatchNorm whose averaged statistics undid what every round had learnt."""
     still = run_of("federated", [0.5, 0.63, 0.64, 0.63], losses=(0.693, 0.691, 0.692))
