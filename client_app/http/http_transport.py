@@ -265,7 +265,7 @@ class HttpTransport:
         receive: Callable[[HttpResponse], Result],
     ) -> Result:
         """Send one signed request; what `receive` makes of its answer, in the thread that gets it."""
-        server, size = self.url, memoryview(body).nbytes
+        server, size, began = self.url, memoryview(body).nbytes, time.monotonic()
         # Sign what is really sent: urllib3 normalises the target.
         url = urllib3.util.parse_url(server + target)
         signed = self._sign(method, url.request_uri, digest)
@@ -276,7 +276,7 @@ class HttpTransport:
         def receive_any(response: HttpResponse) -> Result:
             head = _head_size(response.headers, 0)
             self._count(up=size, down=head, is_answer=response.status not in AWAY)
-            self._server_clock.note(response.headers)
+            self._server_clock.note(response.headers, time.monotonic() - began)
             if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                 raise refusal(response.status, self._content_of(response), of="this client's signature")
             return receive(response)

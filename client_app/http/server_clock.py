@@ -11,6 +11,8 @@ from fedcore.wire.signing import CLOCK_SKEW_S
 
 _MOST_SECONDS: Final = CLOCK_SKEW_S + 1.0
 """A date has whole seconds."""
+_QUICK_SECONDS: Final = 1.0
+"""An answer that took longer says nothing: the server waits with some for half a minute."""
 
 
 class ServerClock:
@@ -26,8 +28,15 @@ class ServerClock:
         self._wall = wall
         self._is_off = False
 
-    def note(self, headers: Mapping[str, str]) -> None:
-        """Read the date of an answer that came just now (RFC 9110, 6.6.1)."""
+    def note(self, headers: Mapping[str, str], seconds: float) -> None:
+        """Read the date of an answer that came just now (RFC 9110, 6.6.1).
+
+        Args:
+            headers: of the answer.
+            seconds: since the request was sent; the server may have dated its answer at any moment of them.
+        """
+        if seconds > _QUICK_SECONDS:
+            return
         try:
             offset = self._wall() - parsedate_to_datetime(headers.get("date", "")).timestamp()
         except (ValueError, TypeError):

@@ -1,17 +1,24 @@
-"""Append-only file of JSON lines, for what an agent must still know after a crash."""
+"""Append-only file of JSON lines, for what an agent must still know after a crash.
+
+Each line ends with a checksum of the rest, its key `sum`: a bit that the disk changes in a number would leave a line
+that reads well, and says something else. Lines of before version 0.2.0 have none.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, StorageFull
 from fedcore.system.files import full_disk_named, sync_folder
 
 Entry = TypeVar("Entry")
+_SUM: Final = re.compile(rb',"sum":"([0-9a-f]{8})"}$')
 
 
 class AppendOnlyFile:
@@ -40,11 +47,11 @@ class AppendOnlyFile:
         return content[:complete]
 
     def append(self, text: str, *, sync: bool = True) -> None:
-        """Add a line, which is on disk on return; if this raises StorageFull or another error, the line is not there.
+        """Add a JSON object as a line, which is on disk on return; if this raises an error, the line is not there.
 
         Without `sync` it is safe from a crash of this process, and from others with the next line.
         """
-        line = text.encode() + b"\n"
+        line = _with_sum(text.encode()) + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
             with full_disk_named(f"the disk that holds {self._what} is full; free some space"):
@@ -66,9 +73,28 @@ class AppendOnlyFile:
 def whole_lines(content: bytes) -> int:
     """How many bytes are complete lines: a crash in the middle of a write leaves an incomplete last one.
 
-    Nothing that depends on it has left the machine.
+    Nothing that depends on it has left the machine. One that is complete but for the end of the line is none of these:
+    the disk has changed that byte.
     """
-    return content.rfind(b"\n") + 1
+    complete = content.rfind(b"\n") + 1
+    last = content[complete:-1]
+    return len(content) if last.endswith(b"}") and _SUM.search(last) else complete
+
+
+def _with_sum(line: bytes) -> bytes:
+    """A JSON object, not an empty one, with the checksum of its text as the last key."""
+    return line[:-1] + b',"sum":"%08x"}' % zlib.crc32(line)
+
+
+def _without_sum(line: bytes) -> bytes:
+    """The text of which a line has the checksum; raises ValueError if that is another."""
+    tail = _SUM.search(line)
+    if tail is None:
+        return line
+    text = line[: tail.start()] + b"}"
+    if zlib.crc32(text) != int(tail[1], 16):
+        raise ValueError("the checksum is another")
+    return text
 
 
 def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, unknown: str) -> Iterator[Entry]:
@@ -82,7 +108,7 @@ def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, u
     """
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            entry = parse(line)
+            entry = parse(_without_sum(line))
         except (ValueError, ConfigurationError):
             raise ConfigurationError(
                 f"line {number} of {path} is damaged, so nothing on this machine says {unknown}; restore the file, or "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from client_app.records.journal import whole_lines
 from client_app.records.ledger import Ledger, lock_folder
-from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.ledger_entries import LEDGER_FILE, read_entries
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
 from fedcore.federation.admission.owner import AgreedSum, ids_from_text, ids_to_text
@@ -134,6 +136,34 @@ def test_a_damaged_ledger_stops_the_agent(tmp_path: Path, line: bytes) -> None:
     with raises(ConfigurationError, check="damaged", match=r"\b1\b.*ledger\.jsonl"):
         Ledger(tmp_path)
     lock_folder(tmp_path).close()  # the failed start holds no lock
+
+
+def test_a_bit_that_the_disk_changes_anywhere_stops_the_agent(tmp_path: Path) -> None:
+    """Many a changed digit leaves a line that reads well."""
+    with Ledger(tmp_path) as ledger:
+        ledger.enter("run", 12)
+        ledger.unmask("run", 12)
+    path = tmp_path / LEDGER_FILE
+    content = path.read_bytes()
+    before = list(read_entries(path, content))
+    for place in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[place // 8] ^= 1 << place % 8
+        with raises(ConfigurationError, check="damaged"):
+            list(read_entries(path, bytes(changed)[: whole_lines(bytes(changed))]))
+    assert len(before) == 2
+
+
+def test_a_ledger_of_before_has_no_checksums(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.enter("run", 1)
+    path = tmp_path / LEDGER_FILE
+    path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{8}"', b"", path.read_bytes()))
+    with Ledger(tmp_path) as ledger:
+        assert ledger.last == ("run", 1)
+        ledger.enter("run", 2)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.last == ("run", 2)
 
 
 def test_a_full_disk_is_named_and_nothing_counts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
