@@ -223,9 +223,10 @@ class ClientTranscript:
     def _fork(self, what: str) -> ProtocolViolation:
         return ProtocolViolation(
             TRANSCRIPT_FORK,
-            f"the server's transcript does not contain {what}: somebody may be hiding what was summed. This client "
-            "takes part in nothing without it. Compare `fedcore transcript show` with other members and the server's "
-            f"operator; to take the server's transcript as a new beginning, move {self.path} away and start again",
+            f"the server's transcript does not contain {what}: somebody may be hiding what was summed, or has "
+            "put an older backup back. This client takes part in nothing without it. Compare `fedcore transcript show` "
+            "with other members and the server's operator; to take the server's transcript as a new beginning, move "
+            f"{self.path} away and start again",
         )
 
     def _append(self, entry: TranscriptEntry) -> None:

@@ -200,7 +200,8 @@ class Presence:
         limit = liveness if pause is None else max(liveness, pause)
         if self.silent_for(client) > limit:
             if client in self._stopped:
-                return "has stopped"
+                why = self._refusals.get(client)
+                return f"is refused: {why}" if why else "has stopped"
             what = " in the middle of a transfer (pause-seconds)" if limit > liveness else ""
             return f"silent for more than {limit:g} s{what}"
         return ""

@@ -43,8 +43,8 @@ class TranscriptTables:
 
     async def has_head(self, head: str) -> bool:
         """Whether the chain had this head once, or has it."""
-        place = select(RecordRow.place).where(RecordRow.head == head).limit(1)
-        return await self.database.value(place) is not None
+        statement = select(RecordRow.place).where(RecordRow.head == head).limit(1)
+        return await self.database.value(statement) is not None
 
     async def records_after(self, known: str) -> TranscriptOut | None:
         """The records after those that the head `known` stands for, "" for all, as many as one answer holds.

@@ -8,7 +8,6 @@ writes its report.
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import shutil
@@ -17,52 +16,19 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import time
-import tomllib
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+from support.old_code import check_out  # noqa: E402 - the folder of tests is not installed
+
 CLIENTS = ("client-1", "client-2", "client-3")
-PACKAGES = ("fedcore", "server_app", "client_app")
-
-
-def check_out(commit: str, folder: Path) -> Path:
-    """Put a commit's packages into a folder; returns a Python that imports these, and else what this one imports.
-
-    Its processes start others without the environment, so the packages are in a virtual environment.
-
-    Raises subprocess.CalledProcessError if git has no such commit here.
-    """
-    venv.create(folder, symlinks=True, with_pip=False)
-    code, ours = (Path(sysconfig.get_path("purelib", vars={"base": str(base)})) for base in (folder, sys.prefix))
-    packed = subprocess.run(
-        ["git", "archive", commit, *PACKAGES, "pyproject.toml"], cwd=ROOT, check=True, capture_output=True
-    )
-    subprocess.run(["tar", "x", "-C", code], input=packed.stdout, check=True)
-    _describe(tomllib.loads((code / "pyproject.toml").read_text(encoding="utf-8"))["project"], code)
-    (code / "paths.pth").write_text(f"{ours}\n", encoding="utf-8")
-    return folder / "bin/python"
-
-
-def _describe(project: dict[str, Any], folder: Path) -> None:
-    """The metadata of that commit's distribution: else the installed one's version and commands would be used."""
-    metadata = folder / f"fedcore-{project['version']}.dist-info"
-    metadata.mkdir()
-    text = f"Metadata-Version: 2.1\nName: fedcore\nVersion: {project['version']}\n"
-    (metadata / "METADATA").write_text(text, encoding="utf-8")
-    groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
-    points = configparser.ConfigParser(delimiters="=")
-    points.optionxform = str  # type: ignore[assignment,method-assign] - names of commands as they are
-    points.read_dict(groups)
-    with (metadata / "entry_points.txt").open("w", encoding="utf-8") as file:
-        points.write(file)
 
 
 def make(commit: str, target: Path) -> None:

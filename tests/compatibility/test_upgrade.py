@@ -1,11 +1,16 @@
-"""Federations that released commits wrote: opened, upgraded, and run on with clients of today."""
+"""Federations that earlier commits wrote: upgraded, run on, and led back; and what two versions say to each other."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
+import sqlite3
+import subprocess
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,58 +18,237 @@ import pytest
 from support.commands import forked
 from support.deployment import ENVIRONMENT, PATIENCE, assert_none_left, wait_until
 from support.forked import MARK, ForkedGroup
+from support.old_code import check_out, has_commit
 from support.ports import reserved_port
 
 from fedcore.comparison.local_federation import FEDCORE
+from fedcore.federation import ClientKit
 from fedcore.state import ModelState
+from fedcore.wire.forms import our_version, understands
 
 HERE = Path(__file__).parent
 CLIENTS = ("client-1", "client-2", "client-3")
-PORT = "18558"
-"""That the kept ones were made with."""
+ARCHIVES = sorted(path.name.partition(".")[0] for path in HERE.glob("*.tar.gz"))
+TRAINED = np.full(4, 2.0, np.float32)
+"""What two rounds make of zeros; to the bit, since nothing of it is rounded."""
 
 
-@pytest.fixture(params=sorted(path.name for path in HERE.glob("*.tar.gz")))
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, ForkedGroup]]:
-    """A kept federation, at a port of its own, and what starts its processes."""
-    with tarfile.open(HERE / request.param) as tar:
+@dataclass
+class Federation:
+    """What lay on the disks, unpacked at a port of its own, and what starts its processes."""
+
+    folder: Path
+    group: ForkedGroup
+    commit: str
+    made_by: str
+    """The version that its clients said."""
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "fed/server/data/server.sqlite3"
+
+    def call(self, *words: str | Path, by: Sequence[str] = ()) -> str:
+        """Run a command to its end, of today or of another commit."""
+        if by:
+            done = subprocess.run([*by, *words], cwd=self.folder, check=False, capture_output=True, text=True)
+        else:
+            done = forked(*words, folder=self.folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start_server(self, by: Sequence[str] = FEDCORE) -> None:
+        self.group.start("server", [*by, "server", "--federation", str(self.folder / "fed")])
+
+    def start_clients(self, names: Sequence[str] = CLIENTS, by: Sequence[str] = FEDCORE) -> None:
+        for name in names:
+            kit, app = self.folder / "fed/clients" / name, self.folder / "app"
+            self.group.start(name, [*by, "client", "--kit", str(kit), "--app", str(app)])
+
+    def log(self, name: str) -> str:
+        return (self.group.logs / f"{name}.log").read_text(encoding="utf-8")
+
+    def says(self, name: str, text: str) -> None:
+        wait_until(f"{name} to say {text!r}", lambda: text in self.log(name))
+
+    def rows(self, statement: str) -> list[tuple[str, ...]]:
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            return connection.execute(statement).fetchall()
+
+    def open_run(self) -> str:
+        ((run,),) = self.rows("SELECT run FROM runs WHERE status = 'running'")
+        return run
+
+    def wait_for_end(self, run: str) -> None:
+        """Until a run has finished; nobody was blamed in it."""
+
+        def status() -> bool:
+            self.group.check()
+            ((now, reason),) = self.rows(f"SELECT status, reason FROM runs WHERE run = '{run}'")
+            assert now in ("running", "waiting", "finished"), reason
+            return now == "finished"
+
+        wait_until("the open run to finish", status)
+        closings = [json.loads(gone) for (gone,) in self.rows(f"SELECT gone FROM closings WHERE run = '{run}'")]
+        assert not any(closing.get("blamed") for closing in closings)
+
+    def model(self, run: str, by: Sequence[str] = ()) -> np.ndarray:
+        """The only tensor of a run's model."""
+        path = self.folder / f"{run}.safetensors"
+        self.call("runs", "model", run, "--operator", "fed/operator", "--out", path, by=by)
+        ((_, values),) = ModelState.open(path).items()
+        return np.array(values)
+
+    def train(self, by: Sequence[str] = ()) -> np.ndarray:
+        """The model of another run."""
+        path = self.folder / "after.safetensors"
+        patient = ("--connect-seconds", str(PATIENCE), "--force", "--out", path)
+        self.call("run", "app", "--operator", "fed/operator", *patient, by=by)
+        ((_, values),) = ModelState.open(path).items()
+        return np.array(values)
+
+
+@pytest.fixture
+def federation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
+    """That of an archive, by the name of the commit that wrote it."""
+    monkeypatch.chdir(tmp_path)  # Python would import today's packages from the folder of this tree
+    commit = request.param
+    with tarfile.open(HERE / f"{commit}.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
-    shutil.copytree(HERE / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    if not (tmp_path / "app").exists():
+        (app,) = tmp_path.glob("fed/server/data/work/*/app")
+        shutil.copytree(app, tmp_path / "app")
     mark = uuid.uuid4().hex
+    before = ClientKit.load(tmp_path / "fed/clients/client-1").servers[0].rpartition(":")[2]
     with reserved_port() as port, ForkedGroup(tmp_path / "logs", {**ENVIRONMENT, MARK: mark}) as group:
         for settings in [*tmp_path.glob("fed/*/*.toml"), *tmp_path.glob("fed/clients/*/client.toml")]:
-            settings.write_text(settings.read_text().replace(PORT, str(port)))
-        yield tmp_path, group
+            settings.write_text(settings.read_text().replace(before, str(port)))
+        made = Federation(tmp_path, group, commit, "")
+        made.made_by = made.rows("SELECT DISTINCT version FROM clients")[0][0]
+        yield made
     assert_none_left(mark)
 
 
-def typed(folder: Path, *words: str | Path) -> str:
-    done = forked(*words, folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def old_code(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+    """`fedcore` of the commit that wrote the federation."""
+    if not has_commit(federation.commit):
+        pytest.skip(f"git has no commit {federation.commit} here, as in a shallow clone")
+    return (str(check_out(federation.commit, tmp_path_factory.mktemp("old") / "venv")), "-m", "fedcore")
 
 
-def test_an_upgraded_federation_goes_on(kept: tuple[Path, ForkedGroup]) -> None:
+of_every_commit = pytest.mark.parametrize("federation", ARCHIVES, indirect=True)
+
+
+def forms_of(commit: str) -> str:
+    """The version that the clients of an archive said."""
+    with tarfile.open(HERE / f"{commit}.tar.gz") as tar:
+        file = tar.extractfile("fed/server/data/server.sqlite3")
+        assert file is not None
+        content = bytearray(file.read())
+    content[18:20] = b"\1\1"  # without a log of writes, which no database in memory has
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(content)
+    with contextlib.closing(connection):
+        ((version,),) = connection.execute("SELECT DISTINCT version FROM clients").fetchall()
+    return str(version)
+
+
+ALIKE = [commit for commit in ARCHIVES if understands(forms_of(commit))]
+"""Those whose forms are today's."""
+
+
+def test_one_of_them_has_the_forms_of_today() -> None:
+    """A change of the forms needs another store: `python tests/compatibility/make.py COMMIT`."""
+    assert ALIKE
+
+
+@of_every_commit
+def test_an_upgraded_federation_goes_on(federation: Federation) -> None:
     """Its open run is led to its end, by the round that was under way asked for again; the next one is as any other."""
-    folder, group = kept
     for client in CLIENTS:  # signatures of the version that wrote them, over what that version made of the encoding
-        typed(folder, "transcript", "verify", "--kit", f"fed/clients/{client}")
-    typed(folder, "federation", "renew", "--federation", "fed")
-    typed(folder, "server", "upgrade", "--federation", "fed")
-    group.start("server", [*FEDCORE, "server", "--federation", str(folder / "fed")])
+        federation.call("transcript", "verify", "--kit", f"fed/clients/{client}")
+    federation.call("federation", "renew", "--federation", "fed")
+    federation.call("server", "upgrade", "--federation", "fed")
+    run = federation.open_run()
+    federation.start_server()
+    federation.start_clients()
+    federation.wait_for_end(run)
+    np.testing.assert_array_equal(federation.model(run), TRAINED)
+    np.testing.assert_array_equal(federation.train(), TRAINED)
     for client in CLIENTS:
-        kit = folder / "fed" / "clients" / client
-        group.start(client, [*FEDCORE, "client", "--kit", str(kit), "--app", str(folder / "app")])
+        shown = federation.call("transcript", "show", "--kit", f"fed/clients/{client}")
+        assert shown.count(" 3 of 3 ") == 6, "both runs of before and the one after, two rounds each"
 
-    def ended() -> bool:
-        group.check()
-        return " finished" in (group.logs / "server.log").read_text()
 
-    wait_until("the open run to finish", ended)
-    patient = ("--connect-seconds", str(PATIENCE))
-    typed(folder, "run", "app", "--operator", "fed/operator", *patient, "--out", "after.safetensors")
-    (trained,) = ModelState.open(folder / "after.safetensors").items()
-    np.testing.assert_allclose(trained[1], np.full(4, 2.0), atol=1e-3)
+@of_every_commit
+def test_an_upgrade_is_taken_back(federation: Federation, old_code: Sequence[str]) -> None:
+    """The version of before leads the open run to its end, after today's server had it."""
+    version = federation.rows("PRAGMA user_version")[0][0]
+    run = federation.open_run()
+    federation.call("server", "upgrade", "--federation", "fed")
+    federation.start_server()
+    federation.says("server", "listening")
+    federation.group.stop("server")
+    federation.call("server", "upgrade", "--federation", "fed", "--to", str(version))
+    federation.start_server(old_code)
+    federation.start_clients(by=old_code)
+    federation.wait_for_end(run)
+    np.testing.assert_array_equal(federation.model(run, by=old_code), TRAINED)
+
+
+@pytest.mark.parametrize("federation", [commit for commit in ARCHIVES if commit not in ALIKE], indirect=True)
+def test_clients_of_other_forms_hear_both_versions(federation: Federation, old_code: Sequence[str]) -> None:
+    """They take part in nothing, the open run waits for them as for absent ones, and goes on with others."""
+    federation.call("server", "upgrade", "--federation", "fed")
+    run = federation.open_run()
+    federation.start_server()
+    federation.start_clients(by=old_code)
     for client in CLIENTS:
-        told = typed(folder, "transcript", "show", "--kit", f"fed/clients/{client}")
-        assert told.count(" 3 of 3 ") == 6, "both runs of before and the one after, two rounds each"
+        federation.says(client, our_version())
+        assert federation.made_by in federation.log(client)
+        federation.says("server", f"{client} cannot take part")
+    assert federation.open_run() == run
+    for client in CLIENTS:
+        federation.group.stop(client)
+    federation.start_clients()
+    federation.wait_for_end(run)
+    np.testing.assert_array_equal(federation.model(run), TRAINED)
+
+
+@pytest.mark.parametrize("federation", [commit for commit in ARCHIVES if commit not in ALIKE], indirect=True)
+def test_a_server_of_other_forms_is_named(federation: Federation, old_code: Sequence[str]) -> None:
+    """Today's client does not begin with it."""
+    federation.start_server(old_code)
+    federation.start_clients(CLIENTS[:1])
+    federation.says("client-1", "other-version")
+    federation.says("client-1", our_version())
+    assert "transcript-forged" not in federation.log("client-1")
+
+
+@pytest.mark.parametrize("federation", ALIKE, indirect=True)
+@pytest.mark.parametrize("leads", ["today", "before"])
+def test_sides_of_the_same_forms_go_on_together(federation: Federation, old_code: Sequence[str], leads: str) -> None:
+    """Clients of both versions under a server of either one."""
+    run = federation.open_run()
+    federation.start_server(FEDCORE if leads == "today" else old_code)
+    federation.start_clients(CLIENTS[:1], by=old_code)
+    federation.start_clients(CLIENTS[1:])
+    federation.wait_for_end(run)
+    np.testing.assert_array_equal(federation.model(run), TRAINED)
+    np.testing.assert_array_equal(federation.train(), TRAINED)
+
+
+@of_every_commit
+def test_other_files_are_read_or_refused_by_name(federation: Federation) -> None:
+    """A model is read by every version; a simulation's state and a report by those of the same form."""
+    if not (federation.folder / "state").exists():
+        pytest.skip("this store has no such files")
+    ((_, values),) = ModelState.open(federation.folder / "model.safetensors").items()
+    np.testing.assert_array_equal(values, TRAINED)
+    alike = federation.commit in ALIKE
+    resumed = ("simulate", "app", "--clients", "3", "--state", "state", "--engine", "inline")
+    for words in (resumed, ("compare", "--from", "compared/report.json", "--out", "merged")):
+        done = forked(*words, folder=federation.folder)
+        assert (done.returncode == 0) == alike, done.stdout + done.stderr
+        if not alike:
+            assert "the fedcore that" in " ".join(done.stderr.split()), "what to do"

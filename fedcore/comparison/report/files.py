@@ -142,7 +142,9 @@ def _read(path: Path) -> Comparison:
         first = error.errors()[0]
         what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise ConfigurationError(
-            f"--from: {path} is not a report.json of this version: {what}", check="no-report"
+            f"--from: {path} is not a report.json of this version: {what}. Make it again, or merge it by the "
+            "fedcore that wrote it",
+            check="no-report",
         ) from None
 
 

@@ -77,3 +77,30 @@ def test_a_backup_that_was_made_meanwhile_is_restored(tmp_path: Path) -> None:
         assert all(np.array_equal(before[name], after[name]) for name in before)
         again = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
         assert again.status == 0, again.stderr
+
+
+def test_an_older_backup_burns_no_open_run_and_the_newest_one_brings_it_to_its_end(tmp_path: Path) -> None:
+    """Clients that know more sums say so and count as absent; they come back by themselves."""
+    with Deployment.open(tmp_path, clients=3) as made:
+        made.start()
+        run = made.submit(settings={"min-clients": 3, "max-attempts": 2}, gated=True, num_server_rounds=4)
+        run.wait_for("exchange")
+        make_backup(made, tmp_path)
+        run.go_on()
+        run.wait_for("exchange", server_round=3)
+        made.kill("server")
+        wait_until("the ServerApp to end with its server", lambda: not made.server_apps())
+        data = made.federation.folder / "server" / "data"
+        shutil.copytree(data, tmp_path / "newest")
+        restore(made, tmp_path)
+        made.start_server()
+        for name in made.federation.client_names():
+            made.wait_for_log(name, "transcript-fork")
+            made.wait_for_log("server", f"{name} cannot take part")
+        assert "finished" not in made.log("server"), "it waits"
+        assert made.stop("server") == 0
+        shutil.rmtree(data)
+        (tmp_path / "newest").rename(data)
+        made.start_server()
+        done = run.finish()
+        assert done.status == 0, done.stderr

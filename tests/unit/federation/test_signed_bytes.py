@@ -5,7 +5,9 @@ What was kept is hashed as it was kept: another version of fedcore would perhaps
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from fedcore.federation import Roster
 from fedcore.federation.requests import Admission, JoinRequest
 from fedcore.federation.roster import MALFORMED
 from fedcore.federation.transcript import Chain, SignedRecord, keys_of
+from fedcore.state import ModelState
+from fedcore.wire.forms import understands
 from fedcore.wire.tasks import StoredTask, Task, task_digest
 
 STORE = Path(__file__).parents[2] / "compatibility"
@@ -88,6 +92,48 @@ def test_a_record_in_another_layout_has_the_same_hash(archive: Path) -> None:
         link, _ = chain.extend(again, keys_of([roster]))
         assert link.hash == line["hash"]
     assert len(chain.links) > 2
+
+
+def of_today() -> list[Path]:
+    """Stores whose server and clients spoke the forms of today."""
+    return [archive for archive in ARCHIVES if understands(version_in(archive))]
+
+
+def version_in(archive: Path) -> str:
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile("fed/server/data/server.sqlite3")
+        assert file is not None
+        content = bytearray(file.read())
+    content[18:20] = b"\1\1"  # without a log of writes, which no database in memory has
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(content)
+        ((version,),) = connection.execute("SELECT DISTINCT version FROM clients").fetchall()
+    return str(version)
+
+
+def test_what_was_announced_in_these_forms_is_digested_alike() -> None:
+    """A client hashes the task that it read: where this fails, the forms have changed (`fedcore.wire.forms`)."""
+    assert of_today(), "add a store: python tests/compatibility/make.py COMMIT"
+    for archive in of_today():
+        for _, line in records(archive):
+            stored = line["linked"]["record"]["task"]
+            announced = Task.model_validate({**stored, "attempt": 1, "seconds": 1.0})
+            assert announced.digest() == task_digest(stored)
+            assert announced.content() == stored
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_a_model_of_before_is_canonical(archive: Path, tmp_path: Path) -> None:
+    """Else clients would refuse the runs that begin with it."""
+    with tarfile.open(archive) as tar:
+        models = [member for member in tar if member.name.endswith(".safetensors") and "/state/models/" in member.name]
+        for member in models:
+            file = tar.extractfile(member)
+            assert file is not None
+            path = tmp_path / Path(member.name).name
+            path.write_bytes(file.read())
+            assert ModelState.open(path).is_canonical()
+    assert models
 
 
 def test_a_kept_task_is_digested_as_it_was_kept() -> None:

@@ -44,6 +44,17 @@ def test_a_client_that_stops_is_gone_until_it_joins_again() -> None:
     assert presence.eligible("app", SECONDS) == {1}
 
 
+def test_a_client_that_is_refused_is_gone_for_that_reason() -> None:
+    presence = Presence(clock=Clock())
+    presence.touch(1)
+    assert presence.refuse(1, "another version")
+    assert not presence.refuse(1, "another version"), "no news"
+    assert presence.online(SECONDS) == frozenset()
+    assert "another version" in presence.absence_reason(1, ("run", 1), SECONDS)
+    presence.join(1, "app", eligible=True)
+    assert not presence.refusals
+
+
 def test_what_a_busy_server_was_too_late_to_hear_is_no_silence() -> None:
     """Each turn of its loop takes nearly a second, and a request needs a dozen until it is known whose it is."""
     clock = Clock()
