@@ -9,6 +9,7 @@ from fedcore.secagg import Randomness
 from fedcore.system.tracing import Traces
 from fedcore.wire.events import EventSink, RunEvent
 from server_app.members.client_work import ClientWork
+from server_app.members.lines import Lines
 from server_app.members.presence import Presence
 from server_app.members.rosters import Rosters
 from server_app.members.traffic import Traffic
@@ -41,6 +42,7 @@ class Services:
     health: of database, disk and object store.
     traffic: all bytes of members and operators.
     clocks: how far others are from this server's.
+    lines: how fast the clients' lines are, and who rests since its own is too slow.
     """
 
     settings: ServerSettings
@@ -64,6 +66,7 @@ class Services:
     work: ClientWork = field(default_factory=ClientWork)
     health: StorageHealth = field(default_factory=StorageHealth)
     traffic: Traffic = field(default_factory=Traffic)
+    lines: Lines = field(default_factory=Lines)
     clocks: Clocks = field(init=False)
 
     def __post_init__(self) -> None:

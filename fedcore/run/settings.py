@@ -191,6 +191,11 @@ class JobSettings:
         return (self.max_dropout + self.over_selection) / (1 + self.over_selection)
 
     @property
+    def stage_seconds(self) -> float:
+        """How long the longest stage of an exchange may last."""
+        return self.step_seconds + self.train_seconds
+
+    @property
     def buffered(self) -> bool:
         """Whether no training waits for its slowest client."""
         return self.asynchrony == "buffered"

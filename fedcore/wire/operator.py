@@ -158,10 +158,15 @@ class RunFilesOut(Message):
     left_out: int = Field(ge=0)
 
 
+_NEW_OF_CLIENTS: Final = ("clock_seconds", "up_speed", "down_speed", "rests")
+
+
 class ClientOut(Message):
     """One member of the roster, whether it is connected, may train now, and tells why its local work fails.
 
     clock_seconds: by which its clock is ahead of the server's, if it is wrong.
+    up_speed, down_speed: bytes a second that its line carries to the server and to the client, if these are few.
+    rests: why it is not asked now, since it would miss its stage again; "" if it is.
     """
 
     id: int
@@ -172,12 +177,15 @@ class ClientOut(Message):
     app_sha256: str
     last_seen_seconds: float | None
     clock_seconds: float | None = None
+    up_speed: float | None = None
+    down_speed: float | None = None
+    rests: str = ""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, plainly: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Operators of before know no field for a clock, and most clocks are right."""
+        """Operators of before know no such fields, which mostly say nothing."""
         made: dict[str, Any] = plainly(self)
-        return {name: value for name, value in made.items() if name != "clock_seconds" or value is not None}
+        return {name: value for name, value in made.items() if name not in _NEW_OF_CLIENTS or value not in (None, "")}
 
 
 class ServerOut(Message):

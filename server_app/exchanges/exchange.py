@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from fedcore.errors import CohortTooSmall, EnvironmentFailure, FedcoreError, PeerError, RoundFailed
+from fedcore.monitoring import formatting as units
 from fedcore.run.engine.outcome import ExchangeFailure, ExchangeOutcome
 from fedcore.system.concurrency import in_thread
 from fedcore.system.memory import trim
@@ -24,7 +25,7 @@ from server_app.exchanges.outcome import Departure, StageClosure, result_of
 from server_app.exchanges.receipts import retry_until_stored
 from server_app.exchanges.recovery import FORMS, RecoverableExchange
 from server_app.exchanges.stages import Phase, StageEvent, StageReporter
-from server_app.exchanges.transfers import UpdateLimits
+from server_app.exchanges.transfers import Transfer, UpdateLimits
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
@@ -197,9 +198,33 @@ class Exchange(RecoverableExchange):
 
     def _why_late(self, client: int, stage: str, seconds: float) -> str:
         model = self.task.model
-        if reason := self.transfers.why_late(client, model.size if model is not None else 0, seconds):
-            return reason
-        return f"no answer in stage {stage} within {self.seconds_for(stage):g} s"
+        reason = self.transfers.why_late(client, model.size if model is not None else 0, seconds)
+        reason = reason or f"no answer in stage {stage} within {self.seconds_for(stage):g} s"
+        rest = self._note_late(client, model.size if model is not None else 0, seconds)
+        return f"{reason}; {rest}" if rest else reason
+
+    def _note_late(self, client: int, model: int, seconds: float) -> str:
+        """Have a client rest that would miss its stage again; what follows, in words.
+
+        Args:
+            client: its number.
+            model: bytes of the model.
+            seconds: how long the stage has taken.
+        """
+        lines, now = self.services.lines, self.services.clock()
+        more = max(self.context.settings.stage_seconds, seconds) + _TICK_SECONDS
+        transfer = self.transfers.measure(client)
+        if transfer is None:
+            nothing = self.transfers.current(client) is Transfer.DOWNLOAD
+            line = f"nothing of its download has come in {seconds:.0f} s" if nothing else ""
+            return lines.note_late(client, line, needed=more, lost=seconds, now=now)
+        is_upload, limits = transfer.what is Transfer.UPLOAD, self.uploads.limits
+        (lines.note_up if is_upload else lines.note_down)(client, transfer.received, transfer.seconds)
+        size, speed = limits.longest if is_upload and limits.exact else model, transfer.speed
+        needed = max(seconds - transfer.seconds + size / speed, more)
+        what = f"its {transfer.what.value} of {units.size(size)}"
+        line = f"its line carries {units.size(speed)} a second, at which {what} takes {size / speed:.0f} s"
+        return lines.note_late(client, line, needed=needed, lost=seconds, now=now)
 
     def _present(self) -> int:
         return len(self.clients.missing | self.clients.done)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
@@ -114,8 +115,14 @@ class MessageReceiver(ABC):
         if client in self.clients.reasons:
             raise Rejection(
                 ProblemKind.STALE_STEP,
-                f"this client was declared dropped in exchange {self.task.exchange}",
+                f"this client was declared dropped in exchange {self.task.exchange}{self._line_of(client)}",
             )
+
+    def _line_of(self, client: int) -> str:
+        """Why the client is not asked next, if that is for its line."""
+        services, within = self.services, self.context.settings.stage_seconds
+        why = services.lines.resting(within, services.clock()).get(client, "")
+        return f": {why}" if why else ""
 
     def require_member(self, client: int) -> None:
         """Raise Rejection unless the client is in the cohort, and the exchange is led."""
@@ -146,6 +153,9 @@ class MessageReceiver(ABC):
         if self.was_taken(client, step, digest):
             return
         self.require_step(client, step)
+        seconds = self.transfers.seconds_of_download(client)
+        if seconds is not None and self.task.model is not None:
+            self.services.lines.note_down(client, self.task.model.size, seconds)
         self.transfers.end_download(client)
         apply()
         with self._persisting():
@@ -177,9 +187,15 @@ class MessageReceiver(ABC):
         def progress() -> None:
             self.services.presence.touch(client)
 
+        async def counted() -> AsyncIterator[bytes | memoryview]:
+            async for chunk in body.chunks:
+                self.transfers.note_sent(client, len(chunk))
+                yield chunk
+
         try:
             with self.transfers.receiving(client):
-                await self.uploads.take(client, index, body, admit=admit, progress=progress)
+                part = replace(body, chunks=counted())
+                await self.uploads.take(client, index, part, admit=admit, progress=progress)
         except StorageFull:
             self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
             raise
@@ -201,6 +217,9 @@ class MessageReceiver(ABC):
             # happens to the client, and the stage does not end before that.
             self.require_step(client, "manifest")
             self.clients.admit(client)
+            self.services.lines.note_on_time(client)
+            if (upload := self.transfers.measure(client)) is not None:
+                self.services.lines.note_up(client, upload.received, upload.seconds)
             self.transfers.end_upload(client)
             taking = asyncio.create_task(self.use_update(client, manifest, digest))
             self._taking.add(taking)

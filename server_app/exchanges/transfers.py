@@ -39,10 +39,34 @@ class _Download:
 
     received: bytes, as the client said last; None before and after the download.
     changed: when that changed last.
+    began: when the client asked for it.
     """
 
     received: int | None
     changed: float
+    began: float
+
+
+@dataclass(slots=True)
+class _Upload:
+    """An upload of an update: when it began, and the bytes that have come."""
+
+    began: float
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A transfer, as far as it has come: bytes, and seconds since its beginning."""
+
+    what: Transfer
+    received: int
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Bytes a second."""
+        return self.received / max(self.seconds, 1e-3)
 
 
 class Transfers:
@@ -55,11 +79,11 @@ class Transfers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._downloads: dict[int, _Download] = {}
-        self._uploads: set[int] = set()
+        self._uploads: dict[int, _Upload] = {}
 
     def start_download(self, client: int) -> None:
         """The client begins to download the model."""
-        self._downloads[client] = _Download(None, self._clock())
+        self._downloads[client] = _Download(None, self._clock(), self._clock())
 
     def note_progress(self, client: int, received: int | None) -> None:
         """Note the progress in a heartbeat: bytes of the model so far, None without a download."""
@@ -75,16 +99,35 @@ class Transfers:
     def receiving(self, client: int) -> Iterator[None]:
         """A part of the client's update is being received."""
         self.end_download(client)
-        self._uploads.add(client)
+        self._uploads.setdefault(client, _Upload(self._clock()))
         try:
             yield
         except ClientDisconnect:
-            self._uploads.discard(client)
+            self._uploads.pop(client, None)
             raise
+
+    def note_sent(self, client: int, size: int) -> None:
+        """So many more bytes of the client's update have come."""
+        if client in self._uploads:
+            self._uploads[client].received += size
+
+    def measure(self, client: int) -> Measure | None:
+        """The transfer that the client is in the middle of, if any of it has come."""
+        now, download, upload = self._clock(), self._downloads.get(client), self._uploads.get(client)
+        if download is not None and download.received:
+            return Measure(what=Transfer.DOWNLOAD, received=download.received, seconds=now - download.began)
+        if upload is not None and upload.received:
+            return Measure(what=Transfer.UPLOAD, received=upload.received, seconds=now - upload.began)
+        return None
+
+    def seconds_of_download(self, client: int) -> float | None:
+        """How long ago the client asked for the model that it has just got; None if it asked for none."""
+        download = self._downloads.get(client)
+        return self._clock() - download.began if download is not None else None
 
     def end_upload(self, client: int) -> None:
         """The client has sent all of its update."""
-        self._uploads.discard(client)
+        self._uploads.pop(client, None)
 
     def current(self, client: int) -> Transfer | None:
         """The transfer that the client is in the middle of, if any."""

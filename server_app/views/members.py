@@ -12,17 +12,20 @@ from server_app.operation.clocks import is_off
 from server_app.services import Services
 from server_app.views.client_status import ONLINE_SECONDS
 
+SLOW_SPEED: Final = 1e6
+"""Bytes a second from which on a line is no news."""
 MOST_NAMED: Final = 200
 """Members that a stream names one by one."""
 
 
 def members_out(services: Services) -> ServerOut:
     """The roster, and who of it is connected."""
-    presence = services.presence
+    presence, lines = services.presence, services.lines
+    resting = lines.resting(0.0, services.clock())
     listed = []
     clocks = services.clocks.clients
     for member in services.roster.members:
-        silent = presence.silent_for(member.id)
+        silent, speed = presence.silent_for(member.id), lines.speed(member.id)
         listed.append(
             ClientOut(
                 id=member.id,
@@ -33,6 +36,9 @@ def members_out(services: Services) -> ServerOut:
                 app_sha256=presence.installed.get(member.id, ""),
                 last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
                 clock_seconds=clocks[member.id] if is_off(clocks.get(member.id)) else None,
+                up_speed=_if_slow(speed.up),
+                down_speed=_if_slow(speed.down),
+                rests=resting.get(member.id, ""),
             )
         )
     return ServerOut(
@@ -41,6 +47,10 @@ def members_out(services: Services) -> ServerOut:
         roster=services.roster.newest.version,
         clients=listed,
     )
+
+
+def _if_slow(speed: float | None) -> float | None:
+    return speed if speed is not None and speed < SLOW_SPEED else None
 
 
 def members_streamed(services: Services) -> ServerOut | CrowdOut:

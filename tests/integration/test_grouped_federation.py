@@ -27,6 +27,16 @@ def reboot_in_a_round_of(federation: Deployment, settings: dict[str, Any]) -> En
     return run.finish()
 
 
+def reboot_of_all(federation: Deployment, settings: dict[str, Any]) -> Ended:
+    """A run in whose first groups all clients are killed, and come back at once."""
+    run = federation.submit(settings=settings, num_server_rounds=1)
+    run.wait_for("group")
+    federation.kill(*CLIENTS)
+    for name in CLIENTS:
+        federation.start_client(name)
+    return run.finish()
+
+
 def test_six_clients_in_two_groups(tmp_path: Path) -> None:
     with Deployment.open(tmp_path, clients=len(CLIENTS)) as federation:
         federation.app = POISONED
@@ -39,6 +49,10 @@ def test_six_clients_in_two_groups(tmp_path: Path) -> None:
         kept = CliRunner().invoke(app, ["transcript", "verify", "--kit", str(federation.kit("client-2")), "--json"])
         log = federation.log("client-2")
         rebooted = reboot_in_a_round_of(federation, settings)
+        all_rebooted = reboot_of_all(federation, settings)
+    assert all_rebooted.status == 0, all_rebooted.stderr
+    assert [event["survivors"] for event in all_rebooted.of("exchange-done")] == [CLIENTS]
+    assert [event["attempt"] for event in all_rebooted.of("group") if event["attempt"] > 2] == []
     assert rebooted.status == 0, rebooted.stderr
     assert [(event["groups"], event["survivors"]) for event in rebooted.of("exchange-done")] == [(2, CLIENTS)] * 2
     assert [event["attempt"] for event in rebooted.of("group") if event["attempt"] > 2] == []

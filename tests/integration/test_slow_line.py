@@ -6,6 +6,7 @@ import contextlib
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, wait_until
@@ -19,9 +20,11 @@ MODEL_BYTES = 4 * PARAMETERS
 
 
 @contextlib.contextmanager
-def over_a_line(folder: Path, names: list[str], *, up: float, down: float) -> Iterator[tuple[Deployment, Line]]:
+def over_a_line(
+    folder: Path, names: list[str], *, up: float, down: float, clients: int = 3
+) -> Iterator[tuple[Deployment, Line]]:
     """A federation of which some clients are behind one line. up, down: its bytes a second."""
-    with Deployment.open(folder, clients=3, allow_plain=True) as made:
+    with Deployment.open(folder, clients=clients, allow_plain=True) as made:
         made.app = NOOP
         with Line.to(made.federation.port, up=up, down=down) as line:
             for name in names:
@@ -34,14 +37,19 @@ def over_a_line(folder: Path, names: list[str], *, up: float, down: float) -> It
             assert made.stop("server") == 0
 
 
-def last_seen(made: Deployment, name: str) -> float:
+def member(made: Deployment, name: str) -> dict[str, Any]:
+    """What the server says of a client."""
     kit = OperatorKit.load(made.federation.operator)
     trusted = ssl.create_default_context(cafile=str(kit.ca_file))
     with httpx.Client(
         base_url=kit.servers[0], verify=trusted, headers={"Authorization": f"Bearer {kit.token}"}
     ) as http:
         (client,) = [one for one in http.get("/v1/clients").json()["clients"] if one["name"] == name]
-    return float(client["last_seen_seconds"])
+    return dict(client)
+
+
+def last_seen(made: Deployment, name: str) -> float:
+    return float(member(made, name)["last_seen_seconds"])
 
 
 def test_a_model_that_takes_longer_than_a_step_arrives(tmp_path: Path) -> None:
@@ -69,3 +77,17 @@ def test_a_line_that_pauses_in_the_midst_of_an_upload_does_not_lose_its_site(tmp
     assert ended.status == 0, ended.stderr
     assert ended.of("dropped") == []
     assert ended.trained() == [["client-1", "client-2", "client-3"]]
+
+
+def test_a_line_that_cannot_carry_an_upload_in_time_costs_one_round(tmp_path: Path) -> None:
+    """One round waits for a client whose update takes ten times as long as it may; the others do not ask it."""
+    stage, rate = 20.0, 8 * PARAMETERS / 200.0
+    settings = {"min-clients": 3, "step-seconds": stage - 1.0, "train-seconds": 1.0, "liveness-seconds": PATIENCE}
+    with over_a_line(tmp_path, ["client-1"], up=rate, down=10 * MODEL_BYTES, clients=4) as (made, _):
+        ended = made.submit(settings=settings, num_server_rounds=3, min_nodes=4, parameters=PARAMETERS).finish()
+        slow = member(made, "client-1")
+    assert ended.status == 0, ended.stderr
+    assert [drop["client"] for drop in ended.of("dropped")] == ["client-1"]
+    assert [len(exchange["cohort"]) for exchange in ended.of("exchange")] == [4, 3, 3]
+    assert slow["rests"]
+    assert 0.2 * rate < slow["up_speed"] < 2 * rate

@@ -128,7 +128,7 @@ class Submitted:
         """Until servers have taken the run up again so often."""
 
         def resumed() -> bool:
-            return sum(event["kind"] == "resumed" for event in self.events) == times
+            return [event["kind"] for event in self.events].count("resumed") == times
 
         wait_until(f"the run to be taken up again {times} times", resumed)
 
@@ -246,7 +246,7 @@ class Deployment:
             program = [sys.executable, DYING_CLIENT, dies_after]
         elif battery is not None:
             program = [sys.executable, CLIENT_ON_BATTERY, battery]
-        usual_words = ["--kit", self.kit(name), "--app", self.app, "--read", self._gates_folder]
+        usual_words: list[str | Path] = ["--kit", self.kit(name), "--app", self.app, "--read", self._gates_folder]
         return self.start_process(name, [*program, *usual_words, *options])
 
     def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:

@@ -1,7 +1,7 @@
 // Members of the federation: which are connected, and what each does for the run on the page.
 
 import { el, keyed, say, section, table } from "./dom.js";
-import { CLIENT, count, duration } from "./words.js";
+import { CLIENT, bytes, count, duration } from "./words.js";
 
 const LISTED = 25;
 const SIGNS = { away: "○", waiting: "◌", training: "▶", uploading: "▲", done: "■", dropped: "✕" };
@@ -76,6 +76,8 @@ function update(made, member, standing) {
   const ruled = member.online && !member.eligible ? "outside its owner's training rules" : "";
   const off = member.clock_seconds ?? 0;
   const clock = off ? `its clock is ${duration(Math.abs(off))} ${off > 0 ? "ahead" : "behind"}` : "";
-  say(why, standing?.why || clock || ruled);
+  const speeds = [member.up_speed && `${bytes(member.up_speed)}/s up`, member.down_speed && `${bytes(member.down_speed)}/s down`];
+  const line = speeds.filter(Boolean).join(", ");
+  say(why, standing?.why || clock || ruled || member.rests || (line && `a slow line: ${line}`));
   made.dataset.state = state;
 }

@@ -111,7 +111,8 @@ class CohortSelection:
             pool = members
         size = len(chosen) + extra
         busy = self._busy(message_type)
-        present = await self._wait(pool, least, max(least, min(size, len(pool - busy()))), busy)
+        enough = max(least, min(size, len(pool - busy())))
+        present = await self._wait(pool, least, enough, busy, rests=same is None)
         return list(choose_cohort(chosen, present, size))
 
     async def come_back(self, clients: Collection[int], least: int) -> bool:
@@ -156,26 +157,48 @@ class CohortSelection:
         return lambda: frozenset() if is_training(message_type) else work.busy
 
     async def _wait(
-        self, pool: frozenset[int], least: int, enough: int, busy: Callable[[], frozenset[int]] = frozenset
+        self,
+        pool: frozenset[int],
+        least: int,
+        enough: int,
+        busy: Callable[[], frozenset[int]] = frozenset,
+        *,
+        rests: bool = False,
     ) -> frozenset[int]:
+        """Those of a pool that are there; with `rests` without those that would miss their stage, if enough are left.
+
+        An app's strategy that waits for so many nodes counts those that rest.
+        """
         start = self._services.clock()
         since: float | None = None
         while True:
-            present = self._present(pool) - busy()
+            present, enough_now = self._present(pool) - busy(), enough
+            if rests:
+                present, enough_now = self._without_slow(present, pool, least, enough)
             now = self._services.clock()
             if len(present) < least:
                 since = None
             elif since is None:
                 since = now
             late = since is not None and now - since >= self._services.settings.grace_seconds
-            if len(present) >= enough or late:
-                self._report_presence(present, pool, enough)
+            if len(present) >= enough_now or late:
+                self._report_presence(present, pool, enough_now)
                 return present
             hopeless = len(pool) < least and bool(self._cheats)
             if since is None and (hopeless or now - start >= self._settings.join_seconds):
                 raise RoundFailed(self._shortage(pool, least, len(present)))
             self._report_presence(present, pool, enough)
             await asyncio.sleep(_TICK_SECONDS)
+
+    def _without_slow(
+        self, present: frozenset[int], pool: frozenset[int], least: int, enough: int
+    ) -> tuple[frozenset[int], int]:
+        """Those present whose lines are quick enough, and how many are enough then; all if too few are."""
+        services = self._services
+        slow = services.lines.resting(self._settings.stage_seconds, services.clock()).keys() & pool
+        if not slow or len(present - slow) < least:
+            return present, enough
+        return present - slow, max(least, min(enough, len(pool) - len(slow)))
 
     def _present(self, pool: frozenset[int]) -> frozenset[int]:
         within = self._settings.liveness_seconds

@@ -14,6 +14,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.wire.presence import HeartbeatIn
+from server_app.members.lines import Lines
 from server_app.runs.app.messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
@@ -151,3 +152,28 @@ async def test_silence_has_an_end(here: Site, model: ModelState, begins: bool) -
         await asyncio.gather(*(step(member) for member in others))
     assert isinstance(await asked, Replies)
     await here.finish(run, app)
+
+
+def test_who_would_miss_its_stage_again_rests_and_is_tried_again() -> None:
+    lines, now = Lines(), 1000.0
+    line = "its line carries 1 kB a second"
+    assert lines.note_late(1, "", needed=61.0, lost=60.0, now=now) == "", "once may be an accident"
+    assert lines.note_late(2, line, needed=90.0, lost=60.0, now=now)
+    assert set(lines.resting(60.0, now)) == {2}
+    assert set(lines.resting(100.0, now)) == set(), "a run with more time asks it"
+    assert lines.note_late(1, "", needed=61.0, lost=60.0, now=now)
+    assert set(lines.resting(60.0, now + 599.0)) == {1, 2}
+    assert set(lines.resting(60.0, now + 600.0)) == set()
+    lines.note_late(2, line, needed=90.0, lost=60.0, now=now + 700.0)
+    assert set(lines.resting(60.0, now + 700.0 + 1199.0)) == {2}, "twice as long"
+    lines.note_on_time(2)
+    assert set(lines.resting(60.0, now + 701.0)) == set()
+
+
+def test_how_fast_a_line_is() -> None:
+    lines = Lines()
+    lines.note_up(1, 100, 10.0)
+    assert lines.speed(1).up is None, "too little to tell"
+    lines.note_up(1, 1_000_000, 10.0)
+    lines.note_down(1, 2_000_000, 10.0)
+    assert (lines.speed(1).up, lines.speed(1).down) == (100_000.0, 200_000.0)
