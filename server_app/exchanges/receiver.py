@@ -187,14 +187,14 @@ class MessageReceiver(ABC):
         def progress() -> None:
             self.services.presence.touch(client)
 
-        async def counted() -> AsyncIterator[bytes | memoryview]:
+        async def chunks() -> AsyncIterator[bytes | memoryview]:
             async for chunk in body.chunks:
                 self.transfers.note_sent(client, len(chunk))
                 yield chunk
 
         try:
             with self.transfers.receiving(client):
-                part = replace(body, chunks=counted())
+                part = replace(body, chunks=chunks())
                 await self.uploads.take(client, index, part, admit=admit, progress=progress)
         except StorageFull:
             self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
