@@ -1,10 +1,11 @@
 """Kills of all that runs, at random instants: server, ServerApp, agents, ranks, and the operator's terminal.
 
-    python benchmarks/chaos_everything.py [--kills N] [--seed S] [--json]
+    python benchmarks/chaos_everything.py [--kills N] [--freeze-share SHARE] [--seed S] [--json]
 
 Five `fedcore client` over an app whose client i adds 4**(i-1) steps, one `fedcore server`, one `fedcore runs attach`:
 all real processes. One after the other is killed with SIGKILL and started again at once, as systemd would; a rank is
-started again by its agent, a ServerApp by its server. A client that is killed may drop out of an exchange, so what is
+started again by its agent, a ServerApp by its server. With --freeze-share some are stopped for a while (SIGSTOP) in
+place of a kill. A client that is killed may drop out of an exchange, so what is
 checked is that every run ends well, and that its model is the one that the survivors of its sums give, no more and no
 less. `chaos.py` kills servers alone, and there no update at all may be lost.
 """
@@ -17,6 +18,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,6 +56,8 @@ KILLS: Final = 100
 RUN_SECONDS: Final = 600.0
 """A run that has not ended by then is one that does not end."""
 LONGEST_PAUSE: Final = 10.0
+LONGEST_FREEZE: Final = 20.0
+"""Longer than a client may be silent."""
 FINAL: Final = ("finished", "failed", "cancelled", "interrupted")
 SETTINGS: Final = {
     "min-clients": QUORUM, "quorum": 0, "join-seconds": 120.0, "train-seconds": 60.0, "step-seconds": 60.0,
@@ -79,6 +83,7 @@ class Everything:
     dropped: int = 0
     given_up: int = 0
     pause: float = LONGEST_PAUSE
+    freeze_share: float = 0.0
     _running: dict[str, Any] = field(default_factory=dict)
 
     def start(self, name: str, *words: str | Path) -> None:
@@ -93,21 +98,40 @@ class Everything:
             self.start(f"agent-{number}", "client", "--kit", kit, "--app", APP, "--node-config", f"number={number}")
 
     def kill_one(self) -> None:
-        """SIGKILL to something, and a start of what nobody else starts again."""
+        """SIGKILL to something, and a start of what nobody else starts again; or SIGSTOP for a while."""
         what = random.choices(list(SHARES), list(SHARES.values()))[0]
         name = what if what in ("server", "terminal") else f"agent-{random.randint(1, CLIENTS)}"
         if what in PROGRAMS:
             below = self._below("server" if what == "ServerApp" else name, PROGRAMS[what])
             for process in below[:1]:
                 with contextlib.suppress(psutil.Error):
+                    if self._freezes(what, process):
+                        return
                     process.send_signal(signal.SIGKILL)
                     self.kills[what] += 1
             return
         process = self._running[name][0]
+        with contextlib.suppress(psutil.Error):
+            if self._freezes(what, psutil.Process(process.pid)):
+                return
         process.kill()
         process.wait()
         self.kills[what] += 1
         self.start(name)
+
+    def _freezes(self, what: str, process: psutil.Process) -> bool:
+        """Stop a process for some seconds if the dice say so; whether they do."""
+        if random.random() >= self.freeze_share:
+            return False
+        process.suspend()
+        self.kills[f"{what}, frozen"] += 1
+
+        def go_on() -> None:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
+        threading.Timer(random.uniform(1.0, LONGEST_FREEZE), go_on).start()
+        return True
 
     def _below(self, name: str, program: str) -> list[psutil.Process]:
         """Its processes that run a program; those that the tests' fork server made for it say so themselves."""
@@ -198,6 +222,7 @@ def main() -> int:
     """The command line."""
     options = parser("All processes of a federation, killed at random instants.")
     options.add_argument("--kills", type=int, default=KILLS, help=f"of all kinds together (default {KILLS})")
+    options.add_argument("--freeze-share", type=float, default=0.0, help="of them that are SIGSTOP (default 0)")
     options.add_argument("--seed", type=int, default=1, help="of the instants (default 1)")
     return run(measure, options.parse_args())
 
@@ -208,6 +233,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     kills = sized(arguments, smallest=1, quick=5, whole=arguments.kills)
     began, runs = time.monotonic(), 0
     with federation() as here:
+        here.freeze_share = arguments.freeze_share
         here.pause = sized(arguments, smallest=1.0, quick=LONGEST_PAUSE, whole=LONGEST_PAUSE)
         while here.kills.total() < kills:
             here.carry_out(kills)
@@ -248,9 +274,9 @@ def report(here: Everything, runs: int, seconds: float) -> Report:
         ),
         tables=(
             Table(
-                title="SIGKILL at random instants",
+                title="SIGKILL and SIGSTOP at random instants",
                 header=("what", "kills"),
-                rows=tuple((what, str(here.kills[what])) for what in SHARES),
+                rows=tuple((what, str(number)) for what, number in sorted(here.kills.items())),
             ),
         ),
         notes=(
