@@ -126,9 +126,9 @@ def _near_chance(comparison: Comparison, runs: Runs, metric: JudgedMetric) -> It
         lost = {seed: end for seed, end in ends.items() if is_near(metric.sign * (end - base))}
         if lost:
             worst = min(lost.values(), key=lambda end: metric.sign * end)
-            end = f"{metric.form(worst)}{' %' if metric.percent else ''}"
+            end_text = f"{metric.form(worst)}{' %' if metric.percent else ''}"
             at_worst = " at worst" if len(lost) > 1 else ""
-            yield f"{label} ends at {metric.name} {end}{_with(list(lost), runs[label])}{at_worst}; {chance}."
+            yield f"{label} ends at {metric.name} {end_text}{_with(list(lost), runs[label])}{at_worst}; {chance}."
 
 
 def _still(label: str, runs: Sequence[RunResult]) -> str:
