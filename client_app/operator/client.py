@@ -24,7 +24,9 @@ from fedcore.wire.presence import RostersOut
 from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
 
-POLL_SECONDS = 20
+POLL_SECONDS = 5
+ANSWER_SECONDS = 10.0
+"""A server that says nothing for so long, beyond what it may hold a request, is away: the next one is asked."""
 FOLLOW_PAUSE = 0.2
 AWAY_SECONDS = 3600.0
 """How long `follow` waits for a server that is away, beyond the time of one request."""
@@ -57,7 +59,7 @@ class OperatorClient:
             base_url=self._url,
             headers={"Authorization": f"Bearer {self.kit.token}"},
             verify=tls_context(self.kit.ca_file),
-            timeout=httpx.Timeout(60.0, read=POLL_SECONDS + 40.0),
+            timeout=httpx.Timeout(60.0),
             trust_env=False,
             transport=self.transport,
         )
@@ -103,7 +105,8 @@ class OperatorClient:
     def clients_of(self, run: str, *, once: bool = False) -> RunClientsOut:
         """The status of each client in a run; with `once` a failure is not retried."""
         again = _never if once else None
-        return RunClientsOut.model_validate_json(self._request("GET", f"/v1/runs/{run}/clients", repeats=again).content)
+        answer = self._request("GET", f"/v1/runs/{run}/clients", repeats=again, timeout=_within(0.0))
+        return RunClientsOut.model_validate_json(answer.content)
 
     def members(self) -> ServerOut:
         """The members of the newest roster, and which are connected."""
@@ -124,7 +127,9 @@ class OperatorClient:
         after, since = 0, 0.0
         while True:
             try:
-                answer = self._request("GET", f"/v1/runs/{run}", params={"after": after, "wait": seconds})
+                answer = self._request(
+                    "GET", f"/v1/runs/{run}", params={"after": after, "wait": seconds}, timeout=_within(seconds)
+                )
             except (ServerUnreachable, Refused) as error:
                 if not isinstance(error, ServerUnreachable) and not is_away(error):
                     raise
@@ -280,6 +285,11 @@ def _was_not_accepted(error: BaseException) -> bool:
     if isinstance(error, Refused):
         return error.status == httpx.codes.SERVICE_UNAVAILABLE
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def _within(seconds: float) -> httpx.Timeout:
+    """For a request that a server may hold for so many seconds: a frozen one is noticed soon after."""
+    return httpx.Timeout(60.0, connect=ANSWER_SECONDS, read=seconds + ANSWER_SECONDS)
 
 
 def _never(_: BaseException) -> bool:

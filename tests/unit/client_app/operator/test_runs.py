@@ -12,6 +12,7 @@ import pytest
 from support.operator import Bridge, operate
 from support.serverside import TINY, Site
 
+from client_app.operator.client import OperatorClient
 from client_app.operator.download import export_run, fetch_model
 from client_app.operator.resolve_run import resolve_run
 from client_app.operator.run_follower import Screen, follow
@@ -129,6 +130,21 @@ async def test_a_server_that_is_away_for_a_while_loses_nobody(
     app.finish(model)
     numbers = await operate(here, work, bridge)
     assert numbers == list(range(1, len(numbers) + 1)), "no event twice, none lost"
+
+
+async def test_who_follows_a_run_leaves_a_frozen_server_within_the_time_of_two_leases(
+    here: Site, model: ModelState
+) -> None:
+    run, app = await here.begin()
+    bridge = Bridge(here, asyncio.get_running_loop(), frozen="https://frozen.example.org")
+
+    def work(client: OperatorClient) -> None:
+        assert [state.status for state in client.follow(run)][-1] == "finished"
+
+    app.finish(model)
+    await operate(here, work, bridge)
+    assert bridge.patience
+    assert max(bridge.patience) <= 20.0
 
 
 async def test_no_run_is_submitted_twice(here: Site) -> None:
