@@ -229,9 +229,9 @@ def _who_leads(leads: Mapping[str, _Lead], examples: Sequence[int], metric: Judg
     everybody, own, weighted = (leads[name] for name in ("everybody", "own", "own_weighted"))
     leader = f"{weighted.leader(metric)}, " if weighted.side(metric) != own.side(metric) else ""
     sizes = (
-        f"weighted by test examples, {min(examples)} to {max(examples)} a site, {leader}{weighted.values(metric)}"
+        f"weighted by test examples, {min(examples):,} to {max(examples):,} a site, {leader}{weighted.values(metric)}"
         if len(set(examples)) > 1
-        else f"each site has {examples[0]}"
+        else f"each site has {examples[0]:,}"
     )
     own_values = f"{own.values(metric)}{own.doubt(metric)}"
     if not _disagree(leads, metric):
@@ -257,9 +257,9 @@ def _who_gains(gains: Sequence[SiteGain], metric: JudgedMetric) -> str:
     worst = min(gains, key=lambda gain: metric.sign * gain.together)
     other = min(gains, key=lambda gain: metric.sign * gain.alone)
     text += (
-        f"; the worst site has {metric.form(worst.together)}{_unit(metric)} ({worst.site}, {worst.examples} examples)"
+        f"; the worst site has {metric.form(worst.together)}{_unit(metric)} ({worst.site}, {worst.examples:,} examples)"
     )
-    return f"{text}, alone the worst has {metric.form(other.alone)}{_unit(metric)} ({other.site}, {other.examples})."
+    return f"{text}, alone the worst has {metric.form(other.alone)}{_unit(metric)} ({other.site}, {other.examples:,})."
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
