@@ -139,7 +139,7 @@ def test_a_server_that_is_ended_leaves_its_run_to_its_next_start(readable: Deplo
     run = readable.submit(gated=True)
     run.wait_for_training()
     for times, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), start=1):
-        assert readable.server_apps()
+        wait_until("the ServerApp", readable.server_apps)
         killed = number == signal.SIGKILL
         assert readable.stop("server", number) == (-number if killed else 0)
         if killed:
