@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -82,8 +81,9 @@ def claims_of(comparison: Comparison) -> tuple[Claim, ...]:
     made = [_exact(claim(about, mine, theirs, metric, claims=number)) for about, mine, theirs in pairs]
     wins = any(one.about == "alone" and one.verdict == "ahead" for one in made)
     made = [one if wins or one.about != "gap" else replace(one, verdict="open", needed=None) for one in made]
-    # The best of all was chosen by these data, so that every two modes count.
-    every = math.comb(max(2, len(known)), 2) / (1.0 if not pairs else 1 - _STORY)
+    # Whichever mode is the best, each of the others might be taken for it: one claim for each keeps it among those that
+    # are not told apart from the best mean (Gupta 1965, "On some multiple decision (selection and ranking) rules").
+    every = max(1, len(known) - 1) / (1.0 if not pairs else 1 - _STORY)
     return (*made, *(claim("best", mine, theirs, metric, claims=every) for mine, theirs in rest))
 
 
