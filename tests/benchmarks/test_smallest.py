@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.deployment import ENVIRONMENT
 from support.forked import Forked
+from support.postgres import binaries
 
 from benchmarks.relay import is_possible
 
@@ -58,6 +59,11 @@ def network() -> str:
     return "" if is_possible() else "needs network namespaces and TUN devices, as root"
 
 
+def proxy() -> str:
+    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return "" if nginx and binaries() else "needs PostgreSQL and nginx"
+
+
 def gpu() -> str:
     return "" if Path("/dev/nvidiactl").exists() else "needs a GPU; tests/gpu has its parts on the processor"
 
@@ -86,6 +92,7 @@ CASES = {
     "fashion_mnist": Case("secure_minus_plain_over_spread_iid", data=True),
     "femnist": Case("epsilon_over_budget", data=True),
     "flower_examples": Case("run_in_secure_mode", lacks=lambda: "needs a checkout of Flower's repository"),
+    "front": Case("nginx_over_direct", lacks=proxy),
     "fuzz": Case("crashes"),
     "gpt": Case("model_flops_overmatrix_rate"),
     "gpu": Case("parts_that_hold", lacks=gpu),
