@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from fedcore.wire.signing import CLOCK_SKEW_S
+from fedcore.wire.signing import CLOCK_SKEW_S, clock_difference
 
 _MOST_SECONDS: Final = CLOCK_SKEW_S + 1.0
 """A date has whole seconds."""
@@ -43,5 +43,5 @@ class ServerClock:
             return
         was_off, self._is_off = self._is_off, abs(offset) > _MOST_SECONDS
         if self._is_off and not was_off:
-            text = f"{abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} the server's"
-            self._notice(f"this machine's clock is {text}; set it, unless the server's is wrong")
+            text = clock_difference(offset)
+            self._notice(f"this machine's clock is {text} the server's; set it, unless the server's is wrong")

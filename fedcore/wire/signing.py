@@ -265,6 +265,11 @@ def _signature_base(components: Sequence[str], method: str, path_and_query: str,
     return "\n".join([*lines, f'"@signature-params": {covered}']).encode("ascii")
 
 
+def clock_difference(seconds: float) -> str:
+    """By how much a clock is off, for a person: "7 s ahead of" for 7 seconds, "7 s behind" for -7."""
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
 def _check_age(claim: _Claim, now: int, max_age_s: int) -> None:
     offset = claim.created - now
     if -max_age_s - CLOCK_SKEW_S <= offset <= CLOCK_SKEW_S:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fedcore.wire.signing import CLOCK_SKEW_S
+from fedcore.wire.signing import CLOCK_SKEW_S, clock_difference
 
 log = logging.getLogger("fedcore.server")
 
@@ -20,11 +20,6 @@ MOST_SECONDS: Final = float(CLOCK_SKEW_S)
 """A clock that is off by more is wrong: requests that are signed by a clock that is so far ahead are refused."""
 _FEWEST: Final = 2
 """Clients that have to agree that this server's clock is the wrong one."""
-
-
-def described(seconds: float) -> str:
-    """By how much a clock is off, for a person."""
-    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def is_off(seconds: float | None) -> bool:
@@ -52,7 +47,9 @@ class Clocks:
             return
         name = self.names().get(client, f"client {client}")
         if is_off(seconds):
-            log.warning("the clock of %s is %s this server's: one of the two has to be set", name, described(seconds))
+            log.warning(
+                "the clock of %s is %s this server's: one of the two has to be set", name, clock_difference(seconds)
+            )
         else:
             log.info("the clock of %s is right again", name)
 
@@ -79,10 +76,10 @@ class Clocks:
             return ""
         middle = statistics.median(off)
         return (
-            f"the clocks of {len(off)} of {len(self.clients)} clients are off, by the median {described(middle)} this "
-            "server's: look whether its own clock is right"
+            f"the clocks of {len(off)} of {len(self.clients)} clients are off, by the median "
+            f"{clock_difference(middle)} this server's: look whether its own clock is right"
         )
 
     def _against_database(self) -> str:
         assert self.database is not None  # noqa: S101 - it is off
-        return f"the clock of this server is {described(-self.database)} the database's: set it"
+        return f"the clock of this server is {clock_difference(-self.database)} the database's: set it"
