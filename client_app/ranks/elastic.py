@@ -55,9 +55,11 @@ class ElasticGroup(RankGroup):
 
     async def _stop_ranks(self) -> None:
         """End the ranks on all machines; those elsewhere wait for this one to come back."""
-        await super(ElasticGroup, self)._stop_ranks()  # a class with slots is made anew; super() finds the old one
-        await self._open.aclose()
-        self._keeping = None
+        try:
+            await super(ElasticGroup, self)._stop_ranks()  # a class with slots is made anew; super() finds the old one
+        finally:
+            await self._open.aclose()
+            self._keeping = None
         while not self._callers.empty():
             await self._callers.get_nowait().close()
 

@@ -57,10 +57,11 @@ class AsyncConnection(Generic[Received]):
         self.writer.close()
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; may be called again, also after a call that was cancelled."""
         self.hang_up()
         try:
-            await self.writer.wait_closed()
+            # Cancelled here, `wait_closed` would leave a cancelled future to everybody who waits after it.
+            await asyncio.shield(self.writer.wait_closed())
         except OSError:
             return  # the other side closed it first
 

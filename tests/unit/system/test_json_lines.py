@@ -51,6 +51,18 @@ async def test_both_ends_speak_until_one_hangs_up() -> None:
     theirs.close()
 
 
+async def test_a_close_that_was_cancelled_can_be_done_again() -> None:
+    ours, theirs = socket.socketpair()
+    near = await AsyncConnection.over(ours, PING)
+    first = asyncio.create_task(near.close())
+    await asyncio.sleep(0)  # it waits for the end of the transport
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await near.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize(
     ("sent", "error"), [(b'{"op": "pong"}\n', ValueError), (b"[\n", ValueError), (b'{"op": "ping", "number": 1}', None)]
 )
