@@ -241,6 +241,15 @@ def enroll(
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Make a new key, and a request to replace the old one.")
     ] = False,
+    app: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With --accept: the app; client.toml then says what it asks for of this site."
+        ),
+    ] = None,
+    node_config: Annotated[
+        str, typer.Option(metavar="'K=V ...'", help="With --accept: where this site's data are, as TOML values.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Join a federation with a key that never leaves this machine, or replace that key.
@@ -258,4 +267,9 @@ def enroll(
         )
     from client_app.commands.enroll import complete, request
 
-    typer.echo(complete(kit, accept, authority_fingerprint, as_json) if accept else request(kit, name, as_json))
+    if not accept:
+        if app or node_config:
+            raise click.UsageError("--app and --node-config belong to --accept, which completes the kit")
+        typer.echo(request(kit, name, as_json))
+        return
+    typer.echo(complete(kit, accept, authority_fingerprint, as_json, app=app, node_config=node_config))

@@ -39,6 +39,7 @@ from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.kits.identity import IDENTITY_FILE
+from fedcore.federation.kits.site_node import parse_node_config, scalars, site_node
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import OWN_MODEL_FOLDER
@@ -70,7 +71,7 @@ class Options:
 
 def engine_settings(name: str, assignments: Sequence[str]) -> dict[str, Scalar]:
     """Parse `--engine` and `--engine-set`; raises ConfigurationError."""
-    settings = _scalars(parse_assignments(assignments), "--engine-set")
+    settings = scalars(parse_assignments(assignments), "--engine-set")
     return {"engine": name, **settings} if name else settings
 
 
@@ -100,7 +101,7 @@ async def _run_agent(options: Options) -> None:
         ):
             offers = Offers(state_dir)
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
-            settings = _install(settings, bundle, state_dir)
+            settings = _install(settings, bundle, state_dir, kit=kit, node_config=options.node_config)
             group = _group(settings, options.size, output)
             group.on_progress = StepsFile(state_dir).note
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])
@@ -191,7 +192,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
         app=options.app.resolve(),
         app_sha256=sha256,
         client_id=kit.client_id if kit is not None else 0,
-        node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
+        node_config={**(kit.node_config if kit is not None else {}), **parse_node_config(options.node_config)},
         data_dir=_data_dir(options.data_dir),
         local_folder=_state_folder(options, kit) / OWN_MODEL_FOLDER if kit is not None else None,
         engine=options.engine,
@@ -235,13 +236,19 @@ def use_approved_app(
     return bundle, settings
 
 
-def _install(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
-    """Install the app in the state folder; returns the settings with the folders there."""
+def _install(
+    settings: GroupSettings, bundle: AppBundle, state_dir: Path, *, kit: ClientKit, node_config: str
+) -> GroupSettings:
+    """Install the app in the state folder; returns the settings with the folders there.
+
+    Raises ConfigurationError if the node config lacks what the app asks for.
+    """
     app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
     if scratch.is_dir():
         remove_tree(scratch)
     scratch.mkdir(mode=0o700)
-    return replace(settings, app=app, models=state_dir / "models", scratch=scratch)
+    node = site_node(FlowerApp.load(app).node_keys, kit, node_config)
+    return replace(settings, app=app, models=state_dir / "models", scratch=scratch, node_config=node)
 
 
 async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:
@@ -289,17 +296,6 @@ def _policy_text(client_: Client) -> str:
     padded = f", uploads at multiples of {policy.pad_seconds:g} s" if policy.pad_seconds else ""
     least = f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}"
     return f"{least}{plain}{epsilon}{reported}{padded}"
-
-
-def _node_config(text: str) -> dict[str, Scalar]:
-    return _scalars(parse_assignments([text] if text else []), "--node-config")
-
-
-def _scalars(values: Mapping[str, Any], where: str) -> dict[str, Scalar]:
-    for key, value in values.items():
-        if not isinstance(value, bool | int | float | str):
-            raise ConfigurationError(f"{where}: {key} must be a number, a string, true or false")
-    return dict(values)
 
 
 def _state_folder(options: Options, kit: ClientKit) -> Path:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fedcore.federation import ClientKit
 from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.fingerprint import fingerprint
+from fedcore.federation.kits.site_node import site_values
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.node_keys import NodeKeys, checked_node
 
 
 def request(folder: Path, name: str, as_json: bool) -> str:
@@ -23,9 +27,15 @@ def request(folder: Path, name: str, as_json: bool) -> str:
     )
 
 
-def complete(folder: Path, admission: Path, authority_fingerprint: str, as_json: bool) -> str:
-    """Accept an admission; returns the text for the owner."""
-    kit = accept(folder, admission, authority_fingerprint)
+def complete(
+    folder: Path, admission: Path, authority_fingerprint: str, as_json: bool, *, app: Path | None, node_config: str
+) -> str:
+    """Accept an admission; returns the text for the owner. With an app, client.toml says what it asks for."""
+    keys = FlowerApp.load(app).node_keys if app is not None else {}
+    values = site_values(keys, None, node_config)
+    if values:
+        checked_node(keys, values, folder=Path.cwd())
+    kit = accept(folder, admission, authority_fingerprint, node_config=values, node_keys=keys)
     if as_json:
         return json.dumps(
             {
@@ -39,5 +49,12 @@ def complete(folder: Path, admission: Path, authority_fingerprint: str, as_json:
     return (
         f"{kit.name} is client {kit.client_id} of the federation {kit.federation!r} (roster {kit.roster.version})\n"
         f"  policy  {kit.folder}/policy.toml    what this client insists on; read it\n"
-        f"  start   fedcore client --kit {kit.folder} --app APP_DIR"
+        f"{_to_fill_in(kit, keys)}"
+        f"  start   fedcore client --kit {kit.folder} --app {app or 'APP_DIR'}"
     )
+
+
+def _to_fill_in(kit: ClientKit, keys: NodeKeys) -> str:
+    """A line about what client.toml lacks; "" if it lacks nothing."""
+    lacking = [name for name, key in keys.items() if key.default is None and name not in kit.node_config]
+    return f"  data    {kit.folder}/client.toml    fill in {', '.join(lacking)}\n" if lacking else ""

@@ -26,6 +26,8 @@ from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from client_app.ranks.progress import OnProgress, TaskProgress
 from fedcore.errors import AppError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.node_keys import checked_node
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
 from fedcore.system.json_lines import printed_lines
@@ -193,9 +195,14 @@ class RankGroup(ABC):
         await self._ready()
 
     async def use(self, app: Path, app_sha256: str) -> None:
-        """End the ranks and start others with this copy of an app; raises what `start` raises."""
+        """End the ranks and start others with this copy of an app.
+
+        Raises what `start` raises, and ConfigurationError if the node config lacks what the app asks for.
+        """
+        keys = (await asyncio.to_thread(FlowerApp.load, app)).node_keys
+        node = checked_node(keys, self.settings.node_config, folder=Path.cwd())
         await self.stop()
-        self.settings = replace(self.settings, app=app, app_sha256=app_sha256)
+        self.settings = replace(self.settings, app=app, app_sha256=app_sha256, node_config=node)
         await self.start()
 
     async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:

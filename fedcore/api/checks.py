@@ -18,6 +18,7 @@ from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node_keys import absolute_paths, node_problems
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds
@@ -42,6 +43,7 @@ def check(
     data_dir: str | Path | None = None,
     dry_round: bool = True,
     first_model: bool = False,
+    node_config: Mapping[str, Scalar] | None = None,
 ) -> CheckReport:
     """Find all errors that a run of `app` among `clients` clients would report.
 
@@ -59,6 +61,8 @@ def check(
             nor the data are looked at. Nothing is raised for a faulty app.
         first_model: also whether clients can derive the first model of a run, in two processes that take as long as the
             app's imports; an app of this process has none.
+        node_config: of a real site, whose own data the round then trains on; None for a share of the data that clients
+            of a simulation divide among themselves.
     """
     findings = Findings()
     with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
@@ -69,10 +73,30 @@ def check(
         config = _config(loaded, run_config or {}, findings)
         values = {**loaded.settings.to_mapping(), **(settings or {})}
         chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
-        facts = _check(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
+        node = None if node_config is None else _site_node(loaded, node_config, findings)
+        tried = dry_round and (node is not None or node_config is None)
+        facts = _check(loaded, clients, policy, config, chosen, findings, node, dry_round=tried)
         if first_model and isinstance(app, str | Path) and not findings.errors:
             _check_first_model(loaded, clients, config, chosen, findings)
     return _report(loaded.name, clients, findings, facts)
+
+
+def _site_node(app: FlowerApp, values: Mapping[str, Scalar], findings: Findings) -> Mapping[str, Scalar] | None:
+    """A site's node config, and what is remarkable about its table; None if it lacks what the app asks for."""
+    from fedcore.data.table_remarks import remarks
+    from fedcore.data.tables import TableSchema
+
+    if problems := node_problems(app.node_keys, values, folder=Path.cwd()):
+        for problem in problems:
+            findings.error("the node config", problem)
+        return None
+    with findings.expecting("the table"):
+        node = absolute_paths(app.node_keys, values, Path.cwd())
+        if app.schema and "csv" in node:
+            for remark in remarks(TableSchema.load(app.folder / app.schema), Path(str(node["csv"]))):
+                findings.warn("the table", remark)
+        return node
+    return None
 
 
 def _report(name: str, clients: int, findings: Findings, facts: Mapping[str, Any]) -> CheckReport:
@@ -141,6 +165,7 @@ def _check(
     config: dict[str, Scalar],
     settings: JobSettings,
     findings: Findings,
+    node: Mapping[str, Scalar] | None,
     *,
     dry_round: bool,
 ) -> dict[str, Any]:
@@ -157,7 +182,7 @@ def _check(
         return {}
     if owners.max_epsilon == 0:  # said above; what follows is asked as if it were allowed
         owners = replace(owners, allow_plain=True, allow_buffered=True)
-    return _dry_round(app, clients, owners, config, workable, findings)
+    return _dry_round(app, clients, owners, config, workable, findings, node)
 
 
 def _needs(settings: JobSettings, clients: int, owners: Policy, findings: Findings) -> JobSettings | None:
@@ -201,10 +226,12 @@ def _dry_round(
     config: Mapping[str, Scalar],
     settings: JobSettings,
     findings: Findings,
+    node: Mapping[str, Scalar] | None,
 ) -> dict[str, Any]:
     """One round with one epoch; what came to be known."""
     from fedcore.api.dry_round import DryRound, EnoughNodes
     from fedcore.flower.output import quiet_flower
+    from fedcore.simulation.workers.executor import InlineExecutor
 
     quiet_flower()
     short = {key: 1 if key in (ROUNDS_KEY, _EPOCHS) and type(value) is int else value for key, value in config.items()}
@@ -213,7 +240,7 @@ def _dry_round(
         if isinstance(event, ClientDropped):  # of a plain exchange, whose clients fail one by one
             findings.error("the ClientApp", event.reason)
 
-    with private_folder() as folder, findings.expecting("the strategy"):
+    with contextlib.ExitStack() as stack, private_folder() as folder, findings.expecting("the strategy"):
         dry = DryRound(
             app=app,
             clients=clients,
@@ -223,6 +250,7 @@ def _dry_round(
             folder=folder,
             emit=emit,
             findings=findings,
+            executor=None if node is None else stack.enter_context(InlineExecutor(app=app, clients=clients, node=node)),
         )
         with contextlib.suppress(EnoughNodes):
             dry.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,18 @@ def check(
         bool,
         typer.Option("--no-first-model", help="Skip the two processes that derive the first model, as clients do."),
     ] = False,
+    kit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A site's kit: check with its policy and its node config, on the site's own data."
+        ),
+    ] = None,
+    node_config: Annotated[
+        str,
+        typer.Option(
+            metavar="'K=V ...'", help="A site's node config, as TOML values; the round then uses its own data."
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Find the errors that a deployment would report, before a run starts. Exit status 0, or 2 if there are any.
@@ -40,6 +53,8 @@ def check(
 
     It tries one round in memory: the first client trains one epoch and tests. And it derives the model that a run
     begins with, as every client with the stock policy does. Nothing leaves this machine.
+
+    A site tests its own data before a run does: fedcore check tumours --node-config 'csv="/srv/data/patients.csv"'
     """
     import contextlib
     import json
@@ -48,19 +63,27 @@ def check(
     from rich.console import Console
 
     from fedcore.api.checks import check as check_app
+    from fedcore.federation import ClientKit
+    from fedcore.federation.kits.site_node import site_values
+    from fedcore.flower.app import FlowerApp
     from fedcore.system.assignments import parse_assignments
     from fedcore.system.terminal import escape
 
+    own = None if kit is None else ClientKit.load(kit)
+    node = None
+    if own is not None or node_config:
+        node = site_values(FlowerApp.load(app).node_keys, own, node_config)
     with contextlib.redirect_stdout(sys.stderr):  # what the app prints
         report = check_app(
             app,
             clients=clients,
-            policy=policy or None,
+            policy=policy or (None if own is None else own.policy),
             run_config=parse_assignments(run_config or []) if run_config else None,
             settings=parse_assignments(set_ or []) if set_ else None,
             data_dir=data_dir,
             dry_round=not no_round,
             first_model=not no_first_model,
+            node_config=node,
         )
     if as_json:
         typer.echo(json.dumps(report.to_plain(), indent=2))

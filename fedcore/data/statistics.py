@@ -370,8 +370,9 @@ def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) 
 def standardised(x: NDArray[Any], config: Mapping[str, Any], names: Sequence[str] | None = None) -> NDArray[np.float32]:
     """Features [n, d] less the federation's mean, over its standard deviation; float32. A missing value becomes 0.
 
-    A column that is the same everywhere becomes 0. In the answer to a query for statistics, before there are any, x is
-    returned as it is. Raises AppError if the round's configuration has no statistics.
+    A column that is the same everywhere, or of which no client has a value, becomes 0. In the answer to a query for
+    statistics, before there are any, x is returned as it is. Raises AppError if the round's configuration has no
+    statistics.
 
     Args:
         config: what `Statistics.as_config` gave, as `LocalJob.message` has it.
@@ -390,7 +391,7 @@ def standardised(x: NDArray[Any], config: Mapping[str, Any], names: Sequence[str
     if lacking := [name for name in columns if name not in positions]:
         raise AppError(f"there are no statistics of column {lacking[0]!r}; there are {', '.join(positions)}")
     rows = [positions[name] for name in columns]
-    mean, std = (np.asarray(config[PREFIX + key], np.float64)[rows] for key in ("mean", "std"))
+    mean, std = (np.nan_to_num(np.asarray(config[PREFIX + key], np.float64)[rows], nan=0.0) for key in ("mean", "std"))
     scaled = (np.asarray(x, np.float64) - mean) / np.where(std > 0, std, 1.0)
     scaled[:, std == 0] = 0.0
     return np.nan_to_num(scaled, nan=0.0).astype(np.float32)

@@ -8,8 +8,9 @@ fedcore client enroll KIT --accept NAME.admission.json --authority-fingerprint F
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -23,6 +24,8 @@ from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.kits.provision import FEWEST_CLIENTS
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import REQUEST_SUFFIX, Admission, JoinRequest
+from fedcore.flower.node_keys import NodeKeys
+from fedcore.wire.base import Scalar
 
 Randomness = Callable[[int], bytes]
 
@@ -38,11 +41,25 @@ def ask(folder: Path, name: str, *, randomness: Randomness = os.urandom) -> tupl
     return folder.absolute() / f"{name}{REQUEST_SUFFIX}", request
 
 
-def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> ClientKit:
+def accept(
+    folder: Path,
+    admission_file: Path,
+    authority_fingerprint: str,
+    *,
+    node_config: Mapping[str, Scalar] = MappingProxyType({}),
+    node_keys: NodeKeys = MappingProxyType({}),
+) -> ClientKit:
     """Complete the folder that `ask` made with what the authority sent; returns the kit, which has a stock policy.
 
     Raises KitError if the authority is another one, if the admission is for another key, or if the kit is
     complete already; nothing is changed then.
+
+    Args:
+        folder: of the kit.
+        admission_file: what the authority sent.
+        authority_fingerprint: the authority's, from its owner.
+        node_config: where the site's data are, and what else its app gets.
+        node_keys: what the site's app asks for, which client.toml then says.
     """
     folder = folder.absolute()
     if not (folder / IDENTITY_FILE).exists():
@@ -65,7 +82,9 @@ def accept(folder: Path, admission_file: Path, authority_fingerprint: str) -> Cl
         CA_FILE: admission.ca,
         ROSTER_FILE: roster.to_json(),
         # Last, because a folder with it is a kit.
-        CLIENT_FILE: client_text(roster.federation, admission.client_id, admission.name, admission.server_url, {}),
+        CLIENT_FILE: client_text(
+            roster.federation, admission.client_id, admission.name, admission.server_url, node_config, node_keys
+        ),
     }
     if not (folder / POLICY_FILE).exists():
         replace_file(folder / POLICY_FILE, policy_text(Policy.default(max(FEWEST_CLIENTS, len(roster.members)))))

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self, TypeAlias
 
 from fedcore.errors import AppError
+from fedcore.flower.node_keys import NodeKeys, node_keys
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import flat
 from fedcore.system.files import remove_tree
@@ -36,10 +37,12 @@ class FlowerApp:
     settings: `[tool.fedcore]`, which Flower ignores.
     statistics: the table `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a
         table's schema in the folder, has become its `bounds` in it.
+    schema: that name; "" for none.
     predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
         (fedcore/flower/apps/trained.py); "" for none.
     metrics: the table `[tool.fedcore.metrics]`, what each metric of the app's own evaluation is, in a sentence.
     simulation_clients: how many clients `fedcore simulate` has by default, `[tool.fedcore] simulation-clients`.
+    node_keys: the table `[tool.fedcore.node]`, what the app asks for of its node.
     """
 
     folder: Path
@@ -53,6 +56,8 @@ class FlowerApp:
     example_input: str = ""
     simulation_clients: int = SIMULATION_CLIENTS
     metrics: Mapping[str, str] = field(default_factory=dict)
+    node_keys: NodeKeys = field(default_factory=dict)
+    schema: str = ""
 
     @classmethod
     def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:
@@ -71,8 +76,10 @@ class FlowerApp:
             )
         components = flower.get("components", {})
         settings = dict(tool.get("fedcore", {}))
-        statistics = _statistics(settings.pop("statistics", {}), folder)
+        question = settings.pop("statistics", {})
+        statistics = _statistics(question, folder)
         metrics = _meanings(settings.pop("metrics", {}), folder)
+        keys = node_keys(settings.pop("node", {}), folder)
         simulation_clients = settings.pop("simulation-clients", SIMULATION_CLIENTS)
         if type(simulation_clients) is not int or simulation_clients < 1:
             raise AppError(
@@ -89,6 +96,8 @@ class FlowerApp:
             statistics=statistics,
             simulation_clients=simulation_clients,
             metrics=metrics,
+            node_keys=keys,
+            schema=str(question.get("schema", "")),
             **references,
         )
 

@@ -27,6 +27,7 @@ from fedcore.flower.grid.queries import numbers_of
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.node_config import NodeConfig
+from fedcore.flower.node_keys import with_defaults
 from fedcore.flower.records import (
     SERVER_NODE,
     arrays_from_state,
@@ -259,7 +260,7 @@ class ClientRunner:
             self._context = Context(
                 run_id=run_id_of(task.run),
                 node_id=self.client_id,
-                node_config=NodeConfig(self.node_config),
+                node_config=NodeConfig(with_defaults(self.app.node_keys, self.node_config)),
                 state=load_records(began) if began is not None else RecordDict(),
                 run_config=dict(task.run_config),
             )

@@ -8,9 +8,11 @@ of its own has its own data, and names them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from fedcore.errors import DataError
+from fedcore.flower.node_keys import NodeKeys, with_defaults
 from fedcore.wire.base import Scalar
 
 PARTITION = "partition-id"
@@ -38,13 +40,14 @@ class NodeConfig(dict[str, Scalar]):
         raise MissingNodeValue(key)
 
 
-def share_of_client(client: int, clients: int) -> NodeConfig:
+def share_of_client(client: int, clients: int, keys: NodeKeys = MappingProxyType({})) -> NodeConfig:
     """The node config of one client of a simulation.
 
     Args:
         client: counted from 1.
+        keys: what the app asks for, whose defaults are in it too.
     """
-    return NodeConfig({PARTITION: client - 1, PARTITIONS: clients})
+    return NodeConfig(with_defaults(keys, {PARTITION: client - 1, PARTITIONS: clients}))
 
 
 def number_of_node(node: Mapping[str, Scalar], client: int) -> int:

@@ -89,7 +89,7 @@ def deal_tables(walk: Walk) -> list[Path]:
     return files
 
 
-def join(walk: Walk, site: str) -> None:
+def join(walk: Walk, site: str, *more: str | Path) -> None:
     """The site asks, the authority approves, the site accepts: files go back and forth by hand."""
     asked = json.loads(walk.type(site, "client", "enroll", "kit", "--name", site, "--json"))
     shutil.copy(asked["request"], walk.folder / "organiser")
@@ -99,15 +99,22 @@ def join(walk: Walk, site: str) -> None:
     shown = json.loads(walk.type("organiser", "federation", "show", "--federation", "fed", "--json"))
     shutil.copy(walk.folder / "organiser" / f"{site}.admission.json", walk.folder / site)
     words = ("--accept", f"{site}.admission.json", "--authority-fingerprint", shown["authority_fingerprint"])
-    walk.type(site, "client", "enroll", "kit", *words)
+    walk.type(site, "client", "enroll", "kit", *words, *more)
 
 
 @contextmanager
-def sites_taking_part(walk: Walk, files: list[Path], app: Path) -> Iterator[None]:
-    for site, file in zip(SITES, files, strict=True):
-        shutil.copytree(app, walk.folder / site / "app", ignore=shutil.ignore_patterns(".example-csv"))
+def sites_taking_part(walk: Walk, north: Path) -> Iterator[None]:
+    """North names its table when it starts, south in client.toml, west when it accepted; none starts without."""
+    for site in SITES:
         kit, own = walk.folder / site / "kit", walk.folder / site / "app"
-        walk.start(site, "client", "--kit", kit, "--app", own, "--node-config", f"csv='{file}'")
+        words = ("--node-config", f"csv='{north}'") if site == "north" else ()
+        if site == "south":
+            refused = forked("client", "--kit", kit, "--app", own, folder=kit)
+            assert (refused.returncode, "csv = " in refused.stderr) == (2, True), refused.stderr
+            with (kit / "client.toml").open("a", encoding="utf-8") as file:
+                file.write('csv = "../patients.csv"\n')
+        walk.type(site, "check", own, "--kit", kit, *words, "--no-first-model")
+        walk.start(site, "client", "--kit", kit, "--app", own, *words)
     yield
     for site in SITES:
         walk.wait_for(site, "connected to")
@@ -131,12 +138,13 @@ def test_three_sites_train_on_their_own_tables_what_a_simulation_of_them_does(wa
     fed = walk.folder / "organiser" / "fed"
     walk.start("server", "server", "--federation", fed)
     walk.wait_for("server", "0 members, listening on")
-    for site in SITES:
-        join(walk, site)
     walk.type("organiser", "new", "tumours", "--csv", files[0], "--target", "diagnosis")
     app = walk.folder / "organiser" / "tumours"
+    for site in SITES:
+        shutil.copytree(app, walk.folder / site / "app", ignore=shutil.ignore_patterns(".example-csv"))
+        join(walk, site, *(("--app", "app", "--node-config", "csv='patients.csv'") if site == "west" else ()))
     walk.type("organiser", "server", "approve", app, "--federation", "fed")
-    with sites_taking_part(walk, files, app):
+    with sites_taking_part(walk, files[0]):
         for site in SITES:  # their kits are complete, and the server has not heard of them
             walk.wait_for(site, "fedcore federation publish")
         walk.type("organiser", "federation", "publish", "--federation", "fed", "--operator", "fed/operator")

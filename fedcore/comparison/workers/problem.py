@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedcore.flower.apps.supervised import CLIP_KEY, SupervisedApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node_keys import NodeKeys
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
@@ -40,12 +41,14 @@ class Problem:
     config: the whole run config.
     sites: how many parts the data are divided into; site i of the comparison is partition i of the app, and the client
         that provisioning calls client-(i+1).
+    node_keys: what the app asks for of its node.
     """
 
     app: LocalApp
     data: Data
     config: Mapping[str, Scalar]
     sites: int
+    node_keys: NodeKeys = field(default_factory=dict)
 
     @classmethod
     def load(cls, app: FlowerApp, *, config: Mapping[str, Scalar], sites: int) -> Problem:
@@ -77,7 +80,7 @@ class Problem:
         personal = with_strategy(local_app.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
-        return cls(app=local_app, data=local_app.data, config=config, sites=sites)
+        return cls(app=local_app, data=local_app.data, config=config, sites=sites, node_keys=app.node_keys)
 
     @classmethod
     def of(cls, run: PlannedRun) -> Problem:
@@ -118,7 +121,7 @@ class Problem:
         """The task of one site, as the app's data function sees it."""
         return LocalJob(
             config=dict(self.config),
-            node=share_of_client(site + 1, self.sites),
+            node=share_of_client(site + 1, self.sites, self.node_keys),
             message={"server-round": server_round, **self._statistics},
             client=site + 1,
         )
@@ -130,7 +133,7 @@ class Problem:
         jobs = [
             LocalJob(
                 config=config,
-                node=share_of_client(site + 1, self.sites),
+                node=share_of_client(site + 1, self.sites, self.node_keys),
                 message={},
                 client=site + 1,
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
+from fedcore.flower.node_keys import NodeKeys, node_lines
 from fedcore.wire.base import Scalar
 
 _SEVERAL: Final = """\
@@ -82,9 +84,24 @@ server-url = "{server_url}"
 """
 
 
-def client_text(name: str, client_id: int, client: str, server_url: str, node_config: Mapping[str, Scalar]) -> str:
-    """client.toml."""
-    entries = "".join(f"{key} = {value}\n" for key, value in node_config.items())
+def client_text(
+    name: str,
+    client_id: int,
+    client: str,
+    server_url: str,
+    node_config: Mapping[str, Scalar],
+    keys: NodeKeys = MappingProxyType({}),
+) -> str:
+    """client.toml.
+
+    Args:
+        name: of the federation.
+        client_id: of the client.
+        client: its name.
+        server_url: where the server is.
+        node_config: what the app gets, by key.
+        keys: what the site's app asks for: comments say it, and those that are not set yet are to be filled in.
+    """
     return f"""\
 # Client {client_id} of the federation {name}. Only identity.key is a secret.
 federation = "{name}"
@@ -95,4 +112,4 @@ server-url = "{server_url}"
 # What the app sees as context.node_config: where this site's own data are, as the app's README says, for example
 # csv = "/srv/data/patients.csv"
 [node-config]
-{entries}"""
+{node_lines(keys, node_config)}"""

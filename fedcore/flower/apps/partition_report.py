@@ -45,7 +45,7 @@ def label_counts(app: FlowerApp, config: Mapping[str, Any], clients: int) -> Lab
             "local_app(..., data=...)"
         )
     jobs = [
-        LocalJob(config=dict(config), node=share_of_client(client, clients), message={}, client=client)
+        LocalJob(config=dict(config), node=share_of_client(client, clients, app.node_keys), message={}, client=client)
         for client in range(1, clients + 1)
     ]
     statistics = client.columns.pooled(dict(config), client.data, jobs)

@@ -16,6 +16,7 @@ from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.simulation.workers.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.files import make_private_folder
+from fedcore.wire.base import Scalar
 from fedcore.wire.record_file import MemoryRecords
 from fedcore.wire.tasks import Task
 
@@ -172,18 +173,21 @@ class InlineExecutor:
         How many there are.
     at_once
         How many train at once if the app allows it (`BatchedClients`).
+    node
+        The node config of each of them; None if each has its share of one data set.
     """
 
     app: FlowerApp
     clients: int
     at_once: int = 1
+    node: Mapping[str, Scalar] | None = None
     _runners: Runners = field(init=False)
     _at_once: BatchedClients = field(init=False)
 
     def __post_init__(self) -> None:
         folder = make_private_folder()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False)
+        self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False, node=self.node)
         self._at_once = BatchedClients(runner=self.runner, at_once=self.at_once)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
 

@@ -24,7 +24,6 @@ class Begin(WorkerMessage):
     """What the processes are started with."""
 
     app: Path
-    clientapp: str
     clients: int
     """How many the simulation has."""
     states: Path

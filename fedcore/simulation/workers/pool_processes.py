@@ -81,7 +81,6 @@ class Processes:
             self._control, *ours = (our for our, _ in pairs)
             begin = Begin(
                 app=app.folder,
-                clientapp=app.clientapp,
                 clients=clients,
                 states=states,
                 at_once=at_once,

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.batched_clients import BatchedClients, ignore_line
 from fedcore.flower.apps.tensor_app import LocalResult
-from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.executor import PlainTask
 from fedcore.simulation.workers.pool_messages import (
     TO_WORKER,
@@ -55,10 +54,7 @@ class Worker:
     @classmethod
     def of(cls, begin: Begin, warn: Callable[[str], None] = ignore_line) -> Worker:
         """Load the app; raises AppError, and what its own code raises."""
-        app = FlowerApp(
-            folder=begin.app, name="", serverapp="", clientapp=begin.clientapp, run_config={}, settings=JobSettings()
-        )
-        runners = Runners(app=app, clients=begin.clients, folder=begin.states, shared=True)
+        runners = Runners(app=FlowerApp.load(begin.app), clients=begin.clients, folder=begin.states, shared=True)
         runners.of(1)
         return cls(runners, BatchedClients(runner=runners.of, at_once=begin.at_once, warn=warn))
 

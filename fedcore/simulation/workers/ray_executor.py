@@ -103,7 +103,7 @@ class RayExecutor:
         text = task.model_dump_json()
         function = self._remote(ray_task.train)
         for client, result, made in self._done(
-            task, clients, lambda one: function.remote(self._files, self.app.clientapp, text, sent, *self._client(one))
+            task, clients, lambda one: function.remote(self._files, text, sent, *self._client(one))
         ):
             if isinstance(result, ClientRaised):
                 on_failure(client, result.exception())
@@ -131,9 +131,7 @@ class RayExecutor:
         def submitted(client: int) -> Any:
             one = tasks[client]
             sent = contents[one.content]
-            return function.remote(
-                self._files, self.app.clientapp, one.task.model_dump_json(), sent, *self._client(client)
-            )
+            return function.remote(self._files, one.task.model_dump_json(), sent, *self._client(client))
 
         first = next(iter(tasks.values())).task
         for client, result, reply in self._done(first, list(tasks), submitted):

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.node_config import share_of_client
-from fedcore.run.settings import JobSettings
 from fedcore.simulation.workers.pool_messages import Answered, Made
 from fedcore.simulation.workers.pool_worker import raised
 from fedcore.state import ModelState
@@ -70,14 +69,14 @@ class RayClient:
 
 
 def train(
-    files: Mapping[str, bytes], clientapp: str, task: str, model: Model | None, client: RayClient, state: Bytes | None
+    files: Mapping[str, bytes], task: str, model: Model | None, client: RayClient, state: Bytes | None
 ) -> tuple[str, Model | None, Bytes | None]:
     """The client's result, a `Made` or a `ClientRaised` as JSON; the new model, and the state afterwards."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:
         folder = Path(name)
         try:
             started = time.monotonic()
-            runner = client.runner(_app(_Files(files), clientapp), state, folder)
+            runner = client.runner(_app(_Files(files)), state, folder)
             result = runner.run(Task.model_validate_json(task), model.state() if model is not None else None)
             trained = result.state()
             made = Made(
@@ -93,7 +92,7 @@ def train(
 
 
 def answer(
-    files: Mapping[str, bytes], clientapp: str, task: str, content: Bytes, client: RayClient, state: Bytes | None
+    files: Mapping[str, bytes], task: str, content: Bytes, client: RayClient, state: Bytes | None
 ) -> tuple[str, Bytes | None, Bytes | None]:
     """The client's reply, an `Answered` or a `ClientRaised` as JSON, the reply's record file, and the state."""
     with tempfile.TemporaryDirectory(prefix="fedcore-") as name:
@@ -102,7 +101,7 @@ def answer(
         sent.write_bytes(content.tobytes())
         try:
             started = time.monotonic()
-            runner = client.runner(_app(_Files(files), clientapp), state, folder)
+            runner = client.runner(_app(_Files(files)), state, folder)
             result = runner.answer(Task.model_validate_json(task), sent, out)
             answered = Answered(
                 client=client.id,
@@ -138,8 +137,8 @@ class _Files:
 
 
 @cache
-def _app(files: _Files, clientapp: str) -> FlowerApp:
+def _app(files: _Files) -> FlowerApp:
     """The app from a copy of its files, which this process keeps."""
     folder = Path(tempfile.mkdtemp(prefix="fedcore-app-")) / "app"
     files.bundle.write(folder)
-    return FlowerApp(folder=folder, name="", serverapp="", clientapp=clientapp, run_config={}, settings=JobSettings())
+    return FlowerApp.load(folder)

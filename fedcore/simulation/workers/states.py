@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.node_config import share_of_client
+from fedcore.wire.base import Scalar
 
 MOST_WARM: Final = 256
 """Runners of one process that stay in memory with the Contexts of their clients."""
@@ -30,6 +31,8 @@ class Runners:
     shared
         Other processes run the same clients in turn, so each state is written after every task; else only that of a
         client which makes room for another.
+    node
+        The node config of each of them; None if each has its share of one data set.
     most
         How many stay in memory.
     aggregated_rounds
@@ -40,6 +43,7 @@ class Runners:
     clients: int
     folder: Path
     shared: bool
+    node: Mapping[str, Scalar] | None = None
     most: int = MOST_WARM
     aggregated_rounds: dict[int, int] = field(default_factory=dict, init=False)
     _warm: OrderedDict[int, tuple[ClientRunner, _Version]] = field(default_factory=OrderedDict, init=False)
@@ -91,7 +95,7 @@ class Runners:
             shutil.copyfile(file, self._file(client))
 
     def _made(self, client: int, state: Path | None) -> ClientRunner:
-        node = share_of_client(client, self.clients)
+        node = share_of_client(client, self.clients) if self.node is None else self.node
         return ClientRunner(app=self.app, client_id=client, node_config=node, began=state, durable=False)
 
     def _file(self, client: int) -> Path:

@@ -36,11 +36,14 @@ class _Columns(nn.Module):
             self.register_buffer(buffer, torch.tensor(values), persistent=bounds is None)
 
     def know(self, statistics: Mapping[str, Any]) -> None:
-        """Take over what `Statistics.as_config` gave; a column that was not asked for stays as it comes."""
+        """Take over what `Statistics.as_config` gave; a column that was not asked for stays as it comes.
+
+        One of which no client has a value, whose statistics are nan, is 0 for all of them.
+        """
         names = statistics[f"{PREFIX}columns"]
         for buffer, key, default in ((self.mean, "mean", 0.0), (self.std, "std", 1.0)):
             known = dict(zip(names, statistics[PREFIX + key], strict=True))
-            buffer.copy_(torch.tensor([known.get(name, default) for name in self.names]))
+            buffer.copy_(torch.tensor([known.get(name, default) for name in self.names]).nan_to_num(nan=0.0))
 
     def _check(self) -> None:
         # Not in eval mode: an exported model has no such branch, and there a nan shows in every output.

@@ -200,6 +200,19 @@ def test_a_good_app_passes_and_says_what_it_sends():
     assert [one.about for one in report.warnings] == ["run config"], "it has no seed"
 
 
+def test_a_site_tests_its_own_file(copy: Callable[..., Path], tmp_path: Path):
+    """With the node config that it will start its client with; where it lacks something, no round is tried."""
+    folder = copy(
+        TINY,
+        pyproject=("[tool.fedcore]", '[tool.fedcore.node]\nrows = { type = "file", help = "rows" }\n[tool.fedcore]'),
+    )
+    assert [one.about for one in fedcore.check(folder, clients=3, node_config={}).errors] == ["the node config"]
+    (tmp_path / "rows").write_text("1\n")
+    assert fedcore.check(
+        folder, clients=3, node_config={"rows": str(tmp_path / "rows"), "partition-id": 0, "num-partitions": 3}
+    ).ok
+
+
 def test_choices_are_warnings_until_a_policy_is_named():
     choices: dict[str, Any] = {"settings": {"aggregation": "plain"}, "run_config": {"lr": 0.25}}
     loose = fedcore.check(TINY, clients=3, **choices)

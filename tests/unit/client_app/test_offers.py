@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from client_app.agent.app_updates import AppUpdater
 from client_app.commands.app_difference import difference, unified, visible
 from client_app.exchange.client import Client
 from client_app.output import Output
+from client_app.ranks.supervisor import LocalGroup
 from client_app.records.offers import MOST_OFFERS, Offers
 from client_app.startup import Options, group_settings, use_approved_app
 from fedcore.cli.main import app
@@ -185,6 +187,16 @@ class TestStart:
         third.write(tmp_path / "third")
         assert self.begin(kit, offers, tmp_path / "third")[0] == third.sha256
         assert self.begin(kit, offers)[0] == OLD.sha256
+
+    async def test_an_app_that_asks_for_what_the_site_lacks_does_not_start(self, kit: Path, tmp_path: Path) -> None:
+        _, settings = group_settings(ClientKit.load(kit), Options(kit=kit, app=TINY))
+        group = LocalGroup(settings, Output(name="client-1", stream=StringIO()))
+        folder = shutil.copytree(TINY, tmp_path / "asks")
+        with (folder / "pyproject.toml").open("a") as file:
+            file.write('[tool.fedcore.node]\nward = { type = "string", help = "which ward" }\n')
+        with raises(ConfigurationError, check="node-config"):
+            await group.use(folder, "ab" * 32)
+        assert group.settings.app == settings.app
 
     def test_an_offer_alone_changes_nothing(self, kit: Path, offers: Offers) -> None:
         offers.take(NEW.sha256, NEW.files)

@@ -135,6 +135,10 @@ class TestStandardised:
         x = np.array([[3.0, 5.0], [np.nan, 5.0]])
         assert standardised(x, self.CONFIG).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
+    def test_a_column_of_which_nobody_has_a_value_is_0(self) -> None:
+        config = {**self.CONFIG, "statistics-mean": [1.0, np.nan], "statistics-std": [2.0, np.nan]}
+        assert standardised(np.array([[3.0, 5.0], [1.0, np.nan]]), config).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
     def test_before_there_are_statistics_the_answer_is_about_the_values_themselves(self) -> None:
         assert standardised(np.array([[3.0, 5.0]]), {"statistics-bins": 8}).tolist() == [[3.0, 5.0]]
 

@@ -21,6 +21,7 @@ from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import check_fingerprint, fingerprint
 from fedcore.federation.requests import Admission, JoinRequest
+from fedcore.flower.node_keys import node_keys
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
@@ -175,6 +176,18 @@ def test_an_admission_that_was_altered_is_refused(made: FederationFolder, tmp_pa
     with raises(KitError, check="other-fingerprint"):
         accept(tmp_path / "kit", path, fingerprint(bytes(32)))
     assert not (tmp_path / "kit" / "client.toml").exists()
+
+
+def test_a_kit_has_what_its_app_asks_for(made: FederationFolder, tmp_path: Path) -> None:
+    authority = Authority.load(made.folder)
+    authority = authority.approve([ask(tmp_path / "a", "a")[1]])
+    path = tmp_path / "admission.json"
+    path.write_text(authority.admission(1).to_json())
+    keys = node_keys({name: {"type": "string", "help": "a word"} for name in ("ward", "city")}, tmp_path)
+    told = fingerprint(authority.public_key)
+    kit = accept(tmp_path / "a", path, told, node_config={"ward": 'of "mice"'}, node_keys=keys)
+    assert kit.node_config == {"ward": 'of "mice"'}
+    assert "# city = " in (tmp_path / "a" / "client.toml").read_text()
 
 
 def test_an_admission_fits_one_kit_once(made: FederationFolder, tmp_path: Path) -> None:

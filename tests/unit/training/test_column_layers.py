@@ -27,6 +27,17 @@ def test_columns_are_standardised_by_name_and_missing_values_are_means() -> None
     assert layer(x).tolist() == [[1.0, 7.0, -2.0, 0.0], [0.0, 7.0, 0.0, 0.0]]
 
 
+def test_a_column_without_a_value_anywhere_is_0() -> None:
+    layer = Standardise(["a", "empty"])
+    known = {
+        "statistics-columns": ["a", "empty"],
+        "statistics-mean": [10.0, math.nan],
+        "statistics-std": [5.0, math.nan],
+    }
+    set_statistics(layer, known)
+    assert layer(torch.tensor([[15.0, math.nan], [5.0, 3.0]])).tolist() == [[1.0, 0.0], [-1.0, 0.0]]
+
+
 def test_answers_come_back_in_the_targets_units() -> None:
     layer = Rescale(["y"])
     set_statistics(layer, KNOWN)

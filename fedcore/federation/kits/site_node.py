@@ -1,0 +1,43 @@
+"""The node config of a site: what its kit has under `[node-config]`, and over it what a command says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import ConfigurationError
+from fedcore.federation.kits.kits import ClientKit
+from fedcore.flower.node_keys import NodeKeys, absolute_paths, checked_node
+from fedcore.system.assignments import parse_assignments
+from fedcore.wire.base import Scalar
+
+
+def site_node(keys: NodeKeys, kit: ClientKit | None, node_config: str) -> dict[str, Scalar]:
+    """The node config, with absolute paths; raises ConfigurationError if it lacks what the app asks for.
+
+    Args:
+        keys: what the app asks for.
+        kit: the site's, whose paths are relative to its folder; None for none.
+        node_config: `--node-config`, whose paths are relative to the current folder.
+    """
+    return checked_node(keys, site_values(keys, kit, node_config), folder=Path.cwd())
+
+
+def site_values(keys: NodeKeys, kit: ClientKit | None, node_config: str) -> dict[str, Scalar]:
+    """The same without a look at what the app asks for."""
+    own = absolute_paths(keys, kit.node_config, kit.folder) if kit is not None else {}
+    return {**own, **absolute_paths(keys, parse_node_config(node_config), Path.cwd())}
+
+
+def parse_node_config(text: str) -> dict[str, Scalar]:
+    """Read `--node-config`; raises ConfigurationError."""
+    return scalars(parse_assignments([text] if text else []), "--node-config")
+
+
+def scalars(values: Mapping[str, Any], where: str) -> dict[str, Scalar]:
+    """The values, each a number, a string, true or false; raises ConfigurationError for any other."""
+    for key, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigurationError(f"{where}: {key} must be a number, a string, true or false")
+    return dict(values)
