@@ -105,7 +105,7 @@ def _passengers(draw: np.random.Generator, rows: int) -> dict[str, Any]:
 def _own_paths(nodes: int) -> None:
     """Each node's config, which a real site's owner writes: where its data lie, and its database."""
     images = "cifar10/" if (Path.cwd() / "authexample").is_dir() else ""
-    from fedcore.flower.node_config import NodeConfig, share_of_client
+    from fedcore.flower.node.config import NodeConfig, share_of_client
     from fedcore.simulation.workers import states
 
     def with_paths(client: int, clients: int) -> NodeConfig:

@@ -37,7 +37,7 @@ from fedcore.federation.admission.first_model import AppModel
 from fedcore.federation.policy import ANY_MODEL
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node.config import share_of_client
 from fedcore.flower.records import state_from_arrays
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelState

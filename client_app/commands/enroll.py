@@ -10,7 +10,7 @@ from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits.site_node import site_values
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.node_keys import NodeKeys, checked_node
+from fedcore.flower.node.keys import NodeKeys, checked_node
 
 
 def request(folder: Path, name: str, as_json: bool) -> str:

@@ -27,7 +27,7 @@ from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask,
 from client_app.ranks.progress import OnProgress, TaskProgress
 from fedcore.errors import AppError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.node_keys import checked_node
+from fedcore.flower.node.keys import checked_node
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
 from fedcore.system.json_lines import printed_lines

@@ -17,8 +17,8 @@ from fedcore.federation import Policy
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.tasks import refused_choices
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.flower.node_config import share_of_client
-from fedcore.flower.node_keys import absolute_paths, node_problems
+from fedcore.flower.node.config import share_of_client
+from fedcore.flower.node.keys import absolute_paths, node_problems
 from fedcore.run.engine_config import EngineConfig
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds

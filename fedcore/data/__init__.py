@@ -11,11 +11,11 @@ A data file is known by its SHA-256. The bytes that are checked are the bytes th
 in between. A loader returns plain arrays with a fixed test half, whatever the seed of a run.
 """
 
-from fedcore.data.heart import load_heart_disease, read_hospital
 from fedcore.data.image_folder import load_image, load_image_folder
 from fedcore.data.images import load_cifar10, load_digits, load_fashion_mnist, load_femnist, load_mnist
 from fedcore.data.partition import ClientRows, client_data, partition
-from fedcore.data.shakespeare import load_shakespeare
+from fedcore.data.published.heart import load_heart_disease, read_hospital
+from fedcore.data.published.shakespeare import load_shakespeare
 from fedcore.data.synthetic import load_synthetic
 from fedcore.data.tables import TableColumn, TableSchema, table_data
 from fedcore.data.types import Dataset, Split

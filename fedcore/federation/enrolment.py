@@ -24,7 +24,7 @@ from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.kits.provision import FEWEST_CLIENTS
 from fedcore.federation.policy import Policy
 from fedcore.federation.requests import REQUEST_SUFFIX, Admission, JoinRequest
-from fedcore.flower.node_keys import NodeKeys
+from fedcore.flower.node.keys import NodeKeys
 from fedcore.wire.base import Scalar
 
 Randomness = Callable[[int], bytes]

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self, TypeAlias
 
 from fedcore.errors import AppError
-from fedcore.flower.node_keys import NodeKeys, node_keys
+from fedcore.flower.node.keys import NodeKeys, node_keys
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import flat
 from fedcore.system.files import remove_tree

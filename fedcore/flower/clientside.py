@@ -26,8 +26,8 @@ from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, tak
 from fedcore.flower.grid.queries import numbers_of
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object, naming_dtypes
-from fedcore.flower.node_config import NodeConfig
-from fedcore.flower.node_keys import with_defaults
+from fedcore.flower.node.config import NodeConfig
+from fedcore.flower.node.keys import with_defaults
 from fedcore.flower.records import (
     SERVER_NODE,
     arrays_from_state,

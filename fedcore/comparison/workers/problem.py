@@ -20,8 +20,8 @@ from fedcore.flower.apps.personalization import with_strategy
 from fedcore.flower.apps.supervised import CLIP_KEY, SupervisedApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
-from fedcore.flower.node_config import share_of_client
-from fedcore.flower.node_keys import NodeKeys
+from fedcore.flower.node.config import share_of_client
+from fedcore.flower.node.keys import NodeKeys
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData

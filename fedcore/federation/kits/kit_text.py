@@ -8,7 +8,7 @@ from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
-from fedcore.flower.node_keys import NodeKeys, node_lines
+from fedcore.flower.node.keys import NodeKeys, node_lines
 from fedcore.wire.base import Scalar
 
 _SEVERAL: Final = """\

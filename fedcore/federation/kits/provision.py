@@ -51,7 +51,7 @@ from fedcore.federation.kits.kits import (
 from fedcore.federation.kits.policy_text import policy_text
 from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Member, Roster, check_name
-from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node.config import share_of_client
 
 DEFAULT_HOSTS: Final = ("localhost", "127.0.0.1")
 DEFAULT_PORT: Final = 8443

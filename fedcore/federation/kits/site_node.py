@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcore.errors import ConfigurationError
 from fedcore.federation.kits.kits import ClientKit
-from fedcore.flower.node_keys import NodeKeys, absolute_paths, checked_node
+from fedcore.flower.node.keys import NodeKeys, absolute_paths, checked_node
 from fedcore.system.assignments import parse_assignments
 from fedcore.wire.base import Scalar
 

@@ -31,7 +31,7 @@ from fedcore.flower.apps.own_model_store import ContextStore, OwnModelStore
 from fedcore.flower.apps.personalization import Frozen, Personal, Personalization, with_strategy
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
-from fedcore.flower.node_config import number_of_node
+from fedcore.flower.node.config import number_of_node
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.algorithms import LocalAlgorithm

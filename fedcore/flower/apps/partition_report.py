@@ -16,7 +16,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
-from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node.config import share_of_client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from fedcore.flower.apps.engine_app import (
 from fedcore.flower.apps.personalization import Personal
 from fedcore.flower.apps.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob
-from fedcore.flower.node_config import number_of_node
+from fedcore.flower.node.config import number_of_node
 from fedcore.training.engines import Engine, MakeOptimizer
 from fedcore.training.loop import TrainingPlan, TrainSummary, default_metrics, evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node.config import share_of_client
 from fedcore.simulation.workers.pool_messages import Answered, Made
 from fedcore.simulation.workers.pool_worker import raised
 from fedcore.state import ModelState

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.flower.node_config import share_of_client
+from fedcore.flower.node.config import share_of_client
 from fedcore.wire.base import Scalar
 
 MOST_WARM: Final = 256

@@ -17,7 +17,7 @@ from fedcore.flower.apps.engine_app import LocalJob
 from fedcore.flower.apps.supervised import SupervisedApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.memory_app import fresh_modules
-from fedcore.flower.node_config import NodeConfig
+from fedcore.flower.node.config import NodeConfig
 
 
 @pytest.fixture(scope="module")

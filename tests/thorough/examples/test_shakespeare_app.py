@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from fedcore.data import load_shakespeare
-from fedcore.data.shakespeare import NO_TARGET
+from fedcore.data.published.shakespeare import NO_TARGET
 from tests.thorough.examples.flower_messages import app_modules, context, message, project, run_app, run_config
 
 

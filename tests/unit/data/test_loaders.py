@@ -19,7 +19,7 @@ from fedcore.data import (
     load_mnist,
     load_shakespeare,
 )
-from fedcore.data.shakespeare import NO_TARGET, PADDING
+from fedcore.data.published.shakespeare import NO_TARGET, PADDING
 from fedcore.errors import ConfigurationError, DataError
 
 

@@ -21,7 +21,7 @@ from fedcore.federation.enrolment import accept, ask, rotate
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import check_fingerprint, fingerprint
 from fedcore.federation.requests import Admission, JoinRequest
-from fedcore.flower.node_keys import node_keys
+from fedcore.flower.node.keys import node_keys
 from tests.support.raising import raises
 from tests.unit.federation.conftest import NOW, fixed_randomness
 

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from fedcore.errors import DataError
-from fedcore.flower.node_config import MissingNodeValue, NodeConfig, number_of_node, share_of_client
+from fedcore.flower.node.config import MissingNodeValue, NodeConfig, number_of_node, share_of_client
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from support.raising import raises
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.node_config import MissingNodeValue, share_of_client
-from fedcore.flower.node_keys import checked_node, node_keys, node_lines, with_defaults
+from fedcore.flower.node.config import MissingNodeValue, share_of_client
+from fedcore.flower.node.keys import checked_node, node_keys, node_lines, with_defaults
 
 TABLE: dict[str, Any] = {
     "csv": {"type": "file", "help": "this site's table", "unless": "partition-id"},

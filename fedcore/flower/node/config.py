@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from fedcore.errors import DataError
-from fedcore.flower.node_keys import NodeKeys, with_defaults
+from fedcore.flower.node.keys import NodeKeys, with_defaults
 from fedcore.wire.base import Scalar
 
 PARTITION = "partition-id"

@@ -1,0 +1,1 @@
+"""Published data sets that are read from files as their authors publish them."""
