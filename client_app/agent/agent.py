@@ -28,7 +28,7 @@ from fedcore.errors import FedcoreError, ProtocolViolation, Refused, ServerUnrea
 from fedcore.federation.kits.identity import next_identity
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire.forms import OTHER_VERSION, our_version, refusal, understands
-from fedcore.wire.presence import OFFERS_HEADER, WORK_HEADER, WORK_OVER, HeartbeatIn, JoinIn, JoinOut
+from fedcore.wire.presence import MOST_SIGNED, OFFERS_HEADER, WORK_HEADER, WORK_OVER, HeartbeatIn, JoinIn, JoinOut
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawalReason, WithdrawIn
@@ -137,12 +137,13 @@ class Agent:
             reports_failures=client.kit.policy.report_failures,
             work=client.pending.status_message(),
             head=client.transcript.chain.head,
+            signed=dict(list(client.transcript.signed.items())[-MOST_SIGNED:]) or None,
         )
         try:
             return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
         except Refused as refused:
             if refused.kind == ProblemKind.OTHER_TRANSCRIPT:
-                raise client.transcript.unknown_head() from refused
+                raise client.transcript.lost_records() from refused
             if refused.kind != ProblemKind.MALFORMED:
                 raise
             raise ProtocolViolation(OTHER_VERSION, refusal(server="", client=our_version())) from refused

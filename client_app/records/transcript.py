@@ -15,7 +15,7 @@ After any of these the copy stays as it was, so the client takes part again only
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -163,10 +163,18 @@ class ClientTranscript:
         roster = self._rosters.get(signed.record.roster_sha256, newest)
         return ChainLink.of(check_signatures(signed, task, roster.keys), task, signed)
 
-    def unknown_head(self, chain: Chain | None = None) -> ProtocolViolation:
-        """The finding that the server does not have the last record of a chain; that of the copy without one."""
-        head = (chain or self.chain).head
-        return self._fork(f"the record {head[:12]}…, the last one that this client knows")
+    @property
+    def signed(self) -> Mapping[str, str]:
+        """The records that this client signed and that have no place yet, as `JoinIn` names them."""
+        return self._signed
+
+    def lost_records(self) -> ProtocolViolation:
+        """The finding that the server does not have all that this client knows and signed."""
+        names = [f"{name[:12]}…" for name in (self.chain.head, *self._signed) if name]
+        return self._fork(f"all records that this client knows or signed ({', '.join(names)})")
+
+    def _unknown_head(self, chain: Chain) -> ProtocolViolation:
+        return self._fork(f"the record {chain.head[:12]}…, the last one that this client knows")
 
     def sign(self, task: Task, outcome: Outcome, roster: Roster) -> ExchangeRecord:
         """Write down a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
@@ -204,7 +212,7 @@ class ClientTranscript:
         except Refused as refused:
             if refused.kind != ProblemKind.NOT_FOUND:
                 raise
-            raise self.unknown_head(chain) from None
+            raise self._unknown_head(chain) from None
         if page is None or not page.records or fetched + len(page.records) > MAX_FETCHED:
             raise ProtocolViolation(
                 TRANSCRIPT_GAP,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from fedcore.wire.base import Bytes, FirstContact, Message, Name, Sha256
 from fedcore.wire.tasks import Version
 from fedcore.wire.uploads import WithdrawIn
+
+
+MOST_SIGNED: Final = 16
+"""Most records that a client names as it joins; more than one has no place only after exchanges that failed."""
 
 
 class WorkState(StrEnum):
@@ -41,6 +45,8 @@ class JoinIn(FirstContact):
     reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone.
     work: what it has in hand of a buffered run, if anything.
     head: of the transcript, as it knows it; "" if it knows none.
+    signed: records that it signed and that have no place in its transcript yet: the hash of each if it is complete ->
+        that if it is unfinished, "" once enough have signed. None without any.
     """
 
     app_sha256: Sha256
@@ -49,6 +55,7 @@ class JoinIn(FirstContact):
     reports_failures: bool = False
     work: WorkIn | None = None
     head: Sha256 | Literal[""] = ""
+    signed: Annotated[dict[Sha256, Sha256 | Literal[""]], Field(max_length=MOST_SIGNED)] | None = None
 
 
 class JoinOut(FirstContact):

@@ -85,11 +85,15 @@ class Presence:
         SHA-256 of the app of each client that ever joined.
     reporting
         Clients that report why their local work fails.
+    outdated
+        Versions of clients that last joined with forms that this server does not speak. Until such a client joins
+        again, its requests are no signs of life: it has only not noticed that another server answers it.
     """
 
     clock: Callable[[], float]
     installed: dict[int, str] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
+    outdated: dict[int, str] = field(default_factory=dict)
     _last_sign: dict[int, float] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)
     """When clients that are not online were last heard from, known or assumed."""
@@ -107,6 +111,8 @@ class Presence:
         (self.reporting.add if reports_failures else self.reporting.discard)(client)
         self._stopped.discard(client)
         self._refusals.pop(client, None)
+        self.outdated.pop(client, None)
+        self.touch(client)
         self.note_eligible(client, eligible)
 
     def stop(self, client: int) -> None:
@@ -127,7 +133,8 @@ class Presence:
 
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived, or more of one."""
-        self._last_sign[client] = self.clock()
+        if client not in self.outdated:
+            self._last_sign[client] = self.clock()
 
     @contextlib.contextmanager
     def polling(self, client: int) -> Iterator[None]:

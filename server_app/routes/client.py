@@ -59,8 +59,8 @@ router = APIRouter(
 )
 
 LOST_RECORDS: Final = (
-    "this server does not have the last record of the transcript that the client knows: an older state of its database "
-    "was put back, or another one. Put the newest backup back (docs/howto/backup.md)"
+    "this server does not have the last record of the transcript that the client knows, or signed: an older state of "
+    "its database was put back, or another one. Put the newest backup back (docs/howto/backup.md)"
 )
 """Why a client is refused whose transcript is not the beginning of this server's."""
 
@@ -98,7 +98,8 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
     if not understands(body.version):
         raise _refused(services, client, ProblemKind.OTHER_VERSION, refusal(server=our_version(), client=body.version))
-    if body.head and not await services.store.has_head(body.head):
+    store = services.store
+    if (body.head and not await store.has_head(body.head)) or (body.signed and not await store.has_signed(body.signed)):
         raise _refused(services, client, ProblemKind.OTHER_TRANSCRIPT, LOST_RECORDS)
     services.presence.join(
         client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
@@ -140,7 +141,7 @@ async def heartbeat(
         exchange.transfers.note_progress(client.client_id, body.received)
 
 
-@router.get("/task", response_model=Task, responses=_NO_TASK)
+@router.get("/task", response_model=Task, responses={**problem_responses(K.OTHER_VERSION), **_NO_TASK})
 async def task(
     request: Request,
     services: AnyServices,
@@ -165,6 +166,8 @@ async def task(
         return None if task is None else (None, task)
 
     presence, due = services.presence, None
+    if (before := presence.outdated.get(client.client_id)) is not None:
+        raise _refused(services, client, K.OTHER_VERSION, refusal(server=our_version(), client=before))
     presence.note_request(client.client_id, (run, after))
     try:
         due = await waiting.answer(probe)

@@ -11,6 +11,7 @@ from fedcore.flower.app import AppBundle
 from fedcore.system.files import remove_tree
 from fedcore.system.left_files import remove_left
 from fedcore.wire.events import RunOut
+from fedcore.wire.forms import understands
 from fedcore.wire.operator import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import ModelRef
@@ -62,7 +63,9 @@ class RunQueue:
         await asyncio.to_thread(remove_left, services.settings.work_dir)
         services.settings.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         await services.roster.share(services.store)
-        services.presence.installed.update(await services.store.installed_apps())
+        joined = await services.store.joined_clients()
+        services.presence.installed.update((row.id, row.app_sha256) for row in joined)
+        services.presence.outdated = {row.id: row.version for row in joined if not understands(row.version)}
         if left:
             log.info("cleared %d spooled files", left)
         services.client_bell.start()

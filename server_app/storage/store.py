@@ -65,15 +65,14 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
         await self.database.value(select(1))
 
     async def remember_client(self, client: int, app_sha256: str, version: str) -> None:
-        """Keep which app a client has installed."""
+        """Keep which app a client has installed, and what it said of its version."""
         values = {"app_sha256": app_sha256, "version": version}
         statement = self.database.upsert(ClientRow).values(id=client, **values)
         await self.database.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
-    async def installed_apps(self) -> dict[int, str]:
-        """Client id -> SHA-256 of its app, of all that ever joined."""
-        rows = await self.database.rows(select(ClientRow.id, ClientRow.app_sha256))
-        return {row.id: row.app_sha256 for row in rows}
+    async def joined_clients(self) -> list[ClientRow]:
+        """What each client said that ever joined, when it last did."""
+        return [ClientRow(**row) for row in await self.database.rows(select(*ClientRow.__table__.columns))]
 
     async def add_roster(self, version: int, text: str) -> None:
         """Keep a version of the roster; one that is there stays as it is."""

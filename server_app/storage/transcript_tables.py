@@ -6,7 +6,7 @@ import base64
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import RowMapping, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.federation.transcript import ExchangeRecord, SignedRecord, TranscriptOut, next_head, record_hash
@@ -45,6 +45,14 @@ class TranscriptTables:
         """Whether the chain had this head once, or has it."""
         statement = select(RecordRow.place).where(RecordRow.head == head).limit(1)
         return await self.database.value(statement) is not None
+
+    async def has_signed(self, signed: Mapping[str, str]) -> bool:
+        """Whether all records are here, open or as one of the two that each can become; `signed` is that of a `JoinIn`."""
+        names = {name for pair in signed.items() for name in pair if name}
+        columns = (RecordRow.complete_hash, RecordRow.hash)
+        statement = select(*columns).where(or_(RecordRow.hash.in_(names), RecordRow.place.is_(None)))
+        hashes = {row.complete_hash: row.hash for row in await self.database.rows(statement)}
+        return all(hashes.get(complete) in ("", complete, unfinished) for complete, unfinished in signed.items())
 
     async def records_after(self, known: str) -> TranscriptOut | None:
         """The records after those that the head `known` stands for, "" for all, as many as one answer holds.

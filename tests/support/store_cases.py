@@ -76,7 +76,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_their_commit(store: 
 
 async def test_what_was_acknowledged_is_there_for_another_store(store: Store, open_store: OpenStore) -> None:
     await asyncio.gather(*(store.remember_client(i, "a" * 64, "1") for i in range(1, 6)))
-    assert set(await (await open_store()).installed_apps()) == {1, 2, 3, 4, 5}
+    assert {row.id for row in await (await open_store()).joined_clients()} == {1, 2, 3, 4, 5}
 
 
 async def test_messages_come_back_whole_and_in_the_order_of_acceptance(store: Store) -> None:

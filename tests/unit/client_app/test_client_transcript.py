@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.agents import agent_running, until
 from support.authority import authority_key
 from support.records import Notary
 from support.scripted import problem
@@ -25,6 +26,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.federation.admission.first_model import AppModel
 from fedcore.federation.transcript import SignedRecord, record_hash
+from fedcore.wire.presence import JoinIn
 from fedcore.wire.tasks import ModelRef, Task
 from tests.support.raising import raises
 
@@ -133,6 +135,7 @@ async def test_what_it_signed_counts_before_anybody_else_signs(
     """It never saw the signatures; a server that says that the exchange never came that far is found out."""
     script.lies["consistency"] = lambda _: problem(409, "round-failed", "not enough clients")
     await _until_signed(script, client)
+    assert await _signed_at_join(script, client) == 1
     signed, script.records, script.head, script.lies = script.records, [], "", {}
     assert await offer(script, client, make_task(exchange=2)) == "transcript-fork"
     script.records = others(1)
@@ -144,6 +147,17 @@ async def test_what_it_signed_counts_before_anybody_else_signs(
     script.records, script.head = [record], record_hash(outcome, complete=False)
     assert await offer(script, client, make_task(exchange=4)) == ""
     assert [line["complete"] for line in verify(*copy_of(client))[1]["exchanges"]] == [False, True]
+    assert await _signed_at_join(script, client) == 0, "it has its place"
+
+
+async def _signed_at_join(script: Script, client: Client) -> int:
+    """How many records the client names as it joins, by which the server may know that it lost one."""
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.polls, running)
+    script.polls.clear()
+    hello = JoinIn.model_validate_json(script.bodies["join"])
+    assert hello.signed is None or hello.signed == client.transcript.signed
+    return len(hello.signed or {})
 
 
 async def _until_signed(script: Script, client: Client) -> None:

@@ -35,7 +35,7 @@ async def clients(path: Path) -> int:
     prepare(path)
     store = await Store.open(path)
     try:
-        return len(await store.installed_apps())
+        return len(await store.joined_clients())
     finally:
         await store.close()
 

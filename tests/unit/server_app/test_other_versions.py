@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.members import Failure
-from support.serverside import Site, events_of
+from support.serverside import Site, events_of, site
 
+from fedcore.federation import FederationFolder
 from fedcore.wire.forms import our_version
-from fedcore.wire.presence import JoinIn
+from fedcore.wire.presence import HeartbeatIn, JoinIn
 from server_app.routes.client import LOST_RECORDS
 from server_app.runs.app.messages import ExchangeRefused
+from tests.support.raising import raises
 
 APP = "cd" * 32
 HEAD = "ef" * 32
@@ -50,8 +54,35 @@ async def test_a_later_version_that_says_more_hears_both_names(here: Site) -> No
     assert our_version() in refused.value.problem.detail
 
 
+async def test_a_client_that_joined_before_the_server_was_upgraded_has_to_join_again(here: Site) -> None:
+    """It has not noticed that another server answers: until it joins, it is not there, and its poll is refused."""
+    member, presence = here.members[2], here.services.presence
+    presence.outdated[2] = "0.3.0 (forms 99.2.5.3.3)"
+    for _ in range(2):
+        with raises(Failure, kind="other-version") as refused:
+            await member.ask("GET", "/v1/task?wait=30")
+        assert presence.outdated[2] in refused.value.problem.detail
+    await member.ask("POST", "/v1/heartbeat", HeartbeatIn())
+    assert 2 not in presence.online(60.0)
+    await member.join(APP)
+    assert presence.online(60.0) == {2}
+
+
+async def test_a_server_that_starts_knows_who_joined_with_other_forms(
+    federation: FederationFolder, tmp_path: Path
+) -> None:
+    versions = {1: "0.1.0", 2: our_version(), 3: "0.3.0 (forms 99.2.5.3.3)"}
+    async with site(federation, tmp_path) as before:
+        for client, version in versions.items():
+            await before.services.store.remember_client(client, APP, version)
+    async with site(federation, tmp_path) as here:
+        assert here.services.presence.outdated == {1: versions[1], 3: versions[3]}
+        assert here.services.presence.installed == dict.fromkeys(versions, APP)
+
+
+@pytest.mark.parametrize("known", [{"head": HEAD}, {"signed": {HEAD: APP}}])
 async def test_a_client_that_knows_more_sums_than_the_server_counts_as_absent(
-    here: Site, caplog: pytest.LogCaptureFixture
+    here: Site, caplog: pytest.LogCaptureFixture, known: dict[str, Any]
 ) -> None:
     """An older state of the server was put back: both say so, and the run waits as for any absent client."""
     run, app = await here.begin()
@@ -59,7 +90,7 @@ async def test_a_client_that_knows_more_sums_than_the_server_counts_as_absent(
     for _ in range(2):
         for member in here.members.values():
             with pytest.raises(Failure) as refused:
-                await member.ask("POST", "/v1/join", JoinIn(app_sha256=app_sha256, version=our_version(), head=HEAD))
+                await member.ask("POST", "/v1/join", JoinIn(app_sha256=app_sha256, version=our_version(), **known))
             assert (refused.value.status, refused.value.kind) == (409, "other-transcript")
     assert not here.services.presence.online(60.0)
     assert here.services.presence.refusals.keys() == here.members.keys()

@@ -134,7 +134,7 @@ async def test_a_damaged_database_says_what_to_do(tmp_path: Path, first: int) ->
 async def test_callers_that_are_cancelled_anywhere_leave_no_connection_behind(tmp_path: Path, seed: int) -> None:
     chance, before = random.Random(seed), set(threading.enumerate())
     store = await Store.open(tmp_path / "state.sqlite")
-    asking = [asyncio.create_task(ask()) for ask in 4 * (store.ping, store.count_waiting, store.installed_apps)]
+    asking = [asyncio.create_task(ask()) for ask in 4 * (store.ping, store.count_waiting, store.joined_clients)]
     for _ in range(chance.randrange(60)):
         await asyncio.sleep(0.0005 if chance.random() < 0.3 else 0.0)
     for task in asking:

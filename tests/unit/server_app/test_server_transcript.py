@@ -10,7 +10,7 @@ from support.members import Failure
 from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
 
-from fedcore.federation.transcript import Chain, SignedRecord, TranscriptOut, keys_of
+from fedcore.federation.transcript import Chain, SignedRecord, TranscriptOut, keys_of, record_hash
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from server_app.runs.app.messages import ExchangeRefused, Replies
@@ -132,4 +132,25 @@ async def test_the_heads_of_a_chain_are_known_and_no_others(tmp_path: Path) -> N
     assert [await store.has_head(head) for head in heads] == [True] * 3
     notary.sum(4)
     assert not await store.has_head(notary.head), "a sum that this server never made"
+    await store.close()
+
+
+async def test_a_signed_record_is_known_as_what_it_may_become(tmp_path: Path) -> None:
+    """A client names it as it joins: in an older state of the server it is missing, or has become another one."""
+    notary = Notary.of()
+    store = await Store.open(tmp_path / "state.sqlite")
+    for number, complete in ((1, True), (2, False)):
+        signed = notary.sum(number, complete=complete)
+        outcome = signed.record.outcome(signed.record.announced())
+        names = [record_hash(outcome, complete=one) for one in (True, False)]
+        without_quorum, with_quorum = {names[0]: names[1]}, {names[0]: ""}
+        assert not await store.has_signed(without_quorum), "before it is opened"
+        await write(store, record_opened(signed.record, outcome))
+        assert await store.has_signed(without_quorum)
+        assert await store.has_signed(with_quorum), "a group's has no place before those of the others"
+        if complete:
+            await write(store, record_completed(outcome, signed.signatures))
+        await store.last_record()
+        assert await store.has_signed(without_quorum)
+        assert await store.has_signed(with_quorum) == complete
     await store.close()
