@@ -51,7 +51,7 @@ class AppendOnlyFile:
 
         Without `sync` it is safe from a crash of this process, and from others with the next line.
         """
-        line = _with_sum(text.encode()) + b"\n"
+        line = with_sum(text.encode()) + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
             with full_disk_named(f"the disk that holds {self._what} is full; free some space"):
@@ -81,12 +81,12 @@ def whole_lines(content: bytes) -> int:
     return len(content) if last.endswith(b"}") and _SUM.search(last) else complete
 
 
-def _with_sum(line: bytes) -> bytes:
+def with_sum(line: bytes) -> bytes:
     """A JSON object, not an empty one, with the checksum of its text as the last key."""
     return line[:-1] + b',"sum":"%08x"}' % zlib.crc32(line)
 
 
-def _without_sum(line: bytes) -> bytes:
+def without_sum(line: bytes) -> bytes:
     """The text of which a line has the checksum; raises ValueError if that is another."""
     tail = _SUM.search(line)
     if tail is None:
@@ -108,7 +108,7 @@ def read_lines(path: Path, content: bytes, parse: Callable[[bytes], Entry], *, u
     """
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            entry = parse(_without_sum(line))
+            entry = parse(without_sum(line))
         except (ValueError, ConfigurationError):
             raise ConfigurationError(
                 f"line {number} of {path} is damaged, so nothing on this machine says {unknown}; restore the file, or "

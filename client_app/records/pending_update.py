@@ -15,13 +15,13 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from client_app.ranks.messages import LocalAnswer
+from client_app.records.journal import with_sum, without_sum
 from fedcore.errors import FedcoreError
 from fedcore.state import ModelState
+from fedcore.state.files import sha256_file
 from fedcore.system.files import write_file
-from fedcore.wire.base import Message
+from fedcore.wire.base import Message, Sha256
 from fedcore.wire.presence import WorkIn, WorkState
 from fedcore.wire.tasks import Task, Version
 
@@ -36,6 +36,8 @@ class _SavedUpdate(Message):
     """What the app returned; None if it failed, which stays on this machine."""
     spent: bool = False
     """Whether shares for a sum with it have left this machine."""
+    local_sha256: Sha256 | None = None
+    """Of the model that the ranks made, as it was written; None without one, and from before version 0.2.0."""
 
 
 class PendingUpdate:
@@ -86,10 +88,12 @@ class PendingUpdate:
     def save(self, answer: LocalAnswer | None) -> None:
         """Save the result of the training durably; None if it failed."""
         assert self.training is not None  # noqa: S101 - it has begun
+        digest = None
         if answer is not None:
             _sync(self.local)
             _sync(self.base)
-        self._write(_SavedUpdate(task=self.training, answer=answer))
+            digest = sha256_file(self.local)
+        self._write(_SavedUpdate(task=self.training, answer=answer, local_sha256=digest))
         self.training = None
 
     def mark_spent(self) -> None:
@@ -111,16 +115,20 @@ class PendingUpdate:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, update: _SavedUpdate) -> None:
-        write_file(self._file, update.model_dump_json(), mode=0o600, durable=True)
+        write_file(self._file, with_sum(update.model_dump_json().encode()), mode=0o600, durable=True)
         self._saved = update
 
     def _read(self) -> _SavedUpdate | None:
-        """What an earlier start of the agent saved; None if it saved nothing, or nothing usable."""
+        """What an earlier start of the agent saved; None if it saved nothing, or the disk has changed it since."""
         try:
-            saved = _SavedUpdate.model_validate_json(self._file.read_bytes())
+            saved = _SavedUpdate.model_validate_json(without_sum(self._file.read_bytes()))
             if saved.answer is not None:
                 ModelState.open(self.base), ModelState.open(self.local)
-        except (OSError, ValidationError, FedcoreError):
+                if saved.local_sha256 and sha256_file(self.local) != saved.local_sha256:
+                    return None
+                if saved.task.version is not None and sha256_file(self.base) != saved.task.version.sha256:
+                    return None
+        except (OSError, ValueError, FedcoreError):
             return None
         return saved
 

@@ -15,6 +15,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.expression import FunctionElement
 
 from fedcore.errors import ConfigurationError
+from server_app.storage.tables import dump_json, load_json
 
 READ_ONLY: Final = "fedcore_read_only"
 PRAGMAS: Final = (
@@ -68,7 +69,12 @@ def database_url(text: str) -> URL:
 def make_engine(database: Path | str) -> AsyncEngine:
     """An engine over an SQLite file, or over the PostgreSQL database at a URL; raises ConfigurationError."""
     if isinstance(database, Path):
-        engine = create_async_engine(f"sqlite+aiosqlite:///{database}", hide_parameters=True)
+        engine = create_async_engine(
+            f"sqlite+aiosqlite:///{database}",
+            hide_parameters=True,
+            json_serializer=dump_json,
+            json_deserializer=load_json,
+        )
         event.listen(engine.sync_engine, "connect", _prepare)
         event.listen(engine.sync_engine, "begin", _begin)
         return engine

@@ -6,6 +6,7 @@ A change of these tables is a new revision in `migrations/versions`, and the nex
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -24,6 +25,13 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
 
+from fedcore.errors import StorageDamaged
+
+_CHANGED: Final = (
+    "a text in the server's database was changed on the disk since it was written: stop the server, keep the database's "
+    "files, and put back the last backup (docs/howto/troubleshooting.md)"
+)
+
 LONG: Final[TypeEngine[int]] = BigInteger().with_variant(
     Integer, "sqlite"
 )  # the one integer that SQLite counts up by itself
@@ -40,6 +48,40 @@ class PlainText(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+_SUM_BITS: Final = 32
+_SUM_LETTERS: Final = str.maketrans("01", " \t")
+
+
+def dump_json(value: Any) -> str:
+    """The JSON text of a value with its CRC-32 behind it, each bit as a space or a tab.
+
+    The database vouches for its pages, not for what is in a cell. To all other readers, such as SQL and earlier versions
+    of fedcore, this is the same JSON.
+    """
+    text = json.dumps(value)
+    return text + _sum_of(text)
+
+
+def load_json(stored: str) -> Any:
+    """The value of a text of `dump_json`, or of an earlier version, which wrote no sum.
+
+    Raises:
+        StorageDamaged: it is another text.
+    """
+    text = stored.rstrip(" \t")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise StorageDamaged(_CHANGED, check="changed-text") from None
+    if stored not in (text, text + _sum_of(text)):
+        raise StorageDamaged(_CHANGED, check="changed-text")
+    return value
+
+
+def _sum_of(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):0{_SUM_BITS}b}".translate(_SUM_LETTERS)
+
+
 class JsonText(TypeDecorator[Any]):
     """JSON as text: PostgreSQL's own types refuse NaN and infinity, which metrics may be."""
 
@@ -48,11 +90,11 @@ class JsonText(TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         """To the database."""
-        return None if value is None else json.dumps(value)
+        return None if value is None else dump_json(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         """From the database."""
-        return None if value is None else json.loads(value)
+        return None if value is None else load_json(value)
 
 
 JSON_TEXT: Final[TypeEngine[Any]] = JSON(none_as_null=True).with_variant(JsonText(), "postgresql")

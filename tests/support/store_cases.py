@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from fedcore.errors import ConflictingMessage, IllegalTransition, LeaseLost
+from fedcore.errors import ConflictingMessage, IllegalTransition, LeaseLost, StorageDamaged
 from fedcore.wire.events import AppPrinted, stamp
 from fedcore.wire.operator import RunStatus
 from server_app.storage.store import Lease, Store
@@ -77,6 +78,53 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_their_commit(store: 
 async def test_what_was_acknowledged_is_there_for_another_store(store: Store, open_store: OpenStore) -> None:
     await asyncio.gather(*(store.remember_client(i, "a" * 64, "1") for i in range(1, 6)))
     assert {row.id for row in await (await open_store()).joined_clients()} == {1, 2, 3, 4, 5}
+
+
+def one_more(stored: str) -> str:
+    return stored.replace("7", "8", 1)
+
+
+def no_json(stored: str) -> str:
+    return stored.replace("{", "[", 1)
+
+
+def another_sum(stored: str) -> str:
+    return stored[:-1] + ("\t" if stored[-1] == " " else " ")
+
+
+@pytest.mark.parametrize("change", [one_more, no_json, another_sum])
+async def test_a_text_that_the_disk_changed_is_not_read(store: Store, change: Callable[[str], str]) -> None:
+    """A number with another digit would read well; the run would go on with it."""
+    value = {"loss": [0.7, math.nan], "name": "Zürich"}
+    await store.open_step("run", 1, b"d" * 32, {"of": 7})
+    await store.answer_step("run", 1, value)
+    (step,) = await store.steps("run")
+    assert str(step.answer) == str(value)
+    await rewrite_answer(store, change)
+    with raises(StorageDamaged, check="changed-text"):
+        await store.steps("run")
+
+
+async def test_texts_are_json_to_other_versions_and_theirs_are_read(store: Store) -> None:
+    await store.open_step("run", 1, b"d" * 32, {"of": 7})
+    await store.answer_step("run", 1, {"loss": 0.7})
+    texts: list[str] = []
+
+    def of_before(stored: str) -> str:
+        texts.append(stored)
+        return json.dumps(json.loads(stored))
+
+    await rewrite_answer(store, of_before)
+    (step,) = await store.steps("run")
+    assert step.answer == {"loss": 0.7}
+    assert texts[0].strip() == '{"loss": 0.7}', "and the sum"
+
+
+async def rewrite_answer(store: Store, change: Callable[[str], str]) -> None:
+    """Change the only answer in the journal, as a disk or an earlier version would."""
+    async with store.database.engine.begin() as connection:
+        stored = (await connection.execute(text("SELECT answer FROM steps"))).scalar_one()
+        await connection.execute(text("UPDATE steps SET answer = :changed"), {"changed": change(stored)})
 
 
 async def test_messages_come_back_whole_and_in_the_order_of_acceptance(store: Store) -> None:

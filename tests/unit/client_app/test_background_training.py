@@ -107,6 +107,24 @@ async def test_an_update_waits_through_a_restart_and_a_training_does_not(
     assert not (client.state_dir / "work").exists()
 
 
+@pytest.mark.parametrize("name", ["work/held.json", "work/local.safetensors", "models/work/base.safetensors"])
+async def test_an_update_that_the_disk_changed_goes_into_no_sum(
+    script: Script, client: Client, work: Callable[..., Task], name: str
+) -> None:
+    """A bit in a number of the model reads well; the server asks for the work again."""
+    script.tasks.append(work(0))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+    assert PendingUpdate(client.state_dir).answer is not None
+    path = client.state_dir / name
+    content = path.read_bytes()
+    examples = content.rfind(b'"examples":') + len(b'"examples":')
+    place = examples if path.suffix == ".json" else len(content) - 1
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    assert PendingUpdate(client.state_dir).answer is None
+    assert not (client.state_dir / "work").exists()
+
+
 async def test_newer_work_takes_the_place_of_older(script: Script, client: Client, work: Callable[..., Task]) -> None:
     client.work.goes_on = asyncio.Event()
     script.tasks.append(work(1))

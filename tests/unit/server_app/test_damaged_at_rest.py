@@ -20,6 +20,7 @@ from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire.events import RunOut
+from server_app.operation.integrity import prepare
 from server_app.runs.app.messages import PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]
@@ -219,3 +220,35 @@ async def test_a_round_that_another_version_had_begun_is_asked_for_again(
     np.testing.assert_allclose(mean["weight"], model["weight"] + 1, atol=0.01)
     assert failed["exchange"] == 1
     assert "another version of fedcore had begun" in failed["reason"]
+
+
+@pytest.mark.parametrize(("table", "column"), [("exchanges", "result"), ("steps", "request"), ("closings", "gone")])
+async def test_a_run_does_not_go_on_with_a_changed_text_of_the_database(
+    federation: FederationFolder, tmp_path: Path, model: ModelState, table: str, column: str
+) -> None:
+    """A digit that the disk changed reads well: SQLite's own check sees only the structure of its pages."""
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await asyncio.gather(*(member.secure() for member in await first.enter_all()))
+        await asked
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await asyncio.gather(*(member.secure(until="upload") for member in await first.enter_all()))
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "again" / "data")
+        await end(asked)
+    with contextlib.closing(sqlite3.connect(tmp_path / "again/data/server.sqlite3")) as database, database:
+        (text,) = database.execute(f"SELECT {column} FROM {table} WHERE {column} NOTNULL ORDER BY rowid").fetchall()[-1]
+        digit = next(place for place, letter in enumerate(text) if letter.isdigit())
+        changed = text[:digit] + str(int(text[digit]) ^ 1) + text[digit + 1 :]
+        database.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (changed, text))
+    prepare(tmp_path / "again/data/server.sqlite3")
+    async with site(federation, tmp_path / "again") as second:
+        if table == "closings":  # those of an open exchange are read once it is asked for again
+            await until(lambda: bool(second.apps) and second.apps[-1].start is not None)
+            first_answer = await second.apps[-1].exchange(model, ALL)
+            assert isinstance(first_answer, Replies)
+            asked = asyncio.create_task(second.apps[-1].exchange(model, ALL))
+        ended = await second.follow(run)
+        await end(asked)
+    assert ended.status == "failed"
+    assert "docs/howto/troubleshooting.md" in ended.reason
