@@ -58,12 +58,12 @@ async def test_a_client_that_joined_before_the_server_was_upgraded_has_to_join_a
     """It has not noticed that another server answers: until it joins, it is not there, and its poll is refused."""
     member, presence = here.members[2], here.services.presence
     presence.outdated[2] = "0.3.0 (forms 99.2.5.3.3)"
+    await member.ask("POST", "/v1/heartbeat", HeartbeatIn())
+    assert 2 not in presence.online(60.0)
     for _ in range(2):
         with raises(Failure, kind="other-version") as refused:
             await member.ask("GET", "/v1/task?wait=30")
         assert presence.outdated[2] in refused.value.problem.detail
-    await member.ask("POST", "/v1/heartbeat", HeartbeatIn())
-    assert 2 not in presence.online(60.0)
     await member.join(APP)
     assert presence.online(60.0) == {2}
 
