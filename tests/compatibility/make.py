@@ -1,15 +1,17 @@
-"""Makes a store of what a commit's fedcore leaves on disks: make.py COMMIT [FILE.tar.gz].
+"""Makes a store of what a commit's fedcore leaves on disks: make.py [--postgres] COMMIT.
 
 The commit's code runs from `git archive` with the packages of this Python. A server and three clients do one secure
 run. Of another one the server is killed in the middle of the second round, as soon as the update of one client is in
 its spool, and the clients end. A simulation with --state is killed after its first round, and a comparison
-writes its report.
+writes its report. With --postgres there are only the runs, and in place of the database its dump (`pg_dump`).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,22 +29,30 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from support.old_code import check_out  # noqa: E402 - the folder of tests is not installed
+from support.postgres import Cluster, cluster  # noqa: E402
 
 CLIENTS = ("client-1", "client-2", "client-3")
+DUMP = "database.sql"
+DATABASE = "fedcore"
+"""The name of the one in PostgreSQL."""
 
 
-def make(commit: str, target: Path) -> None:
+def make(commit: str, target: Path, *, postgres: bool) -> None:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         work = folder / "work"
         work.mkdir()
-        maker = Maker(check_out(commit, folder / "commit"), work, stack)
+        running = stack.enter_context(cluster()) if postgres else None
+        maker = Maker(check_out(commit, folder / "commit"), work, stack, running)
         for app in ("app", "blobs"):
             origin = HERE / "app" if app == "app" else HERE.parent / "apps" / "blobs"
             shutil.copytree(origin, work / app, ignore=shutil.ignore_patterns("__pycache__"))
         maker.serve()
-        maker.simulate()
-        maker.compare()
+        if running is not None:
+            dump(running, work / DUMP)
+        else:
+            maker.simulate()
+            maker.compare()
         stack.close()
         pack(work, target)
 
@@ -50,10 +60,13 @@ def make(commit: str, target: Path) -> None:
 class Maker:
     """The commands of one commit, in one folder."""
 
-    def __init__(self, python: Path, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, python: Path, folder: Path, stack: contextlib.ExitStack, postgres: Cluster | None) -> None:
         self.folder = folder
+        self.postgres = postgres
         self._fedcore = (str(python), "-m", "fedcore")
         self._environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        if postgres is not None:
+            self._environment["FEDCORE_DATABASE"] = postgres.create(DATABASE)
         self._stack = stack
 
     def serve(self) -> None:
@@ -68,13 +81,24 @@ class Maker:
         run = ("run", "app", "--operator", "fed/operator", "--force", "--out")
         self.call(*run, "model.safetensors")
         self.start("run", *run, "open.safetensors")
-        database = self.folder / "fed/server/data/server.sqlite3"
-        wait_for("an update in the second round", lambda: updates(database, exchange=2))
+        wait_for("an update in the second round", lambda: self.updates(exchange=2))
         server.send_signal(signal.SIGKILL)
         for client in clients:
             client.terminate()
         for process in (server, *clients):
             process.wait()
+
+    def updates(self, *, exchange: int) -> int:
+        """How many updates of an exchange of the newest run the server accepted."""
+        statement = (
+            f"SELECT count(*) FROM receipts WHERE step = 'manifest' AND exchange = {exchange} "
+            "AND run = (SELECT run FROM runs ORDER BY number DESC LIMIT 1)"
+        )
+        if self.postgres is not None:
+            return int(self.postgres.execute(DATABASE, statement)[0][0])
+        database = self.folder / "fed/server/data/server.sqlite3"
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return int(connection.execute(statement).fetchone()[0])
 
     def simulate(self) -> None:
         """A simulation that was killed after its first round."""
@@ -124,29 +148,31 @@ def wait_for(what: str, probe: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def updates(database: Path, *, exchange: int) -> int:
-    """How many updates of an exchange of the newest run the server accepted."""
-    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        (count,) = connection.execute(
-            "SELECT count(*) FROM receipts WHERE step = 'manifest' AND exchange = ? "
-            "AND run = (SELECT run FROM runs ORDER BY number DESC LIMIT 1)",
-            (exchange,),
-        ).fetchone()
-    return int(count)
+def dump(postgres: Cluster, target: Path) -> None:
+    """The database as SQL that any client runs, without the commands of psql's own that guard newer dumps."""
+    where = (f"--host={postgres.folder}", "--username=fedcore")
+    postgres.command("pg_dump", "--inserts", "--no-owner", f"--file={target}", *where, DATABASE)
+    target.write_text(re.sub(r"(?m)^\\.*\n", "", target.read_text()))
 
 
 def pack(work: Path, target: Path) -> None:
     """All but what the next start makes again; SQLite's log of writes is carried over, as its next start would."""
-    database = sqlite3.connect(work / "fed/server/data/server.sqlite3")
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    database.close()
+    if not (work / DUMP).exists():
+        with contextlib.closing(sqlite3.connect(work / "fed/server/data/server.sqlite3")) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for path in [*work.glob("fed/clients/*/state/apps"), *work.glob("fed/server/data/*.lock"), *work.rglob("*-shm")]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with tarfile.open(target, "w:gz") as tar:
-        for name in ("fed", "app", "state", "compared/report.json", *(path.name for path in work.glob("model*"))):
+        names = ("fed", "app", "state", "compared/report.json", DUMP, *(path.name for path in work.glob("model*")))
+        for name in filter(lambda name: (work / name).exists(), names):
             tar.add(work / name, arcname=name, filter=lambda one: None if "__pycache__" in one.name else one)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with all processes that it started
-    make(sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else HERE / f"{sys.argv[1]}.tar.gz")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("commit")
+    parser.add_argument("--postgres", action="store_true")
+    options = parser.parse_args()
+    kind = "-postgres" if options.postgres else ""
+    make(options.commit, HERE / f"{options.commit}{kind}.tar.gz", postgres=options.postgres)

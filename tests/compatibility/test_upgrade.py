@@ -9,9 +9,11 @@ import sqlite3
 import subprocess
 import tarfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +22,21 @@ from support.deployment import ENVIRONMENT, PATIENCE, assert_none_left, wait_unt
 from support.forked import MARK, ForkedGroup
 from support.old_code import check_out, has_commit
 from support.ports import reserved_port
+from support.postgres import Cluster, postgres
 
 from fedcore.comparison.local_federation import FEDCORE
 from fedcore.federation import ClientKit
 from fedcore.state import ModelState
 from fedcore.wire.forms import our_version, understands
 
+__all__ = ["postgres"]
+
 HERE = Path(__file__).parent
+DUMP = "database.sql"
 CLIENTS = ("client-1", "client-2", "client-3")
-ARCHIVES = sorted(path.name.partition(".")[0] for path in HERE.glob("*.tar.gz"))
+STORES = sorted(path.name.partition(".")[0] for path in HERE.glob("*.tar.gz"))
+ARCHIVES = [name for name in STORES if "-" not in name]
+"""Those with SQLite; the others have a dump of PostgreSQL's."""
 TRAINED = np.full(4, 2.0, np.float32)
 """What two rounds make of zeros; to the bit, since nothing of it is rounded."""
 
@@ -40,12 +48,10 @@ class Federation:
     folder: Path
     group: ForkedGroup
     commit: str
-    made_by: str
+    query: Callable[[str], list[tuple[Any, ...]]]
+    """Runs a statement in its database."""
+    made_by: str = ""
     """The version that its clients said."""
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "fed/server/data/server.sqlite3"
 
     def call(self, *words: str | Path, by: Sequence[str] = ()) -> str:
         """Run a command to its end, of today or of another commit."""
@@ -70,25 +76,21 @@ class Federation:
     def says(self, name: str, text: str) -> None:
         wait_until(f"{name} to say {text!r}", lambda: text in self.log(name))
 
-    def rows(self, statement: str) -> list[tuple[str, ...]]:
-        with contextlib.closing(sqlite3.connect(self.database)) as connection:
-            return connection.execute(statement).fetchall()
-
     def open_run(self) -> str:
-        ((run,),) = self.rows("SELECT run FROM runs WHERE status = 'running'")
-        return run
+        ((run,),) = self.query("SELECT run FROM runs WHERE status = 'running'")
+        return str(run)
 
     def wait_for_end(self, run: str) -> None:
         """Until a run has finished; nobody was blamed in it."""
 
         def status() -> bool:
             self.group.check()
-            ((now, reason),) = self.rows(f"SELECT status, reason FROM runs WHERE run = '{run}'")
+            ((now, reason),) = self.query(f"SELECT status, reason FROM runs WHERE run = '{run}'")
             assert now in ("running", "waiting", "finished"), reason
             return now == "finished"
 
         wait_until("the open run to finish", status)
-        closings = [json.loads(gone) for (gone,) in self.rows(f"SELECT gone FROM closings WHERE run = '{run}'")]
+        closings = [json.loads(gone) for (gone,) in self.query(f"SELECT gone FROM closings WHERE run = '{run}'")]
         assert not any(closing.get("blamed") for closing in closings)
 
     def model(self, run: str, by: Sequence[str] = ()) -> np.ndarray:
@@ -109,11 +111,13 @@ class Federation:
 
 @pytest.fixture
 def federation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
-    """That of an archive, by the name of the commit that wrote it."""
+    """That of an archive, by its name."""
     monkeypatch.chdir(tmp_path)  # Python would import today's packages from the folder of this tree
-    commit = request.param
-    with tarfile.open(HERE / f"{commit}.tar.gz") as tar:
+    with tarfile.open(HERE / f"{request.param}.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
+    query = partial(query_sqlite, tmp_path / "fed/server/data/server.sqlite3")
+    if (dump := tmp_path / DUMP).exists():
+        query = query_postgres(request.getfixturevalue("postgres"), dump, tmp_path / "fed/server/server.toml")
     if not (tmp_path / "app").exists():
         (app,) = tmp_path.glob("fed/server/data/work/*/app")
         shutil.copytree(app, tmp_path / "app")
@@ -122,10 +126,26 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     with reserved_port() as port, ForkedGroup(tmp_path / "logs", {**ENVIRONMENT, MARK: mark}) as group:
         for settings in [*tmp_path.glob("fed/*/*.toml"), *tmp_path.glob("fed/clients/*/client.toml")]:
             settings.write_text(settings.read_text().replace(before, str(port)))
-        made = Federation(tmp_path, group, commit, "")
-        made.made_by = made.rows("SELECT DISTINCT version FROM clients")[0][0]
+        made = Federation(tmp_path, group, request.param.partition("-")[0], query)
+        made.made_by = query("SELECT DISTINCT version FROM clients")[0][0]
         yield made
     assert_none_left(mark)
+
+
+def query_sqlite(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def query_postgres(running: Cluster, dump: Path, settings: Path) -> Callable[[str], list[tuple[Any, ...]]]:
+    """Restore a dump into a database of its own, and have the server use that."""
+    url = running.create()
+    name = url.partition("@/")[2].partition("?")[0]
+    running.execute(name, dump.read_text(encoding="utf-8"))
+    before = settings.read_text(encoding="utf-8")
+    assert before.count('\ndatabase = ""\n') == 1
+    settings.write_text(before.replace('\ndatabase = ""\n', f'\ndatabase = "{url}"\n'), encoding="utf-8")
+    return partial(running.execute, name)
 
 
 @pytest.fixture
@@ -162,7 +182,7 @@ def test_one_of_them_has_the_forms_of_today() -> None:
     assert ALIKE
 
 
-@of_every_commit
+@pytest.mark.parametrize("federation", STORES, indirect=True)
 def test_an_upgraded_federation_goes_on(federation: Federation) -> None:
     """Its open run is led to its end, by the round that was under way asked for again; the next one is as any other."""
     for client in CLIENTS:  # signatures of the version that wrote them, over what that version made of the encoding
@@ -183,7 +203,7 @@ def test_an_upgraded_federation_goes_on(federation: Federation) -> None:
 @of_every_commit
 def test_an_upgrade_is_taken_back(federation: Federation, old_code: Sequence[str]) -> None:
     """The version of before leads the open run to its end, after today's server had it."""
-    version = federation.rows("PRAGMA user_version")[0][0]
+    version = federation.query("PRAGMA user_version")[0][0]
     run = federation.open_run()
     federation.call("server", "upgrade", "--federation", "fed")
     federation.start_server()

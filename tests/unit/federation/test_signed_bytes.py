@@ -5,7 +5,9 @@ What was kept is hashed as it was kept: another version of fedcore would perhaps
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
 import json
 import sqlite3
 import tarfile
@@ -14,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from hypothesis import given
 from hypothesis import strategies as st
 from support.records import Notary, make_task
@@ -24,12 +27,17 @@ from fedcore.federation import Roster
 from fedcore.federation.requests import Admission, JoinRequest
 from fedcore.federation.roster import MALFORMED
 from fedcore.federation.transcript import Chain, SignedRecord, keys_of
+from fedcore.federation.transcript.legacy_encodings import signed_parts
+from fedcore.run.exchange import Signed, parameters_of
+from fedcore.secagg import ServerRound
 from fedcore.state import ModelState
+from fedcore.wire import secagg_codec
 from fedcore.wire.forms import understands
+from fedcore.wire.secagg import AdvertisementIn, KeySharesIn
 from fedcore.wire.tasks import StoredTask, Task, task_digest
 
 STORE = Path(__file__).parents[2] / "compatibility"
-ARCHIVES = sorted(STORE.glob("*.tar.gz"))
+ARCHIVES = sorted(path for path in STORE.glob("*.tar.gz") if "-" not in path.name)
 AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = AUTHORITY.public_key().public_bytes_raw()
 
@@ -73,10 +81,8 @@ def test_a_request_and_an_admission_likewise(tmp_path: Path) -> None:
 
 def records(archive: Path) -> Iterator[tuple[Roster, dict[str, Any]]]:
     """The records of client 1's transcript in an archive, each with the roster."""
-    with tarfile.open(archive) as tar:
-        file = tar.extractfile("fed/clients/client-1/state/transcript.jsonl")
-        assert file is not None
-        lines = [json.loads(line) for line in file.read().splitlines()]
+    content = file_in(archive, "fed/clients/client-1/state/transcript.jsonl")
+    lines = [json.loads(line) for line in content.splitlines()]
     (roster,) = (Roster.of(line["roster"]) for line in lines if line["event"] == "roster")
     for line in lines:
         if line["event"] == "linked":
@@ -94,21 +100,99 @@ def test_a_record_in_another_layout_has_the_same_hash(archive: Path) -> None:
     assert len(chain.links) > 2
 
 
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_the_rosters_of_all_kits_hold(archive: Path) -> None:
+    """Under the authority's key in each kit; the hash that records name is that of the very same bytes."""
+    ((roster, _), *_) = records(archive)
+    kits = ("clients/client-1/roster.json", "clients/client-3/roster.json", "server/rosters.json")
+    for name in (*kits, "authority/rosters.json"):
+        text, key = file_in(archive, f"fed/{name}").decode(), f"fed/{Path(name).parent}/authority.pub"
+        public = load_pem_public_key(file_in(archive, key))
+        assert isinstance(public, Ed25519PublicKey)
+        documents = json.loads(text)
+        for document in documents if isinstance(documents, list) else [documents]:
+            assert Roster.received(json.dumps(document), public.public_bytes_raw()).hash() == roster.hash()
+
+
+def test_who_joined_by_an_earlier_version_is_admitted(tmp_path: Path) -> None:
+    """dbcbb8e signed these; every kept commit since signs the same bytes of the same people."""
+    made = json.loads((STORE / "signed-dbcbb8e.json").read_text(encoding="utf-8"))
+    public = base64.b64decode(made["admissions"][0]["authority"])
+    first, second = (Roster.received(json.dumps(one), public) for one in made["rosters"])
+    first.check_successor(second)
+    path = tmp_path / "document.json"
+    for kind, form in (("requests", JoinRequest), ("admissions", Admission)):
+        for document in made[kind]:
+            path.write_text(json.dumps(document), encoding="utf-8")
+            assert json.loads(form.load(path).to_json()) == document
+            changed = {**document, "name": "client-7"}
+            path.write_text(json.dumps(changed), encoding="utf-8")
+            with pytest.raises(KitError):
+                form.load(path)
+    assert (len(made["requests"]), len(made["admissions"])) == (2, 1)
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_what_clients_sent_to_an_open_exchange_is_what_they_signed(archive: Path) -> None:
+    """The keys that each advertised, and what it dealt to each other one: the evidence if one of the two complains."""
+    ((roster, _), *_) = records(archive)
+    ((content, run, exchange),) = rows(archive, "SELECT task, run, exchange FROM exchanges WHERE result IS NULL")
+    task = StoredTask.model_validate_json(content)
+    assert task.encoding is not None
+    assert task.model is not None
+    legacy = not understands(version_in(archive))
+    words, encoding = (
+        signed_parts(json.loads(content)["encoding"]) if legacy else (task.encoding.words, task.encoding.canonical())
+    )
+    parameters = parameters_of(
+        task,
+        Signed(words=words, encoding=encoding, task_hash=task.digest()),
+        federation=roster.federation,
+        roster_hash=roster.hash(),
+        model_hash=bytes.fromhex(task.model.sha256),
+    )
+    server = ServerRound(parameters=parameters, roster=roster.keys)
+    where = f"WHERE run = '{run}' AND exchange = {exchange} ORDER BY seq"
+    receipts = rows(archive, f"SELECT step, client, body FROM receipts {where}")
+    for step, form in (("advertisement", AdvertisementIn), ("key-shares", KeySharesIn)):
+        for client, body in [
+            (client, form.model_validate_json(body)) for name, client, body in receipts if name == step
+        ]:
+            if isinstance(body, AdvertisementIn):
+                server.receive_advertisement(secagg_codec.advertisement_from_wire(client, body))
+            else:
+                server.receive_shares(secagg_codec.key_shares_from_wire(client, body, *server.receivers(client)))
+        assert len(server.answered) == 3
+        server.close_stage()
+    for one, other in itertools.permutations(roster.keys, 2):
+        assert server.dealing(one, other).signature
+    assert server.blamed == {}, "whose signature is none"
+
+
 def of_today() -> list[Path]:
     """Stores whose server and clients spoke the forms of today."""
     return [archive for archive in ARCHIVES if understands(version_in(archive))]
 
 
 def version_in(archive: Path) -> str:
-    with tarfile.open(archive) as tar:
-        file = tar.extractfile("fed/server/data/server.sqlite3")
-        assert file is not None
-        content = bytearray(file.read())
+    ((version,),) = rows(archive, "SELECT DISTINCT version FROM clients")
+    return str(version)
+
+
+def rows(archive: Path, statement: str) -> list[tuple[Any, ...]]:
+    """Of the server's database in an archive."""
+    content = bytearray(file_in(archive, "fed/server/data/server.sqlite3"))
     content[18:20] = b"\1\1"  # without a log of writes, which no database in memory has
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(content)
-        ((version,),) = connection.execute("SELECT DISTINCT version FROM clients").fetchall()
-    return str(version)
+        return connection.execute(statement).fetchall()
+
+
+def file_in(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile(name)
+        assert file is not None
+        return file.read()
 
 
 def test_what_was_announced_in_these_forms_is_digested_alike() -> None:
