@@ -11,7 +11,6 @@ from fedcore.wire.base import Bytes, FirstContact, Message, Name, Sha256
 from fedcore.wire.tasks import Version
 from fedcore.wire.uploads import WithdrawIn
 
-
 MOST_SIGNED: Final = 16
 """Most records that a client names as it joins; more than one has no place only after exchanges that failed."""
 

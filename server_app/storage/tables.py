@@ -28,8 +28,8 @@ from sqlalchemy.types import TypeEngine
 from fedcore.errors import StorageDamaged
 
 _CHANGED: Final = (
-    "a text in the server's database was changed on the disk since it was written: stop the server, keep the database's "
-    "files, and put back the last backup (docs/howto/troubleshooting.md)"
+    "a text in the server's database was changed on the disk since it was written: stop the server, keep the "
+    "database's files, and put back the last backup (docs/howto/troubleshooting.md)"
 )
 
 LONG: Final[TypeEngine[int]] = BigInteger().with_variant(
@@ -55,8 +55,8 @@ _SUM_LETTERS: Final = str.maketrans("01", " \t")
 def dump_json(value: Any) -> str:
     """The JSON text of a value with its CRC-32 behind it, each bit as a space or a tab.
 
-    The database vouches for its pages, not for what is in a cell. To all other readers, such as SQL and earlier versions
-    of fedcore, this is the same JSON.
+    SQLite sees whether its pages have their structure, and not what is in a cell. To all other readers, such as SQL and
+    earlier versions of fedcore, this is the same JSON.
     """
     text = json.dumps(value)
     return text + _sum_of(text)

@@ -47,7 +47,7 @@ class TranscriptTables:
         return await self.database.value(statement) is not None
 
     async def has_signed(self, signed: Mapping[str, str]) -> bool:
-        """Whether all records are here, open or as one of the two that each can become; `signed` is that of a `JoinIn`."""
+        """Whether all records are here, open or as one of the two that each can become; `signed` is as in `JoinIn`."""
         names = {name for pair in signed.items() for name in pair if name}
         columns = (RecordRow.complete_hash, RecordRow.hash)
         statement = select(*columns).where(or_(RecordRow.hash.in_(names), RecordRow.place.is_(None)))

@@ -28,9 +28,11 @@ from fedcore.federation.requests import ADMISSION_TAG, REQUEST_TAG
 from fedcore.federation.roster import ROSTER_CHECKS, ROSTER_TAG
 from fedcore.federation.transcript.chain import HEAD_TAG
 from fedcore.federation.transcript.records import RECORD_TAG
+from fedcore.run.groups import PLACE_TAG
 from fedcore.run.settings import JobSettings
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.crypto.domain import Usage
+from fedcore.simulation.checkpoint.state_folder import FORMAT as STATE_FORMAT
 from fedcore.wire.forms import WIRE
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import TASK_TAG
@@ -69,6 +71,7 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
         "encoding with noise": PRIVATE_ENCODING_TAG,
         "record of the transcript": RECORD_TAG,
         "head of the transcript": HEAD_TAG,
+        "answer to a draw of groups": PLACE_TAG,
         "roster": ROSTER_TAG,
         "request to join": REQUEST_TAG,
         "admission": ADMISSION_TAG,
@@ -77,6 +80,7 @@ def test_the_changelog_has_the_versions_of_all_forms() -> None:
         "the server's database": str(SCHEMA_VERSION),
         "report of a comparison": default_of(Comparison, "schema"),
         "one run in such a report": default_of(RunResult, "schema"),
+        "state of a simulation": str(STATE_FORMAT),
     }
 
 
