@@ -14,6 +14,7 @@ import json
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,6 +38,8 @@ from client_app.records.transcript import ClientTranscript
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.records import load_records
 from fedcore.state import ModelState
 from fedcore.wire.tasks import Task
 
@@ -60,8 +63,10 @@ class Log:
     told: dict[tuple[Place, str], dict[int, set[str]]] = field(default_factory=dict)
     accepted: set[tuple[Place, int]] = field(default_factory=set)
     """Whose manifest the server has accepted."""
-    models: dict[Place, bytes] = field(default_factory=dict)
-    """The values of the model that an exchange starts from."""
+    models: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """Run and round -> the values of the model that the round starts from."""
+    trainings: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Run and client -> how often the client has trained."""
     times: list[float] = field(default_factory=list)
     """When messages were accepted, in seconds of the monotonic clock."""
 
@@ -113,20 +118,40 @@ class Digits:
 
     client: int
     log: Log
+    app: FlowerApp
     seconds: Callable[[], float] = lambda: random.uniform(0.0, 0.2)
     _seed: str = ""
     _draws: int = 0
+    _runner: ClientRunner = field(init=False)
+    """For plain messages, which the app itself answers."""
+
+    def __post_init__(self) -> None:
+        node = {"number": (self.client - 1) % PLACES + 1, "seconds": 0.0}
+        self._runner = ClientRunner(app=self.app, client_id=self.client, node_config=node)
 
     async def run(self, task: Task, model: Path | None, out: Path, *, aggregated_round: int = 0) -> LocalAnswer:
         """Add this client's digit."""
-        await asyncio.sleep(self.seconds())
         assert model is not None, "the app has a model"
+        self.log.trainings[task.run, self.client] += 1
+        await asyncio.sleep(self.seconds())
+        if task.aggregation == "plain":
+            return self._answer(task, model, out)  # in no thread: Flower knows one node a process
         state = ModelState.open(model)
-        self.log.models[task.run, task.exchange] = state["digits"].tobytes()
+        self.log.models[task.run, task.server_round] = state["digits"].tobytes()
         self._seed, self._draws = f"{self.client} {task.model_sha256}", 0
         step = np.float32(STEP * 4 ** ((self.client - 1) % PLACES))
         ModelState.from_arrays({"digits": np.asarray(state["digits"]) + step}).save(out)
         return LocalAnswer(examples=1, metrics={}, trained=True)
+
+    def _answer(self, task: Task, content: Path, out: Path) -> LocalAnswer:
+        """What a rank does with a plain message."""
+        arrays = load_records(content).array_records["arrays"]
+        self.log.models[task.run, task.server_round] = arrays["digits"].numpy().tobytes()
+        answer = self._runner.answer(task, content, out)
+        return LocalAnswer(
+            examples=answer.examples or 0, metrics=dict(answer.metrics), trained=answer.error is None,
+            error=answer.error,
+        )  # fmt: skip
 
     def randomness(self, size: int) -> bytes:
         """Bytes for any caller; the codec asks through the agent's update encoder."""
@@ -141,7 +166,8 @@ class Digits:
 async def serve_client(folder: Path, app: Path, log: Log) -> None:
     """One client of a federation, until it is cancelled; its state folder lies in its kit, as usual."""
     kit = ClientKit.load(folder)
-    work = Digits(kit.client_id, log)
+    loaded = FlowerApp.load(app)
+    work = Digits(kit.client_id, log, loaded)
     state = prepare_state_dir(folder / "state")
     transport = RecordingTransport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit))
     transport.log, transport.client = log, kit.client_id
@@ -155,7 +181,7 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
             client = Client(
                 kit=kit,
                 app_sha256=AppBundle.from_folder(app).sha256,
-                agreed=AppAgreement.of(FlowerApp.load(app)),
+                agreed=AppAgreement.of(loaded),
                 transport=transport,
                 work=work,
                 ledger=ledger,
@@ -171,7 +197,7 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
 
 @contextlib.asynccontextmanager
 async def clients_of(folders: tuple[Path, ...], app: Path, log: Log) -> AsyncIterator[None]:
-    """All clients of a federation, while the context lasts;"""
+    """All clients of a federation, while the context lasts."""
     running = [asyncio.create_task(serve_client(folder, app, log)) for folder in folders]
     try:
         yield

@@ -35,6 +35,8 @@ class Server:
     fault: str = ""
     started: float = 0.0
     starts: int = 0
+    clock_offset: float = 0.0
+    """Seconds by which its clock is ahead."""
     _process: multiprocessing.process.BaseProcess | None = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -42,7 +44,8 @@ class Server:
         self.starts += 1
         self._ready.unlink(missing_ok=True)
         command = ["fedcore", "server", *self.options, "--ready-file", str(self._ready)]
-        arguments = (command, str(self.folder / f"{self.name}.log"), self.fault)
+        self.set_clock(self.clock_offset)
+        arguments = (command, self._log, self.fault, str(self._clock))
         self.started = time.monotonic()
         self._process = CONTEXT.Process(target=become, args=arguments)
         self._process.start()
@@ -52,9 +55,30 @@ class Server:
         assert self._process is not None, "start it first"
         while not self._ready.exists():
             if not self._process.is_alive() or time.monotonic() > self.started + START_SECONDS:
-                log = (self.folder / f"{self.name}.log").read_text(encoding="utf-8")[-2000:]
-                raise EnvironmentFailure(f"{self.name} does not start:\n{log}")
+                raise EnvironmentFailure(f"{self.name} does not start:\n{self._end_of_log()}")
             await asyncio.sleep(0.02)
+
+    def set_clock(self, offset: float) -> None:
+        """Set its clock, so many seconds ahead of the right time, while it runs or before it starts."""
+        self.clock_offset = offset
+        fresh = self._clock.with_suffix(".new")
+        fresh.write_text(str(offset), encoding="ascii")
+        fresh.replace(self._clock)
+
+    def upgrade(self) -> None:
+        """`fedcore server upgrade`, while it is stopped; blocks. Raises EnvironmentFailure if that fails."""
+        command = ["fedcore", "server", "upgrade", *self.data_options]
+        process = CONTEXT.Process(target=become, args=(command, self._log, ""))
+        process.start()
+        process.join(START_SECONDS)
+        if process.exitcode != 0:
+            raise EnvironmentFailure(f"{self.name} is not upgraded: status {process.exitcode}")
+
+    @property
+    def data_options(self) -> tuple[str, ...]:
+        """Which federation it serves, and where its data are: words for its other commands."""
+        pairs = zip(self.options[::2], self.options[1::2], strict=True)
+        return tuple(word for pair in pairs if pair[0] in ("--federation", "--data-dir") for word in pair)
 
     def kill(self) -> None:
         """SIGKILL to the process alone."""
@@ -84,6 +108,17 @@ class Server:
                     os.kill(pid, what)
                     return True
         return False
+
+    def _end_of_log(self) -> str:
+        return Path(self._log).read_text(encoding="utf-8")[-2000:]
+
+    @property
+    def _log(self) -> str:
+        return str(self.folder / f"{self.name}.log")
+
+    @property
+    def _clock(self) -> Path:
+        return self.folder / f"{self.name}.clock"
 
     @property
     def _ready(self) -> Path:

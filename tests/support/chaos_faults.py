@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,10 +15,10 @@ COMMIT_SECONDS = 3.0
 """How much later than it is said the receipt of an update is on the disk: a kill has to come before that."""
 
 
-def become(command: list[str], log: str, fault: str) -> None:
+def become(command: list[str], log: str, fault: str, clock: str = "") -> None:
     """In a new process of the fork server: be the command, with one fault planted where it is named.
 
-    What it starts is forked, too.
+    What it starts is forked, too. clock: a file with the seconds by which this process's clock is off, at any moment.
     """
     null = os.open(os.devnull, os.O_RDWR)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -26,11 +27,23 @@ def become(command: list[str], log: str, fault: str) -> None:
     os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
     if fault:
         FAULTS[fault]()
+    if clock:
+        _set_clock_by(clock)
     sys.argv = command
     fork_from_here_on()
     from fedcore.cli.main import main
 
     main()
+
+
+def _set_clock_by(file: str) -> None:
+    right = time.time
+
+    def shifted() -> float:
+        with open(file, encoding="ascii") as offset:
+            return right() + float(offset.read() or 0)
+
+    time.time = shifted
 
 
 def _fold_before_commit() -> None:

@@ -1,6 +1,7 @@
 """The ClientApp: adds this client's power of four to every element.
 
-The kill harness for servers does the same work in its own process; where agents and ranks are killed, this one runs.
+The kill harness for servers does the same work in its own process, but for plain messages; where agents and ranks are
+killed, this one runs.
 """
 
 import random
@@ -13,12 +14,13 @@ from flwr.clientapp import ClientApp
 app = ClientApp()
 STEP = 1e-3
 LONGEST_SECONDS = 1.0
+"""Of the local work, if the node does not say otherwise (`seconds`)."""
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One step, of the size that the node's number says; it takes up to a second, so that kills fall into it."""
-    time.sleep(random.uniform(0.0, LONGEST_SECONDS))
+    time.sleep(random.uniform(0.0, float(context.node_config.get("seconds", LONGEST_SECONDS))))
     digits = message.content.array_records["arrays"]["digits"].numpy()
     step = np.float32(STEP * 4 ** (int(context.node_config["number"]) - 1))
     arrays = ArrayRecord({"digits": Array(digits + step)})

@@ -1,12 +1,23 @@
-"""The ServerApp: FedAvg or FedAdam over one tensor."""
+"""The ServerApp: a strategy that uses the mean alone, over one tensor."""
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
 app = ServerApp()
-STRATEGIES = {"fedavg": FedAvg, "fedadam": FedAdam}
+TAU = 0.1
+"""Far above its default of 0.001, with which a step of an adaptive strategy is nearly the same whatever the mean is."""
+STRATEGIES: dict[str, Callable[..., FedAvg]] = {
+    "fedavg": FedAvg,
+    "fedavgm": partial(FedAvgM, server_momentum=0.5),
+    "fedadam": partial(FedAdam, tau=TAU),
+    "fedadagrad": partial(FedAdagrad, tau=TAU),
+    "fedyogi": partial(FedYogi, tau=TAU),
+}
 
 
 @app.main()
