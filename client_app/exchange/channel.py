@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote
@@ -54,12 +54,24 @@ class ExchangeChannel:
         result = await self.client.transport.put(self.path(route), message, answer, wait=LONG_POLL_SECONDS)
         return result if result is not None else await self.poll(following, answer)
 
-    async def poll(self, route: str, answer: type[Out]) -> Out:
-        """Ask until the server has an answer; the caller bounds how long."""
+    async def poll(self, route: str, answer: type[Out], send_again: Callable[[], Awaitable[None]] | None = None) -> Out:
+        """Ask until the server has an answer; the caller bounds how long.
+
+        Args:
+            route: what to ask for.
+            answer: its type.
+            send_again: sends again what the answer follows from, after the server was away: it may have been
+                restored from a backup without it, and would wait for it.
+        """
+        transport = self.client.transport
+        interruptions = transport.interruptions
         while True:
-            result = await self.client.transport.get(self.path(route), answer, wait=LONG_POLL_SECONDS)
+            result = await transport.get(self.path(route), answer, wait=LONG_POLL_SECONDS)
             if result is not None:
                 return result
+            if send_again is not None and transport.interruptions != interruptions:
+                interruptions = transport.interruptions
+                await send_again()
             await asyncio.sleep(POLL_PAUSE)
 
     async def upload(self, parts: Parts, size: int, done: str) -> str:

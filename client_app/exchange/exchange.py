@@ -12,7 +12,9 @@ local work goes on.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NoReturn
 
 from client_app.exchange.channel import ExchangeChannel
@@ -116,8 +118,8 @@ class _ClientExchange:
         try:
             vector = await self._contribute(session, account, model)
             await in_thread(account.spend)
-            await self._upload(session, vector)
-            await self._unmask(session, admitted)
+            send_again = await self._upload(session, vector)
+            await self._unmask(session, admitted, send_again)
         finally:
             session.abandon()
             self._update.encoder.close()
@@ -253,8 +255,8 @@ class _ClientExchange:
         dealing = secagg_codec.dealing_from_wire(dealer, answer)
         return secagg_codec.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
 
-    async def _upload(self, session: ClientSession, vector: Vector) -> None:
-        """R2: mask in place and send, part by part; then end the upload."""
+    async def _upload(self, session: ClientSession, vector: Vector) -> Callable[[], Awaitable[None]]:
+        """R2: mask in place and send, part by part; then end the upload. What is returned does so again."""
         parts = await in_thread(
             session.mask_parts,
             vector,
@@ -265,11 +267,16 @@ class _ClientExchange:
         digest = await self._channel.upload(parts, vector.nbytes, "masked and sent")
         self._update.encoder.close()
         # Masked in place: a server that lost parts of it gets the same bytes again.
-        await self._channel.end_upload(ManifestIn(digest=digest, size=vector.nbytes), lambda: cut_parts(vector))
+        manifest = ManifestIn(digest=digest, size=vector.nbytes)
+        end_upload = partial(self._channel.end_upload, manifest, lambda: cut_parts(vector))
+        await end_upload()
+        return end_upload
 
-    async def _unmask(self, session: ClientSession, admitted: AdmittedSum) -> None:
+    async def _unmask(
+        self, session: ClientSession, admitted: AdmittedSum, send_again: Callable[[], Awaitable[None]]
+    ) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
-        answer, started = await self._channel.poll("survivors", SurvivorsOut), self.client.clock()
+        answer, started = await self._channel.poll("survivors", SurvivorsOut, send_again), self.client.clock()
         survivors = secagg_codec.survivors_from_wire(answer, self.task.cohort)
         agreed = secagg_codec.consistency_to_wire(session.sign_survivors(survivors))
         ledger, transcript = self.client.ledger, self.client.transcript

@@ -103,6 +103,28 @@ class TestAnExchange:
         assert script.withdrawals == []
         assert losses == []
 
+    async def test_an_update_that_a_restored_server_lacks_is_sent_again(self, script: Script, client: Client) -> None:
+        """The server had it; then a backup was put back that was made before, and it waits for the update."""
+        answers = [problem(409, "parts-missing", "part 0 is missing"), Response(status_code=204)]
+
+        def lose() -> Response | None:
+            script.parts.clear()
+            return answers.pop() if answers else None
+
+        instead(script, "manifest", lambda: lose() if answers else None)
+        script.tasks.append(script.task)
+        async with agent_running(client) as running:
+            async with script.serving():
+                await until(lambda: "PUT manifest" in script.requests, running)
+                asked = len(script.requests)
+                await until(lambda: "GET survivors" in script.requests[asked:], running)
+            before = client.transport.interruptions
+            await until(lambda: client.transport.interruptions > before, running)
+            async with script.serving():
+                await until(lambda: script.decoded, running)
+        assert script.requests.count("PUT part 0") == 2
+        assert (client.work.calls, script.withdrawals) == (1, [])
+
     @pytest.mark.parametrize("retry", [QUICK])
     async def test_ends_where_one_request_never_gets_through(
         self, script: Script, client: Client, make_task: Callable[..., Task]
