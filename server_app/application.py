@@ -12,21 +12,25 @@ from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from fedcore.system.version import fedcore_version
+from fedcore.wire.presence import LEADER_PATH
 from fedcore.wire.problems import ProblemDocument
 from fedcore.wire.signing import NonceCache
 from fedcore.wire.watch import Role
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
+from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.early_answers import EarlyAnswers
 from server_app.http.event_stream import StreamSlots
 from server_app.http.guard import Guard
 from server_app.http.problems import install
 from server_app.http.rate_limit import TokenBucket
 from server_app.http.standby import Standby
+from server_app.members.reach import Reach
 from server_app.members.sessions import LoginSessions
+from server_app.members.traffic import KEY_PREFIX
 from server_app.operation.clocks import is_off
 from server_app.routes import client, docs, exchange_steps, health, live, operator, page, session, watching
 from server_app.runs.files.offers import AppOffers
@@ -83,7 +87,11 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         Starts the ServerApp of a run; None for a process in a sandbox.
     """
     queue = RunQueue(services, start_app=start_app)
-    leadership = Leadership(services, begin=queue.start, cease=queue.stop)
+
+    async def cease() -> None:
+        await asyncio.gather(standby.refuse_open(), queue.stop())
+
+    leadership = Leadership(services, begin=queue.start, cease=cease)
     app = _App(
         title="fedcore",
         summary="Federated learning with secure aggregation",
@@ -106,15 +114,30 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     install(app, services.metrics)
     _measure(services, leadership, slots)
     guarded = _guarded(app, services, sessions)
+    standby = Standby(
+        guarded,
+        lambda: leadership.leads,
+        lambda: leadership.trouble or services.health.trouble,
+        partial(_note_member, guarded.authenticate, services.reach),
+    )
     return Application(
-        asgi=EarlyAnswers(
-            Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble or services.health.trouble)
-        ),
+        asgi=EarlyAnswers(standby),
         guard=guarded,
         fastapi=app,
         queue=queue,
         leadership=leadership,
     )
+
+
+def _note_member(authenticate: Authenticator, reach: Reach, scope: Scope) -> None:
+    """A member's connection is no stranger's while this server stands by, either."""
+    client = authenticate.member(scope)
+    if client is None:
+        return
+    if (connection := scope.get(CONNECTION_KEY)) is not None:
+        connection.mark_authenticated(f"{KEY_PREFIX}{client}")
+    if scope["path"] != LEADER_PATH:  # which clients ask all the time
+        reach.note_request()
 
 
 def _sessions(services: Services, token_sha256: bytes) -> LoginSessions:

@@ -11,6 +11,7 @@ from fedcore.wire.events import EventSink, RunEvent
 from server_app.members.client_work import ClientWork
 from server_app.members.lines import Lines
 from server_app.members.presence import Presence
+from server_app.members.reach import Reach
 from server_app.members.rosters import Rosters
 from server_app.members.traffic import Traffic
 from server_app.operation.certificate import ServedCertificate
@@ -43,6 +44,7 @@ class Services:
     traffic: all bytes of members and operators.
     clocks: how far others are from this server's.
     lines: how fast the clients' lines are, and who rests since its own is too slow.
+    reach: whether any member reaches this server.
     """
 
     settings: ServerSettings
@@ -68,9 +70,12 @@ class Services:
     traffic: Traffic = field(default_factory=Traffic)
     lines: Lines = field(default_factory=Lines)
     clocks: Clocks = field(init=False)
+    reach: Reach = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clocks", Clocks(lambda: self.names))
+        # Two heartbeats of an exchange; a client that waits between two has a poll open.
+        object.__setattr__(self, "reach", Reach(self.presence, 2 * self.settings.heartbeat_seconds))
 
     def observer(self, run: str) -> EventSink:
         """Gets the events of a run, for metrics and traces."""

@@ -14,11 +14,11 @@ from typing import NoReturn
 from client_app.agent.server_errors import kind_of_answer, remedy
 from client_app.exchange.client import Client
 from client_app.exchange.contribution import tells_failures
-from client_app.http.retry import ONCE
+from client_app.http.retry import PROBE
 from client_app.output import clean
 from client_app.records.activity import ActivityFile, Doing
 from client_app.records.ledger import ExchangeId
-from fedcore.errors import FedcoreError, ProtocolViolation
+from fedcore.errors import FedcoreError, ProtocolViolation, ServerUnreachable
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.presence import HeartbeatIn
 from fedcore.wire.tasks import Task
@@ -125,6 +125,7 @@ class AgentPresence:
             seconds: between two heartbeats of an exchange.
             leaving: ends this, once the caller sets `heartbeat_due` too.
         """
+        is_silent = False
         while not leaving.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -135,11 +136,18 @@ class AgentPresence:
                 continue
             self.heartbeat_due.clear()
             run, exchange = self._exchange or ("", 0)
-            with contextlib.suppress(FedcoreError):
-                eligible = self._is_hiding or self.client.eligibility.holds
-                received = self.client.transport.received if self._exchange else None
-                message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible, received=received)
-                await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
+            eligible = self._is_hiding or self.client.eligibility.holds
+            received = self.client.transport.received if self._exchange else None
+            message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible, received=received)
+            try:
+                await self.client.transport.send("POST", "/v1/heartbeat", message, retry=PROBE)
+                is_silent = False
+            except ServerUnreachable as error:
+                if not is_silent:
+                    self.client.output.warning("waiting", f"{error}; trying again")
+                is_silent = True
+            except FedcoreError:
+                pass
 
     async def watch_eligibility(self) -> NoReturn:
         """Check the owner's rules for ever."""

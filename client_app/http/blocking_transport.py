@@ -26,10 +26,10 @@ import urllib3
 from urllib3.connection import HTTPSConnection, ProxyConfig
 
 from client_app.http.errors import ConnectionFailed
+from client_app.http.silence import ONLY_CONNECT_SECONDS
 from fedcore.errors import ConfigurationError
+from fedcore.system.sockets import notice_dead_line
 
-CONNECT_SECONDS: Final = 10.0
-"""For a socket to connect, and again for its handshake."""
 _WRITE_SECONDS: Final = 30.0
 _WRITE_BYTES: Final = 256 * 1024
 """What has to be sent within those: 70 kbit/s."""
@@ -65,10 +65,13 @@ class HttpResponse:
         """Whether the body was read to its end."""
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """The body, as it was sent, `size` bytes at a time; raises ConnectionFailed if it breaks off."""
+        """The body, as it was sent and as it comes, up to `size` bytes at a time.
+
+        Raises ConnectionFailed if it breaks off.
+        """
         while True:
             with _network_errors():
-                piece = self._response.read(size, decode_content=False)
+                piece = self._response.read1(size, decode_content=False)  # a slow line's progress is seen
             if not piece:
                 break
             yield piece
@@ -85,17 +88,26 @@ class BlockingTransport:
     All methods are for the event loop that it was made in, so connections need no lock: one at a time has each of them.
     """
 
-    def __init__(self, tls: ssl.SSLContext, *, read_seconds: float, trust_env: bool) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        *,
+        read_seconds: float,
+        trust_env: bool,
+        connect_seconds: float = ONLY_CONNECT_SECONDS,
+    ) -> None:
         """Open nothing yet.
 
         Args:
             tls: whom to trust.
             read_seconds: how long an answer may make no progress.
             trust_env: whether to use the proxy that the environment names.
+            connect_seconds: for a socket to connect, and again for its handshake.
         """
         self._tls = tls
         self._read_seconds = read_seconds
         self._trust_env = trust_env
+        self._connect_seconds = connect_seconds
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="network")
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -132,6 +144,11 @@ class BlockingTransport:
             if connection.server == server:
                 connection.abort()
 
+    @property
+    def waiting(self) -> Iterable[str]:
+        """The servers on which requests are under way."""
+        return {connection.server for connection in self._busy}
+
     def close(self) -> None:
         """End the connections: at once those that nobody uses, the others when their requests are over."""
         self._is_closed = True
@@ -147,7 +164,8 @@ class BlockingTransport:
                 if connection.is_good:
                     return connection
                 connection.dispose()
-        return _Connection(server, self._tls, proxy_of(server) if self._trust_env else None)
+        proxy = proxy_of(server) if self._trust_env else None
+        return _Connection(server, self._tls, proxy, self._connect_seconds)
 
     def _release(self, connection: _Connection, over: asyncio.Future[Result]) -> None:
         over.exception()  # of a request that was cancelled nobody asks for it
@@ -162,10 +180,11 @@ class BlockingTransport:
 class _Connection(HTTPSConnection):
     """A connection that another thread can abort at any time, even while it is being made."""
 
-    def __init__(self, server: str, tls: ssl.SSLContext, proxy: urllib3.util.Url | None) -> None:
+    def __init__(self, server: str, tls: ssl.SSLContext, proxy: urllib3.util.Url | None, seconds: float) -> None:
         url = urlsplit(server)
         host, port = url.hostname or "", url.port or 443
         self.server = server
+        self._connect_seconds = seconds
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
         """The connection's socket again: TLS takes the first one for itself while it shakes hands."""
@@ -173,11 +192,11 @@ class _Connection(HTTPSConnection):
         self._response: HttpResponse | None = None
         self.idle_since = 0.0
         if proxy is None:
-            super().__init__(host, port, timeout=CONNECT_SECONDS, ssl_context=tls)
+            super().__init__(host, port, timeout=seconds, ssl_context=tls)
             return
         trust = ProxyConfig(ssl.create_default_context(), False, None, None) if proxy.scheme == "https" else None
         super().__init__(
-            proxy.host or "", proxy.port, timeout=CONNECT_SECONDS, ssl_context=tls, proxy=proxy, proxy_config=trust
+            proxy.host or "", proxy.port, timeout=seconds, ssl_context=tls, proxy=proxy, proxy_config=trust
         )
         login = urllib3.util.make_headers(proxy_basic_auth=unquote(proxy.auth)) if proxy.auth else None
         self.set_tunnel(host, port, headers=login, scheme=proxy.scheme or "http")
@@ -211,9 +230,10 @@ class _Connection(HTTPSConnection):
             sock = socket.socket(family, kind, protocol)
             try:
                 self._make_abortable(sock)
-                sock.settimeout(CONNECT_SECONDS)
+                sock.settimeout(self._connect_seconds)
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                notice_dead_line(sock)
             except OSError as error:
                 sock.close()
                 failures.append(error)

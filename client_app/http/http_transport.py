@@ -22,33 +22,33 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-import pydantic
 import tenacity
 import urllib3
 
+from client_app.http.answers import parse, public
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
 from client_app.http.errors import AWAY, ConnectionFailed, is_away, leads_elsewhere, may_pass, refusal, unanswered
 from client_app.http.leader_watch import LeaderWatch
 from client_app.http.retry import Retry, RetryDeadline
 from client_app.http.server_clock import ServerClock
-from client_app.http.transport import LONG_POLL_SECONDS, Answer, ByteCount, SignRequest
+from client_app.http.silence import PROBE_SECONDS, connect_seconds
+from client_app.http.transport import Answer, ByteCount, SignRequest
 from client_app.output import clean
-from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
+from fedcore.errors import FedcoreError, ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
 from fedcore.secagg import Signer
-from fedcore.system.concurrency import end, in_thread
+from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, replacing
 from fedcore.wire.base import Message
-from fedcore.wire.presence import DELTA_BASE
+from fedcore.wire.presence import DELTA_BASE, LEADER_PATH
 from fedcore.wire.signing import sign_headers
 
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
 _PIECE: Final = 1 << 18
 """Of an answer; what has come of a model is counted in these."""
-_READ_SECONDS: Final = LONG_POLL_SECONDS + 20.0
-_AT_ONCE: Final = 1 << 16
-"""Bytes of an answer up to which it is parsed on the event loop; of more, in a thread."""
+_BODY_SECONDS: Final = 45.0
+"""For the answer to a large body, and to its end: the server may have to store it elsewhere first."""
 _HASHED_AT_ONCE: Final = 1 << 20
 _EMPTY_DIGEST: Final = hashlib.sha256(b"").digest()
 _COMMON: Final = {"accept-encoding": "identity", "user-agent": "fedcore-client"}
@@ -132,12 +132,20 @@ class HttpTransport:
         self._sign = sign
         # Proxy settings of the environment are for the way out of a site, not for the loopback.
         trust_env = not all(map(_is_loopback, urls))
-        self._network = BlockingTransport(tls, read_seconds=_READ_SECONDS, trust_env=trust_env)
+        self._network = BlockingTransport(
+            tls, read_seconds=_BODY_SECONDS, trust_env=trust_env, connect_seconds=connect_seconds(len(self._urls))
+        )
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HttpTransport:
         if len(self._urls) > 1:
-            watch = LeaderWatch(network=self._network, urls=self._urls, current=lambda: self.url, switch=self._switch)
+            watch = LeaderWatch(
+                urls=self._urls,
+                current=lambda: self.url,
+                waiting=lambda: self._network.waiting,
+                leads=self._leads,
+                switch=self._switch,
+            )
             self._watch = asyncio.create_task(watch.run())
         return self
 
@@ -173,28 +181,34 @@ class HttpTransport:
         **query: str | int,
     ) -> Answer | None:
         """GET a control message; None for 204."""
+        silence = (retry or self.retry).answer_seconds + (wait or 0.0)
         if wait is not None:
             query["wait"] = f"{wait:g}"
         target = f"{path}?{urlencode(query)}" if query else path
-        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit, on_headers), read)
+        body = await self._exchange("GET", target, b"", retry, silence, limit, on_headers)
+        return await parse(answer, path, body, read)
 
     async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
         """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
         target = f"{path}?{urlencode({'wait': f'{wait:g}'})}"
-        return await _parse(answer, path, await self._exchange("PUT", target, message.model_dump_json().encode(), None))
+        silence = wait + self.retry.answer_seconds
+        body = await self._exchange("PUT", target, message.model_dump_json().encode(), None, silence)
+        return await parse(answer, path, body)
 
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         """PUT or POST a control message whose answer does not matter."""
-        await self._exchange(method, path, message.model_dump_json().encode(), retry)
+        silence = retry.answer_seconds if retry is not None else _BODY_SECONDS
+        await self._exchange(method, path, message.model_dump_json().encode(), retry, silence)
 
     async def ask(
         self, method: str, path: str, message: Message, answer: type[Answer], *, retry: Retry | None = None
     ) -> Answer:
         """PUT or POST a control message and return the answer."""
-        body = await self._exchange(method, path, message.model_dump_json(exclude_none=True).encode(), retry)
-        parsed = await _parse(answer, path, body)
+        silence = (retry or self.retry).answer_seconds
+        body = await self._exchange(method, path, message.model_dump_json(exclude_none=True).encode(), retry, silence)
+        parsed = await parse(answer, path, body)
         if parsed is None:
-            raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
+            raise ProtocolViolation("malformed", f"the server answered {method} {public(path)} with nothing")
         return parsed
 
     async def put_octets(
@@ -237,6 +251,7 @@ class HttpTransport:
         target: str,
         body: bytes,
         retry: Retry | None,
+        silence: float,
         limit: int | None = None,
         on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> bytes | None:
@@ -248,7 +263,9 @@ class HttpTransport:
             return None if response.status == HTTPStatus.NO_CONTENT else content, response.headers
 
         async def attempt() -> bytes | None:
-            content, headers = await self._request(method, target, body, digest, _JSON if body else {}, receive)
+            content, headers = await self._request(
+                method, target, body, digest, _JSON if body else {}, receive, silence
+            )
             if on_headers is not None:
                 on_headers(headers)
             return content
@@ -263,9 +280,22 @@ class HttpTransport:
         digest: bytes,
         headers: Mapping[str, str],
         receive: Callable[[HttpResponse], Result],
+        silence: float = _BODY_SECONDS,
+        server: str = "",
     ) -> Result:
-        """Send one signed request; what `receive` makes of its answer, in the thread that gets it."""
-        server, size, began = self.url, memoryview(body).nbytes, time.monotonic()
+        """Send one signed request; what `receive` makes of its answer, in the thread that gets it.
+
+        Args:
+            method: of the request.
+            target: path and query.
+            body: what is sent.
+            digest: its SHA-256.
+            headers: further ones.
+            receive: reads the answer.
+            silence: seconds that an answer may make no progress.
+            server: the address, in place of the present one.
+        """
+        server, size, began = server or self.url, memoryview(body).nbytes, time.monotonic()
         # Sign what is really sent: urllib3 normalises the target.
         url = urllib3.util.parse_url(server + target)
         signed = self._sign(method, url.request_uri, digest)
@@ -282,7 +312,7 @@ class HttpTransport:
             return receive(response)
 
         self._count(up=_head_size(headers, len(request.target)))
-        return await self._network.send(request, receive_any)
+        return await self._network.send(request, receive_any, read_seconds=silence)
 
     def _receive(self, incoming: _ModelDownload, response: HttpResponse) -> Mapping[str, str]:
         for piece in response.pieces(_PIECE):
@@ -346,12 +376,26 @@ class HttpTransport:
         if leads_elsewhere(error) and url == self.url:
             self._at = (self._at + 1) % len(self._urls)
 
-    def _switch(self, url: str) -> None:
-        """Another server leads and the present one does not answer: all that waits for it goes to the other."""
-        before, self._at = self.url, self._urls.index(url)
+    async def _leads(self, url: str) -> bool:
+        """Whether a server says that it leads."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._request(
+                    "GET", LEADER_PATH, b"", _EMPTY_DIGEST, {}, self._content_of, PROBE_SECONDS, server=url
+                )
+        except Refused as refused:  # an earlier version leads that does not know the question
+            return refused.status not in AWAY
+        except (ConnectionFailed, FedcoreError, TimeoutError):
+            return False
+        return True
+
+    def _switch(self, url: str, silent: Sequence[str]) -> None:
+        """One server leads and others are silent: all that waits for those goes to the one that leads."""
+        self._at = self._urls.index(url)
         self.interruptions += 1
-        self.notice(f"the server at {before} does not answer, and the one at {url} leads; going on there")
-        self._network.abort(before)
+        self.notice(f"the server at {' and '.join(silent)} does not answer, and the one at {url} leads; going on there")
+        for other in silent:
+            self._network.abort(other)
 
     def _notify(self, state: tenacity.RetryCallState, url: str) -> None:
         if state.attempt_number > 1:
@@ -372,28 +416,6 @@ def _is_transient(error: BaseException) -> bool:
     if isinstance(error, Refused):
         return error.status >= 500 or error.status == HTTPStatus.REQUEST_TIMEOUT
     return may_pass(error) or isinstance(error, WrongClock)
-
-
-async def _parse(
-    answer: type[Answer], path: str, body: bytes | None, read: Callable[[bytes], Answer] | None = None
-) -> Answer | None:
-    if body is None:
-        return None
-    read = read or answer.model_validate_json
-    try:
-        return await in_thread(read, body) if len(body) > _AT_ONCE else read(body)
-    except pydantic.ValidationError as error:
-        # The error's own text quotes what the server sent.
-        fields = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
-        raise ProtocolViolation(
-            "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(fields)})"
-        ) from None
-    except ValueError:
-        raise ProtocolViolation("malformed", f"the server's answer to {_public(path)} is no JSON") from None
-
-
-def _public(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
 
 
 def _head_size(headers: Mapping[str, str], target: int) -> int:

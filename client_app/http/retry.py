@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from client_app.http.silence import ANSWER_SECONDS, PROBE_SECONDS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
@@ -24,9 +26,13 @@ class Retry:
     first_pause: float = 0.2
     """Bound of the random pause before the second attempt; it doubles with each further one."""
     longest_pause: float = 5.0
+    answer_seconds: float = ANSWER_SECONDS
+    """How long the server may say nothing, beyond what it may hold the request."""
 
 
 ONCE: Final = Retry(stuck_seconds=0.0, away_seconds=0.0)
+PROBE: Final = Retry(stuck_seconds=0.0, away_seconds=0.0, answer_seconds=PROBE_SECONDS)
+"""For a sign of life, which is soon followed by the next one."""
 BRIEF: Final = Retry(away_seconds=60.0)
 """Outside of an exchange, if something else is to be tried soon."""
 

@@ -14,6 +14,7 @@ import httpx
 import tenacity
 
 from client_app.http.errors import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
+from client_app.http.silence import ANSWER_SECONDS, connect_seconds
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import OperatorKit, Roster
 from fedcore.federation.transcript import SignedRecord, TranscriptOut, next_head, record_hash
@@ -25,8 +26,6 @@ from fedcore.wire.tasks import ModelRef
 from fedcore.wire.watch import LinkIn, LinkOut, LinksOut
 
 POLL_SECONDS = 5
-ANSWER_SECONDS = 10.0
-"""A server that says nothing for so long, beyond what it may hold a request, is away: the next one is asked."""
 FOLLOW_PAUSE = 0.2
 AWAY_SECONDS = 3600.0
 """How long `follow` waits for a server that is away, beyond the time of one request."""
@@ -59,7 +58,7 @@ class OperatorClient:
             base_url=self._url,
             headers={"Authorization": f"Bearer {self.kit.token}"},
             verify=tls_context(self.kit.ca_file),
-            timeout=httpx.Timeout(60.0),
+            timeout=httpx.Timeout(60.0, connect=connect_seconds(len(self.kit.servers))),
             trust_env=False,
             transport=self.transport,
         )
@@ -105,7 +104,7 @@ class OperatorClient:
     def clients_of(self, run: str, *, once: bool = False) -> RunClientsOut:
         """The status of each client in a run; with `once` a failure is not retried."""
         again = _never if once else None
-        answer = self._request("GET", f"/v1/runs/{run}/clients", repeats=again, timeout=_within(0.0))
+        answer = self._request("GET", f"/v1/runs/{run}/clients", repeats=again, timeout=self._within(0.0))
         return RunClientsOut.model_validate_json(answer.content)
 
     def members(self) -> ServerOut:
@@ -121,27 +120,31 @@ class OperatorClient:
 
         Args:
             run: its id.
-            on_away: gets the reason, once for each outage.
+            on_away: gets the reason, once for each outage, when each server was tried.
             seconds: how long the server may hold a request without news.
         """
-        after, since = 0, 0.0
+        after, since, failures = 0, 0.0, 0
         while True:
             try:
                 answer = self._request(
-                    "GET", f"/v1/runs/{run}", params={"after": after, "wait": seconds}, timeout=_within(seconds)
+                    "GET",
+                    f"/v1/runs/{run}",
+                    repeats=_never,
+                    params={"after": after, "wait": seconds},
+                    timeout=self._within(seconds),
                 )
             except (ServerUnreachable, Refused) as error:
                 if not isinstance(error, ServerUnreachable) and not is_away(error):
                     raise
-                now = time.monotonic()
-                if not since:
-                    since = now
+                now, failures = time.monotonic(), failures + 1
+                since = since or now
+                if failures == len(self.kit.servers):
                     on_away(str(error))
                 if now - since > AWAY_SECONDS:
                     raise
                 time.sleep(AWAY_PAUSE)
                 continue
-            since = 0.0
+            since, failures = 0.0, 0
             state = RunOut.model_validate_json(answer.content)
             yield state
             if state.events:
@@ -254,13 +257,17 @@ class OperatorClient:
         try:
             return retry(attempt)
         except httpx.TransportError as error:
-            if repeats is not None and not repeats(error) and may_pass(error):
+            if repeats is _was_not_accepted and not repeats(error) and may_pass(error):
                 raise ServerUnreachable(
                     "the server's answer was lost, so the run may be in its queue or not; look before you submit it "
                     "again: fedcore runs list",
                     check="answer-lost",
                 ) from error
             raise self._failure(error) from error
+
+    def _within(self, seconds: float) -> httpx.Timeout:
+        """For a request that a server may hold for so many seconds: a frozen one is noticed soon after."""
+        return httpx.Timeout(60.0, connect=connect_seconds(len(self.kit.servers)), read=seconds + ANSWER_SECONDS)
 
     @property
     def _url(self) -> str:
@@ -285,11 +292,6 @@ def _was_not_accepted(error: BaseException) -> bool:
     if isinstance(error, Refused):
         return error.status == httpx.codes.SERVICE_UNAVAILABLE
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-
-
-def _within(seconds: float) -> httpx.Timeout:
-    """For a request that a server may hold for so many seconds: a frozen one is noticed soon after."""
-    return httpx.Timeout(60.0, connect=ANSWER_SECONDS, read=seconds + ANSWER_SECONDS)
 
 
 def _never(_: BaseException) -> bool:

@@ -13,6 +13,8 @@ from fedcore.wire.uploads import WithdrawIn
 
 MOST_SIGNED: Final = 16
 """Most records that a client names as it joins; more than one has no place only after exchanges that failed."""
+LEADER_PATH: Final = "/v1/leader"
+"""Clients ask it of servers that they do not use: only the one that leads answers with success."""
 
 
 class WorkState(StrEnum):

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from fedcore.errors import Unauthorized, WrongClock
+from fedcore.errors import PeerError, Unauthorized, WrongClock
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
@@ -88,6 +88,15 @@ class Authenticator:
         client = self._verify_client(scope, headers)
         who = f"{KEY_PREFIX}{client.client_id}"
         return Sender(who=who, known_as=who, client=client)
+
+    def member(self, scope: Scope) -> int | None:
+        """The member that signed a request for clients; None for any other request."""
+        try:
+            if self.audiences.of(scope) is Audience.CLIENTS:
+                return self._verify_client(scope, Headers(scope)).client_id
+        except (PeerError, Unauthorized):
+            pass
+        return None
 
     async def _person(self, scope: Scope, headers: Headers, audience: Audience) -> Sender:
         secret = cookie_in(headers.items())

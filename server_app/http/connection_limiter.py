@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
+from fedcore.system.sockets import notice_dead_line
 from server_app.http.rate_limit import Network, TokenBucket, is_within, network_of
 from server_app.members.traffic import Traffic
 
@@ -160,6 +161,7 @@ class ConnectionLimiter:
                 if connection is None:
                     sock.close()
                     continue
+                notice_dead_line(sock)
                 handshake = loop.create_task(self._handshake(connection, make, tls()))
                 handshakes.add(handshake)
                 handshake.add_done_callback(handshakes.discard)

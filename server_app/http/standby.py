@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,37 +24,78 @@ class Standby:
         Whether the server leads.
     trouble
         Why that is not clear, or may soon end; empty if nothing is wrong.
+    on_refusal
+        Gets each request that is refused.
     """
 
-    def __init__(self, app: ASGIApp, leads: Callable[[], bool], trouble: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        leads: Callable[[], bool],
+        trouble: Callable[[], str],
+        on_refusal: Callable[[Scope], None] = lambda _: None,
+    ) -> None:
         self._app = app
         self._leads = leads
         self._trouble = trouble
+        self._on_refusal = on_refusal
+        self._open: set[_LeaderAnswer] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may be answered."""
         if scope["type"] != "http" or scope["path"].startswith(_ALWAYS) or scope["path"] == _PAGE:
             await self._app(scope, receive, send)
         elif self._leads():
-            await self._app(scope, receive, self._while_leading(scope, receive, send))
+            await self._serve(scope, receive, send)
         else:
+            self._on_refusal(scope)
             await self._refuse(scope, receive, send)
+
+    async def refuse_open(self) -> None:
+        """This server leads no more: refuse what waits for an answer, which may depend on a database that is away."""
+        await asyncio.gather(*(answer.refuse() for answer in self._open), return_exceptions=True)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _LeaderAnswer(self._leads, receive, send, lambda: self._refuse(scope, receive, send))
+        self._open.add(answer)
+        try:
+            await self._app(scope, answer.receive, answer.send)
+        finally:
+            self._open.discard(answer)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         trouble = self._trouble()
         text = f"{_TEXT} ({trouble})" if trouble else _TEXT
         await problem_response(Rejection(ProblemKind.NOT_LEADING, text))(scope, receive, send)
 
-    def _while_leading(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """An answer that was made while this server led is not begun once it does not: another may say otherwise."""
-        refused = False
 
-        async def checked(message: Message) -> None:
-            nonlocal refused
-            if message["type"] == "http.response.start" and not self._leads():
-                refused = True
-                await self._refuse(scope, receive, send)
-            elif not refused:
-                await send(message)
+class _LeaderAnswer:
+    """An answer that was made while this server led is not begun once it does not: another may say otherwise."""
 
-        return checked
+    def __init__(
+        self, leads: Callable[[], bool], receive: Receive, send: Send, refusal: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._leads = leads
+        self._receive = receive
+        self._send = send
+        self._refusal = refusal
+        self._has_begun = False
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        """The next of the request; its end, for one that was refused."""
+        return {"type": "http.disconnect"} if self._is_over else await self._receive()
+
+    async def send(self, message: Message) -> None:
+        """A message of the answer, unless the request was or is to be refused."""
+        if message["type"] == "http.response.start" and not self._leads():
+            await self.refuse()
+        elif not self._is_over:
+            self._has_begun = True
+            await self._send(message)
+
+    async def refuse(self) -> None:
+        """Refuse the request, unless its answer has begun."""
+        if not self._has_begun and not self._is_over:
+            self._is_over = True
+            await self._refusal()

@@ -32,6 +32,8 @@ from server_app.runs.queue import RunQueue
 from server_app.services import Services
 
 T = TypeVar("T")
+_BEHIND_PROXY_SECONDS: Final = 10.0
+"""The longest that a request waits which a proxy brought: the proxy cannot tell a long wait from a frozen server."""
 Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]
 RunId = Annotated[str, Path(min_length=1, max_length=64)]
 RecordHash = Annotated[str, Query(pattern=r"^([0-9a-f]{64})?$", description="hash of the last record that is known")]
@@ -132,6 +134,8 @@ class LongPoll:
 
 async def long_poll_of(request: Request, services: AnyServices, client: Client, wait: Wait = 0) -> LongPoll:
     """The request as one that waits; its body has been read."""
+    if "x-forwarded-for" in request.headers:
+        wait = min(wait, _BEHIND_PROXY_SECONDS)
     return LongPoll(request, services, client.client_id, wait)
 
 

@@ -13,6 +13,7 @@ from fedcore.federation.transcript import TranscriptOut
 from fedcore.wire.base import SHA256_HEX
 from fedcore.wire.forms import our_version, refusal, understands
 from fedcore.wire.presence import (
+    LEADER_PATH,
     OFFERS_HEADER,
     WORK_HEADER,
     WORK_OVER,
@@ -86,6 +87,11 @@ def _refused(services: Services, client: ClientCaller, kind: ProblemKind, why: s
     if services.presence.refuse(client.client_id, why):
         log.warning("%s cannot take part: %s", services.names[client.client_id], why)
     return Rejection(kind, why)
+
+
+@router.get(LEADER_PATH.removeprefix("/v1"), status_code=204)
+async def leader(_: Client) -> None:
+    """This server leads; one that stands by refuses as it does everything."""
 
 
 @router.post("/join", responses=problem_responses(K.OTHER_VERSION, K.OTHER_TRANSCRIPT))

@@ -7,6 +7,8 @@ lease lasts by its own clock.
 
 Leases are by the database's clock. A server whose clock differs from that refuses its clients' signatures, so it makes
 way for another whose clock does not; without such a one it leads, since it may be the database whose clock is wrong.
+
+A leader whose line to its members is dead may still reach the database. It makes way if members ask another server.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ log = logging.getLogger("fedcore.server")
 LEASE: Final = "leader"
 READY: Final = "standby"
 """The lease of a server that stands by and whose clock is right: one that leads with a wrong clock makes way for it."""
+REACHABLE: Final = "reachable"
+"""The lease of such a one that members ask: one that leads and that no member reaches makes way for it."""
 _RENEWALS: Final = 3
 """Renewals in the time of a lease."""
 _TRIES: Final = 20
@@ -43,11 +47,8 @@ _QUICK_SECONDS: Final = 2.0
 Step = Callable[[], Awaitable[None]]
 
 
-class _WrongTime(FedcoreError):
-    """Another server has the right time."""
-
-    def __init__(self) -> None:
-        super().__init__("its clock is not the database's, and another server stands by whose clock is right")
+class _MakesWay(FedcoreError):
+    """Another server can do better; the text says why."""
 
 
 def seconds_since_boot() -> float:
@@ -77,6 +78,8 @@ class Leadership:
         self._leading = False
         self._until = math.inf
         self._ready_due = 0.0
+        self._reach_due = 0.0
+        self._waits_until = 0.0
         self.trouble = ""
 
     @property
@@ -114,29 +117,46 @@ class Leadership:
         store = self._services.store
         take = partial(store.take_lease, holder=self._holder, url=self._services.settings.url, seconds=self._seconds)
         try:
-            if await self._makes_way():
+            if await self._reason_to_make_way(is_leader=False):
                 return None
             lease = await take(LEASE)
-            if lease is None and not self._services.clocks.own_is_off and self._now() >= self._ready_due:
-                await take(READY)
-                self._ready_due = self._now() + self._seconds / _RENEWALS
+            if lease is None and not self._services.clocks.own_is_off:
+                await self._stand_by(take)
         except FedcoreError as error:
             self._note(f"whether another server leads is not known: {reason_of(error)}")
             return None
         self._note("")
         return lease
 
-    async def _makes_way(self) -> bool:
-        """Whether this server's clock is wrong, and another server that stands by has the right time."""
+    async def _stand_by(self, take: Callable[[str], Awaitable[Lease | None]]) -> None:
+        """Tell the leader that this server could lead, and whether members ask it."""
+        if self._now() >= self._ready_due:
+            await take(READY)
+            self._ready_due = self._now() + self._seconds / _RENEWALS
+        if self._services.reach.on_standby and self._now() >= self._reach_due:
+            await take(REACHABLE)
+            self._reach_due = self._now() + self._seconds / _RENEWALS
+
+    async def _reason_to_make_way(self, *, is_leader: bool) -> str:
+        """Why another server should lead; empty if none should."""
         services = self._services
         before = services.wall()
         moment, after = await services.store.time(), services.wall()
         if after - before <= _QUICK_SECONDS:  # else nobody knows when that was
             services.clocks.note_database(moment - (before + after) / 2)
-        if not services.clocks.own_is_off:
-            return False
-        ready = await services.store.lease(READY)
-        return ready is not None and ready[1] > 0 and ready[0].holder != self._holder
+        if services.clocks.own_is_off and await self._is_of_another(READY):
+            return "its clock is not the database's, and another server stands by whose clock is right"
+        if services.reach.holds:
+            return ""
+        if is_leader:
+            waits = await self._is_of_another(REACHABLE)
+        else:  # it has just made way, and the other is about to lead
+            waits = self._now() < self._waits_until
+        return "no client reaches it, and clients ask another server that stands by" if waits else ""
+
+    async def _is_of_another(self, name: str) -> bool:
+        row = await self._services.store.lease(name)
+        return row is not None and row[1] > 0 and row[0].holder != self._holder
 
     async def _lead(self, lease: Lease, until: float) -> None:
         """Lead while the lease can be renewed."""
@@ -149,6 +169,8 @@ class Leadership:
             await self._hold(lease, beginning)
         except Exception as error:
             owns = not isinstance(error, LeaseLost | TimeoutError)
+            if isinstance(error, _MakesWay):
+                self._waits_until = self._now() + self._seconds
             why = "its lease ran out" if isinstance(error, TimeoutError) else reason_of(error)
             log.warning("this server leads no more: %s", why)
         finally:
@@ -165,19 +187,20 @@ class Leadership:
     async def _hold(self, lease: Lease, beginning: asyncio.Task[None]) -> None:
         """Renew the lease in time.
 
-        Raises LeaseLost, TimeoutError if no renewal succeeded in time, _WrongTime, and what a failed beginning raised.
+        Raises LeaseLost, TimeoutError if no renewal succeeded in time, _MakesWay, and what a failed beginning raised.
         """
         while True:
-            await asyncio.sleep(self._seconds / _RENEWALS / 2 if self.trouble else self._seconds / _RENEWALS)
+            is_well = not self.trouble and self._services.reach.holds
+            await asyncio.sleep(self._seconds / _RENEWALS if is_well else self._seconds / _RENEWALS / 2)
             if beginning.done():
                 beginning.result()
             before = self._now()
             try:
                 async with asyncio.timeout(self._until - self._now()):
-                    if await self._makes_way():
-                        raise _WrongTime
+                    if why := await self._reason_to_make_way(is_leader=True):
+                        raise _MakesWay(why)
                     await self._services.store.renew_lease(lease, self._seconds)
-            except (LeaseLost, _WrongTime):
+            except (LeaseLost, _MakesWay):
                 raise
             except FedcoreError as error:
                 self._note(f"the lease is not renewed: {reason_of(error)}")

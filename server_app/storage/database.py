@@ -121,8 +121,13 @@ class Database:
         self._check_open()
         reading = asyncio.create_task(self._read(work))
         self._reads.add(reading)
-        reading.add_done_callback(self._reads.discard)
+        reading.add_done_callback(self._end_read)
         return await asyncio.shield(reading)
+
+    def _end_read(self, reading: asyncio.Task[Any]) -> None:
+        self._reads.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # of a caller that was cancelled nobody asks for it
 
     async def _read(self, work: Work[T]) -> T:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from client_app.http import blocking_transport
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse, proxy_of
 from client_app.http.errors import ConnectionFailed, tls_context
 from fedcore.errors import ConfigurationError
@@ -73,10 +73,10 @@ class TestConnections:
             await network.send(request(kit), content)
         assert len(set(server.ports)) == 2
 
-    async def test_a_connection_that_is_never_accepted_can_be_given_up(
-        self, kit: ClientKit, network: BlockingTransport, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(blocking_transport, "CONNECT_SECONDS", 3600.0)
+    async def test_a_connection_that_is_never_accepted_can_be_given_up(self, kit: ClientKit) -> None:
+        network = BlockingTransport(
+            tls_context(kit.ca_file), read_seconds=45.0, trust_env=False, connect_seconds=3600.0
+        )
         address = urlsplit(kit.servers[0])
         with socket.socket() as listener, socket.socket() as first:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,6 +144,26 @@ class TestAnswers:
         async with self.answering(federation, speak):
             with pytest.raises(ConnectionFailed):
                 await network.send(request(kit), content)
+
+    async def test_a_slow_line_shows_what_has_come(
+        self, kit: ClientKit, network: BlockingTransport, federation: FederationFolder
+    ) -> None:
+        goes_on = threading.Event()
+
+        async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
+            await asyncio.to_thread(goes_on.wait)
+            writer.write(b"later")
+
+        def read(response: HttpResponse) -> list[bytes]:
+            pieces = response.pieces(1 << 18)
+            first = next(pieces)
+            goes_on.set()
+            return [first, b"".join(pieces)]
+
+        async with self.answering(federation, dribble):
+            assert await network.send(request(kit), read) == [b"first", b"later"]
 
     async def test_one_that_makes_no_progress_is_an_error_of_the_network(
         self, kit: ClientKit, federation: FederationFolder

@@ -11,11 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from support.members import Failure
 from support.serverside import Site
 from support.storage_faults import READ_ONLY, refusing
 
 from fedcore.errors import LeaseLost
+from fedcore.wire.presence import LEADER_PATH
 from server_app.http.standby import Standby
+from server_app.members.presence import Presence
+from server_app.members.reach import Reach
 from server_app.operation.clocks import Clocks
 from server_app.runs.leadership import LEASE, Leadership, seconds_since_boot
 from server_app.storage.store import Store
@@ -29,10 +33,17 @@ class Server:
         self.leading = False
         settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
         self.off = 0.0
+        self.presence = Presence(clock=time.monotonic)
         self.clocks = Clocks(dict)
         services: Any = SimpleNamespace(
-            settings=settings, store=store, new_id=lambda: name, wall=self._wall, clocks=self.clocks
+            settings=settings,
+            store=store,
+            new_id=lambda: name,
+            wall=self._wall,
+            clocks=self.clocks,
+            reach=Reach(self.presence, 1e9),
         )
+        self.reach = services.reach
         self.suspended = 0.0
         self.leadership = Leadership(services, begin=self._begin, cease=self._cease, clock=self._clock)
 
@@ -156,6 +167,29 @@ async def test_one_whose_clock_is_wrong_makes_way_for_one_whose_clock_is_right(s
     await until(lambda: first.leads)
 
 
+async def test_one_that_no_client_reaches_makes_way_for_one_that_clients_ask(servers: Any) -> None:
+    first, second = await servers(0.6)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    first.presence.touch(1)
+    await second.leadership.start()
+    second.reach.note_request()
+    await asyncio.sleep(0.8)
+    assert first.leads, "a client reaches it"
+    first.presence.stop(1)
+    await until(lambda: second.leads)
+    assert not first.leads
+
+
+async def test_one_that_no_client_reaches_leads_on_if_none_asks_another(servers: Any) -> None:
+    first, second = await servers(0.6)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    await second.leadership.start()
+    await asyncio.sleep(0.8)
+    assert first.leads
+
+
 async def test_two_whose_clocks_are_wrong_do_not_pass_the_lead_to_and_fro(servers: Any) -> None:
     """It may be the database whose clock is wrong."""
     first, second = await servers(0.6)
@@ -214,3 +248,40 @@ async def test_an_answer_is_not_begun_once_another_may_lead() -> None:
     answer = await ask(Standby(slow, lambda: leads, lambda: ""), "/v1/task")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:fedcore:problem:not-leading")
     assert b"led" not in answer.content.replace(b"leads", b"")
+
+
+async def test_what_waits_for_an_answer_is_refused_as_soon_as_the_lead_ends() -> None:
+    """The route may wait for a database that does not answer."""
+    asks, goes_on, leads = asyncio.Event(), asyncio.Event(), True
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        asks.set()
+        await goes_on.wait()
+        await passes_on(scope, receive, send)
+
+    standby = Standby(waits, lambda: leads, lambda: "")
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    scope = {"type": "http", "path": "/v1/task", "method": "GET", "headers": []}
+    asking = asyncio.create_task(standby(scope, asyncio.Event().wait, answers.put))
+    await asks.wait()
+    leads = False
+    await standby.refuse_open()
+    assert (await answers.get())["status"] == 503
+    goes_on.set()
+    await asking
+    assert (await answers.get())["type"] == "http.response.body"
+    assert answers.empty(), "what the route says later does not go out"
+
+
+async def test_a_standby_knows_the_members_that_ask_it(here: Site) -> None:
+    await here.application.leadership.stop()
+    member, reach = next(iter(here.members.values())), here.services.reach
+    assert not reach.on_standby
+    with pytest.raises(Failure):
+        await member.ask("GET", LEADER_PATH)
+    assert not reach.on_standby, "clients ask that of all servers, all the time"
+    assert (await here.http.get("/v1/task")).status_code == 503
+    assert not reach.on_standby, "a stranger"
+    with pytest.raises(Failure):
+        await member.ask("GET", "/v1/task")
+    assert reach.on_standby
