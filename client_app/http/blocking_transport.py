@@ -28,7 +28,7 @@ from urllib3.connection import HTTPSConnection, ProxyConfig
 from client_app.http.errors import ConnectionFailed
 from client_app.http.silence import ONLY_CONNECT_SECONDS
 from fedcore.errors import ConfigurationError
-from fedcore.system.sockets import notice_dead_line
+from fedcore.system.network.dead_lines import notice_dead_line
 
 _WRITE_SECONDS: Final = 30.0
 _WRITE_BYTES: Final = 256 * 1024

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
-from fedcore.system.sockets import notice_dead_line
+from fedcore.system.network.dead_lines import notice_dead_line
 from server_app.http.rate_limit import Network, TokenBucket, is_within, network_of
 from server_app.members.traffic import Traffic
 
