@@ -64,6 +64,8 @@ class Limits:
     rounds: int = ROUNDS
     elements: int = 64
     plant: str = ""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One federation after the other is started, since that is what takes a processor longest."""
 
     def draw(self, target: Target) -> str | None:
         """The next thing to do to a federation; None once all is done, or time is up."""
@@ -192,7 +194,9 @@ async def disturbed(
     """Runs one after the other, until the limits are reached; `done` hears of the site after each of them."""
     first = random.randrange(len(limits.runs))
     folder.mkdir(parents=True)  # noqa: ASYNC240 - quick
-    async with site(folder, database, limits, reference) as here:
+    async with contextlib.AsyncExitStack() as stack:
+        async with limits.opening:
+            here = await stack.enter_async_context(site(folder, database, limits, reference))
         verdict = here.verdicts[limits.runs[first]]
         try:
             async with clients_of(here.federation.clients, APP, here.target.log):
