@@ -1,4 +1,7 @@
-"""One site leaves, another comes, and an app that asks for statistics goes on once its owners say so."""
+"""One site leaves, another comes, and an app that asks for statistics goes on from the model that has them.
+
+It begins anew only once its owners say so, since the sums of statistics could reveal one site.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 from support.deployment import Deployment, Ended
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
+from fedcore.state import ModelState
 
 SITES = {"client-1": "a", "client-2": "b", "client-3": "c", "site-d": "d"}
 STAY = ["client-1", "client-2"]
@@ -69,8 +74,9 @@ def test_a_member_is_replaced_and_a_csv_app_goes_on(tmp_path: Path) -> None:
             for name in names:
                 federation.wait_for_log(name, "connected", after=said[name])
 
-        def run() -> Ended:
-            return federation.submit(settings={"min-clients": 3, "max-attempts": 1}, num_server_rounds=1).finish()
+        def run(initial: Path | None = None) -> Ended:
+            settings = {"min-clients": 3, "max-attempts": 1}
+            return federation.submit(settings=settings, initial=initial, num_server_rounds=1).finish()
 
         for name in federation.federation.client_names():
             allow_differencing(federation.kit(name), allowed=False)  # as owners have it who are not one and the same
@@ -84,6 +90,13 @@ def test_a_member_is_replaced_and_a_csv_app_goes_on(tmp_path: Path) -> None:
         federation.wait_for_log("site-d", "connected")
         refused = run()
         assert refused.status == 5
+        later = run(first.model)
+        assert later.status == 0, later.stderr
+        assert later.trained() == [[*STAY, "site-d"]]
+        before, after = (ModelState.open(one.model) for one in (first, later))
+        for name in ("0.mean", "0.std"):
+            np.testing.assert_array_equal(before[name], after[name], err_msg="the scale of the sites before")
+
         reason = refused.summary["reason"]
         assert f"({', '.join(STAY)}): differencing" in reason, "every owner whose word is needed, and no other"
         assert "allow-differencing = true" in reason

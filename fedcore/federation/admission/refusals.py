@@ -28,7 +28,8 @@ _NO_OTHER_WAY: Final = (
 QUERY_DIFFERENCING: Final = (
     "the sums of statistics of all runs together could reveal the sum over {asked} clients, and the policies "
     "demand {allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or "
-    "left, they cannot be the same. " + _NO_OTHER_WAY
+    "left, they cannot be the same: then continue from the last model (--initial-model FILE), which has the statistics "
+    "of the clients before, so that none are asked for. " + _NO_OTHER_WAY
 )
 """The sentence of `differencing` for queries, which have no model."""
 

@@ -50,7 +50,7 @@ from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.loop import evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
-from fedcore.training.models.columns import set_statistics
+from fedcore.training.models.columns import set_statistics, statistics_in
 from fedcore.training.seeds import derive_seed
 from fedcore.wire.base import MetricValue
 
@@ -277,6 +277,12 @@ class LocalApp(TensorApp):
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())
+
+    def statistics_in(self, config: UserConfig, model: ModelState | None) -> dict[str, Any]:
+        """What a trained model of the app says of its columns; {} if it does not say it, and for no model."""
+        if model is None or self.columns.bounds is None:
+            return {}
+        return statistics_in(self.definition.warm(config, EngineConfig(), World()).engine.model, model)
 
     def trained(self, config: UserConfig) -> tuple[str, ...]:
         """Names of the parameters that the clients train and send, for strategies that tell them from buffers."""

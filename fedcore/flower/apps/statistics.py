@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -99,13 +100,25 @@ class TrainingColumns:
 
         _register(app, columns)
 
-    def ask(self, grid: Grid, config: UserConfig, min_nodes: int = 1) -> dict[str, Any]:
-        """What the clients have to be told with each round's configuration, asked over the federation."""
+    def ask(
+        self, grid: Grid, config: UserConfig, min_nodes: int = 1, *, earlier: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """What the clients have to be told with each round's configuration, asked over the federation.
+
+        Args:
+            grid: of the run.
+            config: the run config.
+            min_nodes: the fewest clients.
+            earlier: what the model that the run begins with says of its columns. If it says all, nobody is asked.
+        """
         if self.bounds is None:
             return {}
         if (known := _known.get()) is not None:
             return dict(known)
-        return federated_statistics(grid, self.bounds(config), min_nodes=min_nodes).as_config()
+        bounds = self.bounds(config)
+        if isinstance(bounds, Mapping) and set(bounds) <= set(earlier.get(f"{PREFIX}columns", ())):
+            return dict(earlier)
+        return federated_statistics(grid, bounds, min_nodes=min_nodes).as_config()
 
     def pooled(
         self, config: UserConfig, data: Callable[[LocalJob], tuple[Any, Any]] | None, jobs: Sequence[LocalJob]

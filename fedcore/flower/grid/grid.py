@@ -72,6 +72,7 @@ class ExchangeGrid(Grid):
     buffered: whether a training sums updates of several rounds.
     expected_nodes: message type -> how many nodes the strategy will ask, while it has its first message.
     awaits_start: whether a model lies ready that no strategy has started from yet.
+    initial: that model, also later; None if the run begins with the app's own.
     extra_tensors: names of tensors that a strategy sends with its model, and that are no part of it.
     means: what takes the means of trainings; None if nobody compares them.
     """
@@ -88,6 +89,7 @@ class ExchangeGrid(Grid):
     result: Result | History | None = field(default=None, init=False)
     expected_nodes: Mapping[str, int] = field(default_factory=dict, init=False)
     awaits_start: bool = field(default=False, init=False)
+    initial: ModelState | None = field(default=None, init=False)
     extra_tensors: frozenset[str] = field(default=frozenset(), init=False)
     _present: int = field(default=0, init=False)
     _last_count: list[int] = field(default_factory=list, init=False)

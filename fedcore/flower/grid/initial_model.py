@@ -35,7 +35,7 @@ def starting_from(model: ModelState | None, grid: ExchangeGrid) -> Iterator[None
     if model is None:
         yield
         return
-    grid.awaits_start = True
+    grid.awaits_start, grid.initial = True, model
     start, legacy = Strategy.start, Server._get_initial_parameters  # noqa: SLF001 - Flower's, see above
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (Strategy, "start", _start(start, model, grid)),

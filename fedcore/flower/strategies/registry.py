@@ -22,6 +22,7 @@ from fedcore.flower.apps.engine_app import LocalApp
 from fedcore.flower.apps.personalization import DITTO_KEY, LAYERS_KEY, PREFIX
 from fedcore.flower.apps.server_tests import TestSet, server_test
 from fedcore.flower.apps.supervised import SupervisedApp
+from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.strategies import algorithms as ours
 from fedcore.flower.strategies.buffered import FedBuff
 from fedcore.flower.strategies.metrics import finish
@@ -137,7 +138,8 @@ def averaging_server(
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
     Where the app's `columns` name statistics that the clients need, it asks for them first, sets them in the model's
-    layers that stand for columns (`Standardise`, `Rescale`), and sends them along in every round. The sums that the
+    layers that stand for columns (`Standardise`, `Rescale`), and sends them along in every round. A run that begins
+    with an earlier model of the app keeps that model's statistics, and asks nobody. The sums that the
     clients report for the ClientApp's metrics become figures of the whole federation (`finish`), the last of which it
     prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
     where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
@@ -155,7 +157,8 @@ def averaging_server(
         config = context.run_config
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
-        known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)))
+        earlier = client.statistics_in(config, grid.initial if isinstance(grid, ExchangeGrid) else None)
+        known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)), earlier=earlier)
         options = {**participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
         result = strategy(config, trained=client.trained(config), **options).start(
             grid=grid,

@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcore.data.statistics import PREFIX
@@ -83,6 +85,32 @@ class Rescale(_Columns):
         self._check()
         scaled: Tensor = output * self.std + self.mean
         return scaled
+
+
+def statistics_in(model: nn.Module, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The inverse of `set_statistics`: what a trained model says of its columns, as `Statistics.as_config` gives it.
+
+    {} if it says nothing of some.
+
+    Args:
+        model: of the app.
+        state: the trained model's tensors by name.
+    """
+    means, deviations = dict[str, float](), dict[str, float]()
+    for name, module in model.named_modules():
+        if isinstance(module, _Columns):
+            keys = [f"{name}.{buffer}".removeprefix(".") for buffer in ("mean", "std")]
+            if not all(key in state for key in keys):
+                return {}
+            means |= dict(zip(module.names, np.asarray(state[keys[0]], float).tolist(), strict=True))
+            deviations |= dict(zip(module.names, np.asarray(state[keys[1]], float).tolist(), strict=True))
+    if any(math.isnan(value) for value in (*means.values(), *deviations.values())):
+        return {}
+    return {
+        f"{PREFIX}columns": list(means),
+        f"{PREFIX}mean": list(means.values()),
+        f"{PREFIX}std": [*deviations.values()],
+    }
 
 
 def set_statistics(model: nn.Module, statistics: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from support.raising import raises
 from torch import nn
@@ -11,7 +12,7 @@ from fedcore.errors import UsageError
 from fedcore.flower.records import state_from_arrays
 from fedcore.training import OptimizerConfig
 from fedcore.training.models import Rescale, Standardise
-from fedcore.training.models.columns import set_statistics
+from fedcore.training.models.columns import set_statistics, statistics_in
 
 KNOWN = {
     "statistics-columns": ["b", "a", "same", "y"],
@@ -36,6 +37,21 @@ def test_a_column_without_a_value_anywhere_is_0() -> None:
     }
     set_statistics(layer, known)
     assert layer(torch.tensor([[15.0, math.nan], [5.0, 3.0]])).tolist() == [[1.0, 0.0], [-1.0, 0.0]]
+
+
+def test_a_trained_model_says_what_its_columns_were_told() -> None:
+    model = nn.Sequential(Standardise(["a", "b"]), nn.Linear(2, 1), Rescale(["y"]))
+    assert statistics_in(model, state_of(model)) == {}, "it was told nothing yet"
+    set_statistics(model, KNOWN)
+    trained = state_of(model)
+    other = nn.Sequential(Standardise(["a", "b"]), nn.Linear(2, 1), Rescale(["y"]))
+    set_statistics(other, statistics_in(other, trained))
+    assert all((state_of(other)[name] == trained[name]).all() for name in ("0.mean", "0.std", "2.mean", "2.std"))
+    assert statistics_in(other, {"0.mean": trained["0.mean"]}) == {}, "another app's"
+
+
+def state_of(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
 def test_answers_come_back_in_the_targets_units() -> None:
