@@ -159,6 +159,7 @@ def _read_fairness(path: Path) -> list[Mapping[str, Any]]:
 def _model(sources: Sources) -> CardSection:
     state, facts = ModelState.open(sources.model), sources.facts
     rows = [("file", sources.model.name), ("sha256", sha256_file(sources.model))]
+    rows += [("sha256 of the tensors", f"{state.sha256()}, as `first-models` of a site's policy.toml names the model")]
     rows += [("tensors", str(len(state))), ("values", f"{sum(spec.size for spec in state.layout.specs):,}")]
     if facts is None:
         return CardSection("The model", tuple(rows), ("The file does not say what made it.",))
