@@ -28,7 +28,7 @@ from urllib3.connection import HTTPSConnection, ProxyConfig
 from client_app.http.errors import ConnectionFailed
 from client_app.http.silence import ONLY_CONNECT_SECONDS
 from fedcore.errors import ConfigurationError
-from fedcore.system.network.dead_lines import notice_dead_line
+from fedcore.system.network.dead_lines import DEAD_SECONDS, PAUSE_SECONDS, notice_dead_line
 
 _WRITE_SECONDS: Final = 30.0
 _WRITE_BYTES: Final = 256 * 1024
@@ -123,9 +123,11 @@ class BlockingTransport:
         Args:
             request: what is sent.
             read: reads the answer.
-            read_seconds: how long an answer may make no progress, in place of the usual time.
+            read_seconds: how long an answer may make no progress, in place of the usual time, and a dead line is
+                noticed sooner: for a request with a small body and answer.
         """
         connection, seconds = self._connection_to(request.server), read_seconds or self._read_seconds
+        connection.dead_seconds = DEAD_SECONDS if read_seconds else PAUSE_SECONDS
         self._busy.add(connection)
         work = self._threads.submit(lambda: read(connection.exchange(request, seconds)))
         working = asyncio.wrap_future(work)
@@ -191,6 +193,8 @@ class _Connection(HTTPSConnection):
         self._is_aborted = False
         self._response: HttpResponse | None = None
         self.idle_since = 0.0
+        self.dead_seconds = PAUSE_SECONDS
+        """How long its line may be dead."""
         if proxy is None:
             super().__init__(host, port, timeout=seconds, ssl_context=tls)
             return
@@ -209,6 +213,8 @@ class _Connection(HTTPSConnection):
         with _network_errors():
             if self.sock is None:
                 self.connect()
+            if self._handle is not None:
+                notice_dead_line(self._handle, self.dead_seconds)
             try:
                 self._write(request)
             except TimeoutError:
@@ -233,7 +239,6 @@ class _Connection(HTTPSConnection):
                 sock.settimeout(self._connect_seconds)
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                notice_dead_line(sock)
             except OSError as error:
                 sock.close()
                 failures.append(error)

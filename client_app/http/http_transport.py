@@ -197,7 +197,7 @@ class HttpTransport:
 
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         """PUT or POST a control message whose answer does not matter."""
-        silence = retry.answer_seconds if retry is not None else _BODY_SECONDS
+        silence = retry.answer_seconds if retry is not None else None
         await self._exchange(method, path, message.model_dump_json().encode(), retry, silence)
 
     async def ask(
@@ -251,7 +251,7 @@ class HttpTransport:
         target: str,
         body: bytes,
         retry: Retry | None,
-        silence: float,
+        silence: float | None,
         limit: int | None = None,
         on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> bytes | None:
@@ -280,7 +280,7 @@ class HttpTransport:
         digest: bytes,
         headers: Mapping[str, str],
         receive: Callable[[HttpResponse], Result],
-        silence: float = _BODY_SECONDS,
+        silence: float | None = None,
         server: str = "",
     ) -> Result:
         """Send one signed request; what `receive` makes of its answer, in the thread that gets it.
@@ -292,7 +292,7 @@ class HttpTransport:
             digest: its SHA-256.
             headers: further ones.
             receive: reads the answer.
-            silence: seconds that an answer may make no progress.
+            silence: seconds that an answer may make no progress; None for what is transferred at length.
             server: the address, in place of the present one.
         """
         server, size, began = server or self.url, memoryview(body).nbytes, time.monotonic()

@@ -6,6 +6,7 @@ which costs more than they do.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
+from server_app.http.connection_limiter import CONNECTION_KEY
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
 from server_app.http.problems import problem_responses
 from server_app.members.sessions import LoginSessions
@@ -121,8 +123,12 @@ class LongPoll:
         if (answer := probe()) is not None or not self.seconds:
             return answer
         async with while_connected(self.request.receive):
-            with self.services.presence.polling(self.client):
+            with self.services.presence.polling(self.client), self._noticing_dead_line():
                 return await poll(self.services.client_bell, probe, self.seconds)
+
+    def _noticing_dead_line(self) -> contextlib.AbstractContextManager[None]:
+        connection = self.request.scope.get(CONNECTION_KEY)
+        return connection.waiting() if connection is not None else contextlib.nullcontext()
 
     async def respond(self, probe: Callable[[], object | None]) -> Response:
         """What `probe` says in time, as a response; 204 if that is nothing, or the client has hung up."""

@@ -9,20 +9,25 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-DEAD_SECONDS: Final = 10
-"""After so long without a sign of the other end a connection fails, idle or not."""
-_IDLE_SECONDS: Final = 4
-_PAUSE_SECONDS: Final = 2
+DEAD_SECONDS: Final = 10.0
+"""After so long without a sign of the other end a line is dead on which one end waits for an answer."""
+PAUSE_SECONDS: Final = 30.0
+"""The same in a transfer: a line that pauses is waited for, since the transfer would begin again."""
+_PROBE_SECONDS: Final = 2
 
 
-def notice_dead_line(sock: socket.socket) -> None:
-    """Have a TCP connection fail soon after its line went dead; does what the system can."""
+def notice_dead_line(sock: socket.socket, seconds: float) -> None:
+    """Have a TCP connection fail after so long without a sign of the other end, of at least 6 s, as far as it can.
+
+    A connection that sends is left to its own deadlines, whose peer may have a reason not to read.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _IDLE_SECONDS),
-        ("TCP_KEEPINTVL", _PAUSE_SECONDS),
-        ("TCP_KEEPCNT", (DEAD_SECONDS - _IDLE_SECONDS) // _PAUSE_SECONDS),
-        ("TCP_USER_TIMEOUT", DEAD_SECONDS * 1000),  # counts in place of the number of probes, if the system knows it
-    ):
+    idle = 2 * _PROBE_SECONDS
+    values = {
+        "TCP_KEEPIDLE": idle,
+        "TCP_KEEPINTVL": _PROBE_SECONDS,
+        "TCP_KEEPCNT": int(seconds - idle) // _PROBE_SECONDS,
+    }
+    for name, value in values.items():
         if (option := getattr(socket, name, None)) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
