@@ -49,6 +49,9 @@ class ConnectionState(Protocol):
     def mark_suspicious(self) -> bool:
         """A request on it has shown nothing; whether it should be closed."""
 
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing is transferred meanwhile: a dead line is noticed sooner."""
+
 
 @dataclass(slots=True, eq=False)
 class Connection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -63,6 +64,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limiter.mark_authenticated(self.connection, who)
         self._failed_requests = 0
         self.timeout_keep_alive = self.config.timeout_keep_alive
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Nothing is transferred meanwhile: a dead line is noticed sooner."""
+        return self.connection.waiting()
 
     def mark_suspicious(self) -> bool:
         """A request has shown nothing; whether the connection should be closed. A proxy's has others behind it."""

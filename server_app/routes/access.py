@@ -22,7 +22,7 @@ from server_app.exchanges.group_assignment import DrawExchange
 from server_app.exchanges.receiver import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
-from server_app.http.connection_limiter import CONNECTION_KEY
+from server_app.http.connection_limiter import CONNECTION_KEY, ConnectionState
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
 from server_app.http.problems import problem_responses
 from server_app.members.sessions import LoginSessions
@@ -127,7 +127,7 @@ class LongPoll:
                 return await poll(self.services.client_bell, probe, self.seconds)
 
     def _noticing_dead_line(self) -> contextlib.AbstractContextManager[None]:
-        connection = self.request.scope.get(CONNECTION_KEY)
+        connection: ConnectionState | None = self.request.scope.get(CONNECTION_KEY)
         return connection.waiting() if connection is not None else contextlib.nullcontext()
 
     async def respond(self, probe: Callable[[], object | None]) -> Response:
