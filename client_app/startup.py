@@ -102,6 +102,8 @@ async def _run_agent(options: Options) -> None:
             offers = Offers(state_dir)
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
             settings = _install(settings, bundle, state_dir, kit=kit, node_config=options.node_config)
+            installed = FlowerApp.load(settings.app)
+            offers.note_name(settings.app_sha256, installed.name)
             group = _group(settings, options.size, output)
             group.on_progress = StepsFile(state_dir).note
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])
@@ -110,7 +112,7 @@ async def _run_agent(options: Options) -> None:
             client_ = Client(
                 kit=kit,
                 app_sha256=settings.app_sha256,
-                agreed=AppAgreement.of(FlowerApp.load(settings.app)),
+                agreed=AppAgreement.of(installed),
                 transport=transport,
                 work=group,
                 ledger=ledger,

@@ -107,7 +107,7 @@ class AppUpdater:
         try:
             after = await in_thread(self.offers.bundle, sha256)
             folder = await in_thread(after.install, apps)
-            agreed = AppAgreement.of(FlowerApp.load(folder))
+            app = FlowerApp.load(folder)
             await self.runner.use(folder, sha256)
         except FedcoreError as error:
             client.output.error(
@@ -121,8 +121,9 @@ class AppUpdater:
         client.pending.discard()
         installed = self.offers.installed()
         await in_thread(self.offers.note_installed, installed.named if installed else client.app_sha256, sha256)
+        await in_thread(self.offers.note_name, sha256, app.name)
         client.output.info("app", f"switched to the approved app {sha256}, from {client.app_sha256}")
-        return replace(client, app_sha256=sha256, agreed=agreed)
+        return replace(client, app_sha256=sha256, agreed=AppAgreement.of(app))
 
     def _new(self, client: Client) -> str | None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -155,7 +155,8 @@ def _apps(status: Status) -> StatusSection:
 
 
 def _apps_text(apps: Apps) -> Iterator[str]:
-    yield f"Runs: {apps.installed}." if apps.installed else "No app has run here yet."
+    installed = f"{clean(apps.names.get(apps.installed or '', ''))} {apps.installed}".lstrip()
+    yield f"Runs: {installed}." if apps.installed else "No app has run here yet."
     if apps.installed and apps.installed != apps.named:
         yield f"The owner approved it on {moment(apps.approved_at or 0.0)}, in place of {apps.named} that --app names."
     if apps.pinned:
@@ -182,17 +183,17 @@ def _runs(status: Status) -> StatusSection:
     text += [f"The newest {MOST_RUNS} are shown."] if len(newest) > MOST_RUNS else []
     headings = ("run", "first", "last", "app", "asked for", "updates", "sums", "with others", "refused", "sent",
                 "received", "epsilon")  # fmt: skip
-    rows = tuple(_run(run) for run in newest[:MOST_RUNS])
+    rows = tuple(_run(run, status.apps.names) for run in newest[:MOST_RUNS])
     table = Table(headings=headings, rows=rows) if rows else None
     return StatusSection(name="runs", title="Runs taken part in", text=tuple(text), table=table)
 
 
-def _run(run: RunHistory) -> tuple[str, ...]:
+def _run(run: RunHistory, names: Mapping[str, str]) -> tuple[str, ...]:
     return (
         clean(run.run),
         moment(run.first),
         moment(run.last),
-        " ".join(app[:12] for app in run.apps) or "-",
+        ", ".join(f"{clean(names.get(app, ''))} {app[:12]}".lstrip() for app in run.apps) or "-",
         ", ".join(f"{count} {clean(kind)}" for kind, count in run.kinds.items()) or "-",
         f"{run.masked}{f', {run.readable} readable' if run.readable else ''}",
         str(run.summed),

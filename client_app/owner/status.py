@@ -84,7 +84,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apps:
-    """The apps of a client, by their hashes."""
+    """The apps of a client, by their hashes. names: of those that ran here."""
 
     installed: str | None
     """The app that runs."""
@@ -94,6 +94,7 @@ class Apps:
     """The only app that policy.toml allows."""
     approved: str | None
     approved_at: float | None
+    names: Mapping[str, str]
     offers: tuple[Offer, ...]
 
 
@@ -252,6 +253,7 @@ def _apps(kit: ClientKit, state: Path) -> Apps:
         pinned=kit.policy.app_sha256,
         approved=agreed,
         approved_at=approval.at if approval else None,
+        names=offers.names(),
         offers=tuple(
             Offer(app=sha256, approved=sha256 == agreed, difference=_difference(offers, state, sha256))
             for sha256 in reversed(others)

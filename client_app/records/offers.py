@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
 from fedcore.flower.app import AppBundle
@@ -23,6 +23,9 @@ MOST_OFFERS: Final = 4
 MOST_FILES: Final = 2000
 _APPROVED: Final = "approved.json"
 _INSTALLED: Final = "installed.json"
+_NAMES: Final = "app-names.json"
+MOST_NAMES: Final = 100
+"""Apps whose names are remembered; the oldest is forgotten first."""
 
 Record = TypeVar("Record", bound=Message)
 
@@ -42,6 +45,12 @@ class Installed(Message):
 
     named: Sha256
     app: Sha256
+
+
+class AppNames(Message):
+    """The names of apps that ran here, by their hashes, the newest last."""
+
+    names: dict[Sha256, str] = Field(default_factory=dict)
 
 
 class Offers:
@@ -122,6 +131,18 @@ class Offers:
         """Note that the agent runs `app`, while `--app` names `named`."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         write_file(self._state_dir / _INSTALLED, Installed(named=named, app=app).model_dump_json(), mode=0o600)
+
+    def names(self) -> Mapping[str, str]:
+        """The names of the apps that ran here, by their hashes."""
+        known = _read(self._state_dir / _NAMES, AppNames)
+        return known.names if known is not None else {}
+
+    def note_name(self, app: str, name: str) -> None:
+        """Remember how an app calls itself that runs here."""
+        known = dict(self.names())
+        if known.get(app) != name:
+            newest = list({**known, app: name}.items())[-MOST_NAMES:]
+            write_file(self._state_dir / _NAMES, AppNames(names=dict(newest)).model_dump_json(), mode=0o600)
 
 
 def _read(path: Path, kind: type[Record]) -> Record | None:

@@ -19,6 +19,7 @@ from client_app.owner.status import read_status
 from client_app.records.activity import ActivityFile, note_sandbox, read_activity
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE
+from client_app.records.offers import Offers
 from fedcore.cli.main import app
 from fedcore.codec.privacy import Accountant, Release
 from fedcore.federation.admission.owner import AgreedSum
@@ -77,6 +78,14 @@ def test_runs_bytes_refusals_and_epsilon(kit: Path, state: Path) -> None:
     assert found.spending.epsilon is None
     assert [(refusal.check, refusal.times) for refusal in found.refusals] == [("config-not-allowed", 1)]
     assert found.spending.allowed == 8.0
+
+
+def test_an_app_has_its_name_next_to_its_hash(kit: Path, state: Path) -> None:
+    Offers(state).note_name("ab" * 32, "tumours\x1b[2J")
+    text = as_markdown(read_status(kit, None))
+    assert "ab" * 6 in text
+    assert "tumours" in text
+    assert "\x1b" not in text
 
 
 def test_a_ledger_of_an_earlier_version_is_read(kit: Path, state: Path) -> None:
