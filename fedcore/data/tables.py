@@ -245,13 +245,17 @@ def table_data(
 
     A site names its own file in its node config, `csv = "/data/patients.csv"`, and all rows of it are its own. If
     none is named, one file is divided evenly among all clients, for trying things out: `csv` of the run config, in the
-    folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv.
+    folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv. If `csv` is a folder there, each
+    client has one of its .csv files, in the order of their names.
     Raises DataError for a file that is absent, does not fit the schema, or has too few rows.
     """
     if own := node.get("csv"):
         return _halves(schema, Path(str(own)))
-    train, test = _halves(schema, _shared_file(str(config["csv"]), app))
     share, shares = int(node["partition-id"]), int(node["num-partitions"])
+    shared = _shared_file(str(config["csv"]), app)
+    if shared.is_dir():
+        return _halves(schema, _file_of(share, shares, shared))
+    train, test = _halves(schema, shared)
     parts = [part.take(np.arange(share, len(part), shares)) for part in (train, test)]
     if not all(map(len, parts)):
         raise DataError(
@@ -263,7 +267,7 @@ def table_data(
 
 def _shared_file(name: str, app: Path) -> Path:
     named = data_folder() / name
-    if named.is_file():
+    if named.exists():
         return named
     example = app / ".example-csv"
     if example.is_file():
@@ -275,7 +279,18 @@ def _shared_file(name: str, app: Path) -> Path:
     )
 
 
-@lru_cache(maxsize=8)
+def _file_of(share: int, shares: int, folder: Path) -> Path:
+    files = sorted(folder.glob("*.csv"))
+    if len(files) != shares:
+        raise DataError(
+            f"{folder} has {len(files)} .csv files for {shares} clients, and each client needs one: simulate with "
+            f"--clients {len(files)}, or name one file in the run config, csv=",
+            check="files-of-clients",
+        )
+    return files[share]
+
+
+@lru_cache(maxsize=64)
 def _halves(schema: TableSchema, path: Path) -> tuple[Split, Split]:
     """Kept, since clients ask in every round."""
     rows = schema.read(path)

@@ -26,6 +26,7 @@ class Answers:
     task: "classification" or "regression" over what the target looks like.
     categories: those of each column that has them named.
     private: whether the app gets differential privacy, which needs many clients.
+    model: "linear" or "network" over what such a table gets by default.
     """
 
     csv: Path | None = None
@@ -34,6 +35,7 @@ class Answers:
     task: str = ""
     categories: Mapping[str, tuple[str, ...]]
     private: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,8 @@ def _tabular(answers: Answers) -> Filling:
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
         "figures": _FIGURES[schema.task].format(len(schema.classes)),
+        "best": _BEST[schema.task],
+        "network": (answers.model or _MODELS[schema.task]) == "network" and not answers.private,
     }
     return Filling(values=values, data=data, notes=table.notes)
 
@@ -169,10 +173,13 @@ _ANSWERS: Final = {
 }
 _LOSSES: Final = {"binary": "binary_cross_entropy", "classes": "cross_entropy", "regression": "squared_error"}
 _FIGURES: Final = {
-    "binary": "metrics.accuracy, metrics.auc()",
-    "classes": "metrics.accuracy, metrics.f1({})",
+    "binary": "metrics.auc(), metrics.brier, metrics.calibration_error(), metrics.accuracy, metrics.majority()",
+    "classes": "metrics.f1({0}), metrics.accuracy, metrics.majority({0})",
     "regression": "metrics.rmse, metrics.mae, metrics.r2",
 }
+_BEST: Final = {"binary": "auc:max", "classes": "eval_loss:min", "regression": "rmse:min"}
+_MODELS: Final = {"binary": "linear", "classes": "linear", "regression": "network"}
+"""By default: what has the better figure on new rows (benchmarks/tables.py)."""
 
 TEMPLATES: Final[Mapping[str, Template]] = {
     "image": Template(about="images into classes: a small convolutional network, on digits at first", fill=_image),

@@ -68,12 +68,29 @@ class Standardise(_Columns):
     A missing value becomes 0, which is the mean, and so does a column that is the same everywhere. names: of the d
     columns; those without statistics or bounds pass as they are. Raises UsageError in training without statistics
     and bounds.
+
+    limit: of the result, in deviations: what lies further from the mean counts as that far, so that a few extreme
+        values do not decide what a linear model learns of a column. None for no limit.
     """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        limit: float | None = None,
+    ) -> None:
+        super().__init__(names, bounds=bounds)
+        if limit is not None and not limit > 0:
+            raise UsageError(f"Standardise: limit is a number of deviations above 0, not {limit}", check="limit")
+        self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:
         """x, standardised."""
         self._check()
         scaled = (x - self.mean) / self.std
+        if self.limit is not None:
+            scaled = scaled.clamp(-self.limit, self.limit)
         return torch.where(torch.isnan(x) | (self.std == 0), 0.0, scaled)
 
 
