@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,20 @@ class TableSchema:
         unit = self.target_unit
         target = {"y": (self.target_low / unit, self.target_high / unit)}
         return ranges | (target if self.task == "regression" else {})
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Deviations of the features of categories, by name, as if all categories of a column were equally frequent.
+
+        No site is asked how frequent they are. Without them such features are smaller than standardised numbers, and a
+        model learns them later.
+        """
+        columns = [column for column in self.columns if len(column.categories) > 1]
+        return {
+            name: math.sqrt(1 - 1 / len(column.categories)) / math.sqrt(len(column.categories))
+            for column in columns
+            for name in column.features
+        }
 
     def without(self, column: str) -> TableSchema:
         """The schema without one of its columns."""

@@ -182,10 +182,10 @@ def test_a_template_with_many_weights_is_not_made_private(new) -> None:
 @pytest.mark.parametrize(
     ("words", "network", "best"),
     [
-        (("--target", "died"), False, "auc:max"),
+        (("--target", "died"), False, "eval_loss:min"),
         (("--target", "stage"), False, "eval_loss:min"),
         (("--target", "years"), True, "rmse:min"),
-        (("--target", "died", "--model", "network"), True, "auc:max"),
+        (("--target", "died", "--model", "network"), True, "eval_loss:min"),
         (("--target", "years", "--model", "linear"), False, "rmse:min"),
     ],
 )

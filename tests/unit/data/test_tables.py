@@ -148,3 +148,7 @@ def test_each_client_has_a_file_of_its_own_if_there_is_a_folder_of_them(tmp_path
     assert parts[1][0].x[0, 0] == ord("b")
     with raises(DataError, check="files-of-clients"):
         table_data(SCHEMA, {"csv": "sites"}, {"partition-id": 0, "num-partitions": 3}, tmp_path)
+
+
+def test_categories_have_the_spread_of_equally_frequent_ones():
+    assert SCHEMA.spreads == {"stage=I": 0.5, "stage=II": 0.5}

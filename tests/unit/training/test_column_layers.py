@@ -97,3 +97,9 @@ def test_values_beyond_the_limit_count_as_that_far() -> None:
     assert layer(x).tolist() == [[3.0, 0.0], [-3.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
     with raises(UsageError, check="limit"):
         Standardise(["a"], limit=0.0)
+
+
+def test_columns_without_statistics_have_the_spread_that_they_are_said_to_have() -> None:
+    layer = Standardise(["a", "stage=I", "other"], spreads={"stage=I": 0.5, "a": 100.0})
+    set_statistics(layer, KNOWN)
+    assert layer(torch.tensor([[15.0, 1.0, 1.0]])).tolist() == [[1.0, 2.0, 1.0]]
