@@ -34,7 +34,7 @@ class Server:
         settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
         self.off = 0.0
         self.presence = Presence(clock=time.monotonic)
-        self.clocks = Clocks(dict)
+        self.clocks = Clocks(dict, time.monotonic)
         services: Any = SimpleNamespace(
             settings=settings,
             store=store,
@@ -271,6 +271,32 @@ async def test_what_waits_for_an_answer_is_refused_as_soon_as_the_lead_ends() ->
     await asking
     assert (await answers.get())["type"] == "http.response.body"
     assert answers.empty(), "what the route says later does not go out"
+
+
+async def test_a_request_does_not_end_before_its_refusal() -> None:
+    """A refusal first reads the rest of a body, while the route sees the end of the request."""
+    asks, sends, leads = asyncio.Event(), asyncio.Event(), True
+    sent: list[Any] = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        asks.set()
+        await sends.wait()
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def send(message: Any) -> None:
+        sends.set()
+        await asyncio.sleep(0.01)
+        sent.append(message)
+
+    standby = Standby(reads, lambda: leads, lambda: "")
+    scope = {"type": "http", "path": "/v1/task", "method": "PUT", "headers": []}
+    asking = asyncio.create_task(standby(scope, asyncio.Event().wait, send))
+    await asks.wait()
+    leads = False
+    refusing = asyncio.create_task(standby.refuse_open())
+    await asking
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    await refusing
 
 
 async def test_a_standby_knows_the_members_that_ask_it(here: Site) -> None:
