@@ -163,6 +163,19 @@ class TableSchema:
         y = self._targets(_one(table, self.target, path)) if targets else np.zeros(len(table), np.int64)
         return Split(x=np.concatenate(parts, axis=1), y=y)
 
+    def other_columns(self, path: Path) -> list[dict[str, str | None]]:
+        """Cells of the columns that a model does not read and does not predict, such as an id, a row each.
+
+        None for a missing one. Raises DataError for a file that cannot be read.
+        """
+        table = read_cells(path)
+        known = {self.target, *(column.name for column in self.columns)}
+        others = table[[name for name in table.columns if name not in known]]
+        return [
+            {str(name): cell if isinstance(cell, str) else None for name, cell in row.items()}
+            for row in others.to_dict("records")
+        ]
+
     def to_toml(self) -> str:
         """The inverse of `load`."""
         lines = [f"target = {_quoted(self.target)}", f"task = {_quoted(self.task)}"]

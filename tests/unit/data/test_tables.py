@@ -152,3 +152,9 @@ def test_each_client_has_a_file_of_its_own_if_there_is_a_folder_of_them(tmp_path
 
 def test_categories_have_the_spread_of_equally_frequent_ones():
     assert SCHEMA.spreads == {"stage=I": 0.5, "stage=II": 0.5}
+
+
+def test_columns_that_no_model_reads_are_there_for_who_asks(tmp_path):
+    path = table(tmp_path, "7,61,1,I,yes,", "8,50,0,II,no,x", head="id,age,smoker,stage,ill,ward")
+    assert SCHEMA.other_columns(path) == [{"id": "7", "ward": None}, {"id": "8", "ward": "x"}]
+    assert SCHEMA.other_columns(table(tmp_path, "61,1,I,yes", "50,0,II,no")) == [{}, {}]
