@@ -280,7 +280,7 @@ def table_data(
     if own := node.get("csv"):
         return _halves(schema, Path(str(own)))
     share, shares = int(node["partition-id"]), int(node["num-partitions"])
-    shared = _shared_file(str(config["csv"]), app)
+    shared = _shared_file(str(config.get("csv", "")), app)
     if shared.is_dir():
         return _halves(schema, _file_of(share, shares, shared))
     train, test = _halves(schema, shared)
@@ -295,14 +295,15 @@ def table_data(
 
 def _shared_file(name: str, app: Path) -> Path:
     named = data_folder() / name
-    if named.exists():
+    if name and named.exists():
         return named
     example = app / ".example-csv"
     if example.is_file():
         return app / example.read_text(encoding="utf-8").strip()
     raise DataError(
         "this site has no table: name its CSV file with --node-config 'csv=\"/data/patients.csv\"'. To divide one file "
-        f"among several clients, for trying things out, name the folder that holds {name} with --data-dir",
+        f"among several clients, for trying things out, name the folder that holds {name or 'it'} with --data-dir, and "
+        "the file with --run-config 'csv=\"patients.csv\"'",
         check="no-table",
     )
 

@@ -82,21 +82,20 @@ def _chat(answers: Answers) -> Filling:
 
 
 def _tabular(answers: Answers) -> Filling:
-    about = "A table: `{}` predicted from {} other columns, of {} rows"
+    about = "A table: `{}` predicted from {} other columns"
     if answers.csv is None:
         if answers.target or answers.categories or answers.task:
             raise ConfigurationError("--target, --task and --categories are about a table: name it with --csv FILE")
         table, path, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
-        about += " of the breast cancer data of Wisconsin, which come with scikit-learn"
+        about += f", of {table.rows} rows of the breast cancer data of Wisconsin, which come with scikit-learn"
     else:
         _check_target(answers)
         table = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
         path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
-        about += f" in `{answers.csv.name}`"
     schema = table.schema
     values = {
         **_table_values(table, path, own=answers.csv is not None, private=answers.private),
-        "about": f"{about.format(schema.target, len(schema.columns), table.rows)}.",
+        "about": f"{about.format(schema.target, len(schema.columns))}.",
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
         "figures": _FIGURES[schema.task].format(len(schema.classes)),
@@ -121,7 +120,7 @@ def _survival(answers: Answers) -> Filling:
             )
         table = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
         path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
-        event, about = answers.event, f"Survival by the {table.rows} rows of `{answers.csv.name}`"
+        event, about = answers.event, "Survival by a table of patients"
     _check_event(table.schema, event)
     values = {
         **_table_values(table, path, own=answers.csv is not None, private=answers.private),
@@ -160,9 +159,10 @@ def _check_event(schema: TableSchema, event: str) -> None:
 def _table_values(table: InferredTable, path: Path, *, own: bool, private: bool) -> dict[str, Any]:
     # The least of fedcore.data.partition, so that every client has enough to train and to test on.
     clients = max(2, min(60 if private else 10, table.rows // 20))
-    # The app goes to every site, and a path of this machine must not go with it.
-    data = "FOLDER" if own else EXAMPLE.rstrip("/")
-    values = {"schema": table.schema, "notes": table.notes, "csv_name": path.name, "clients": clients}
+    # The app goes to every site, and neither the name of this one's file nor its number of rows must go with it.
+    data, name = ("FOLDER", "") if own else (EXAMPLE.rstrip("/"), path.name)
+    notes = () if own else table.notes
+    values = {"schema": table.schema, "notes": notes, "csv_name": name, "clients": clients}
     return {**values, "data_dir": data}
 
 

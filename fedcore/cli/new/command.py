@@ -127,7 +127,8 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
     data: Path | None = None
     if TEMPLATES[template].table:  # what is compared are processes that know the app, and not what lies beside it
         data = Path(EXAMPLE) if csv is None else csv.absolute().parent
-    return {**result, "notes": list(filling.notes), "next": _next(folder, values["clients"], data, private)}
+    name = csv.name if csv is not None else ""
+    return {**result, "notes": list(filling.notes), "next": _next(folder, values["clients"], data, name, private)}
 
 
 def _check_model(model: str, template: str, private: bool) -> None:
@@ -161,13 +162,18 @@ def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return categories
 
 
-def _next(folder: Path, clients: int, data: Path | None = None, private: bool = False) -> list[str]:
+def _next(folder: Path, clients: int, data: Path | None = None, name: str = "", private: bool = False) -> list[str]:
     """What to type then, in the folder.
 
     Args:
+        folder: of the app.
+        clients: of the comparison.
         data: where the table lies.
+        name: of a table that the app does not name.
+        private: whether the app adds noise.
     """
     where = f" --data-dir {shlex.quote(str(data))}" if data is not None else ""
+    where += f" --run-config {shlex.quote(f'csv={json.dumps(name)}')}" if name else ""
     return [
         f"cd {folder}",
         "fedcore simulate .",

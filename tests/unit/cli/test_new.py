@@ -82,6 +82,17 @@ def test_names_of_columns_and_categories_are_all_that_an_app_has_of_a_table(new)
         cell for cell in cells if re.search(rf"(?<![\d.]){re.escape(cell)}(?![\d.])", everything) and len(cell) > 4
     ]
     assert str(Path.cwd()) not in everything
+    rows = len(patients_csv().splitlines()) - 1
+    assert f"{rows} rows" not in everything
+    assert made["notes"]
+    assert not [note for note in made["notes"] if note in everything], "what was found is for who has the table"
+
+
+def test_the_name_of_a_sites_file_goes_to_nobody(new):
+    Path("jane-doe.csv").write_text(patients_csv())
+    made = json.loads(new("mine", "--csv", "jane-doe.csv", "--target", "died", "--json").stdout)
+    assert "jane-doe" not in b"\n".join(AppBundle.from_folder(Path("mine")).files.values()).decode()
+    assert "jane-doe.csv" in made["next"][-1], "a comparison has to be told"
 
 
 def test_an_app_of_a_table_says_its_clients_and_its_bounds(new):
