@@ -571,7 +571,7 @@ async def test_a_full_queue_is_busy(here: Site, monkeypatch: pytest.MonkeyPatch)
             run=f"filler-{_}", aggregation="secure", app="x", app_sha256="0", run_config={}, settings={}
         )
     refused = await problem(here.operator("POST", "/v1/runs", run_in()), "busy")
-    assert refused.response.status_code == 503
+    assert refused.response.status_code == 429
     assert "retry-after" in refused.response.headers
 
 
@@ -601,7 +601,7 @@ def test_every_kind_has_a_status_and_every_error_a_kind() -> None:
     assert set(STATUS) == set(ProblemKind)
     assert rejection_for(StorageFull("x")).kind is ProblemKind.STORAGE_FULL
     assert rejection_for(RuntimeError("x")).detail == "the server failed; its log says more"
-    assert rejection_for(Rejection(ProblemKind.BUSY, "x")).status == 503
+    assert rejection_for(Rejection(ProblemKind.BUSY, "x")).status == 429
 
 
 async def test_the_schema_tells_the_truth(here: Site) -> None:
