@@ -21,7 +21,7 @@ from server_app.http.standby import Standby
 from server_app.members.presence import Presence
 from server_app.members.reach import Reach
 from server_app.operation.clocks import Clocks
-from server_app.runs.leadership import LEASE, Leadership, seconds_since_boot
+from server_app.runs.leadership import LEASE, REACHABLE, Leadership, seconds_since_boot
 from server_app.storage.store import Store
 
 
@@ -179,6 +179,17 @@ async def test_one_that_no_client_reaches_makes_way_for_one_that_clients_ask(ser
     first.presence.stop(1)
     await until(lambda: second.leads)
     assert not first.leads
+
+
+async def test_one_that_made_way_leaves_the_other_time_to_lead(servers: Any) -> None:
+    first, second = await servers(0.6)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    assert await second.store.take_lease(REACHABLE, holder="b", url="https://b", seconds=30.0)
+    await until(lambda: not first.leading)
+    began = time.monotonic()
+    await until(lambda: first.leads)
+    assert time.monotonic() - began > 0.3, "it tries 33 times a second"
 
 
 async def test_one_that_no_client_reaches_leads_on_if_none_asks_another(servers: Any) -> None:
