@@ -77,6 +77,9 @@ class BackgroundTraining:
             status = await do_work(task, self.presence.client)
         finally:
             self.presence.note_idle()
+        if status.state is WorkState.GIVEN_UP and status.withdrawal is None:
+            # A server that has started again does not know yet whom it asked; it may ask for the same version again.
+            self.last = ("", 0)
         client = self.presence.client
         if not client.eligibility.holds:
             self.presence.heartbeat_due.set()

@@ -179,8 +179,11 @@ class BufferedExchanges:
                 book.finish(client)
                 self._end_work(client)
             elif own == report.version and report.state is WorkState.GIVEN_UP:
-                book.give_up(client)
                 withdrawal = report.withdrawal
+                if withdrawal is None:  # the client was told, by this server as it started, that it is not asked
+                    book.forget([client])
+                else:
+                    book.give_up(client)
                 why = describe(withdrawal) or withdrawal.reason.value if withdrawal else "no reason"
                 self._note_drop(client, f"withdrew from its work: {why}")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.agents import agent_running, until
 from support.encodings import encoding_to_json
+from support.scripted import problem
 
 from client_app.exchange.client import Client
 from client_app.records.activity import read_activity
@@ -175,6 +176,24 @@ async def test_an_owner_that_reports_failures_gives_up(
     assert script.told[0].state is WorkState.GIVEN_UP
     assert script.told[0].withdrawal.reason == "wrong-records"
     assert client.pending.status_message() is None
+
+
+async def test_a_version_that_a_server_does_not_know_to_have_given_out_may_be_asked_for_again(
+    script: Script, client: Client, work: Callable[..., Task]
+) -> None:
+    """The server starts again while the client downloads the version's model."""
+    script.lies["model"] = lambda content: problem(404, "not-found", "not asked any more")
+    script.tasks.append(work(3))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+        assert (script.told[0].state, script.told[0].withdrawal) == (WorkState.GIVEN_UP, None)
+        del script.lies["model"]
+        polls = len(script.polls)
+        await until(lambda: len(script.polls) > polls + 1, running)
+        assert "work" not in script.polls[-1], "the server would not give it the same version"
+        script.tasks.append(work(3))
+        await until(lambda: len(script.told) == 2, running)
+    assert script.told[1].state is WorkState.READY
 
 
 @pytest.mark.parametrize(

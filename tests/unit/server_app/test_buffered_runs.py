@@ -160,6 +160,24 @@ async def test_who_gives_up_or_goes_frees_its_place(here: Site, model: ModelStat
     assert "too-long" in dropped["reason"]
 
 
+async def test_who_gives_up_since_the_server_did_not_know_of_its_work_is_given_the_same_version_again(
+    here: Site, model: ModelState
+) -> None:
+    """It says no reason of its own: a server that had just started did not let it have the model."""
+    run, app = await here.begin(BUFFERED)
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = list(here.members.values())
+    await work_of(members)
+    for member in members:
+        await member.say(WorkState.GIVEN_UP)
+        member.work = None
+    await work_of(members)
+    await ready(members[:3])
+    await sum_of(members[:3])
+    await asked
+    await here.finish(run, app)
+
+
 async def test_where_too_few_are_left_for_a_buffer_the_run_ends_and_does_not_wait_for_them(
     here: Site, model: ModelState
 ) -> None:
