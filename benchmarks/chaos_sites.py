@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import numpy as np
 
 from benchmarks.chaos_checks import History, Verdict, judge_run, judge_told
 from benchmarks.chaos_clients import Log, clients_of
@@ -211,8 +212,8 @@ async def disturbed(
                     await here.carry_out(plan)
                     done(here)
                 await killer
-        except FedcoreError as error:  # a server that does not start again is a finding, too
-            verdict.unfinished.append(f"{database}: {error}")
+        except (FedcoreError, OSError, ValueError) as error:  # a server that does not start again is a finding, too
+            verdict.unfinished.append(f"{database}: {type(error).__name__}: {error}")
         judge_told(verdict, here.target.log)
         done(here)
 
@@ -299,4 +300,4 @@ def _values(content: bytes) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        return ModelState.open(Path(file.name))["digits"].tobytes()
+        return ModelState.open(Path(file.name))["digits"].astype(np.float32).tobytes()
