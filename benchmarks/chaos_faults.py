@@ -30,11 +30,12 @@ FREE_BYTES: Final = 16 << 20
 """Of a full disk: less than a server keeps in reserve."""
 DISK: Final = "512m"
 CLOCK_SECONDS: Final = (-7200.0, -120.0, 120.0, 7200.0)
-RESTORE_SECONDS: Final = 5.0
-"""In which clients that know more than a backup say so."""
+RESTORE_SECONDS: Final = 30.0
+"""In which clients that know more than a backup say so: the time until all have joined again, at the most."""
 KILL_SERVER: Final = "killed-server"
 KILL_APP: Final = "killed-app"
 FLIP: Final = "flipped-bits"
+FORK: Final = "transcript-fork"
 
 
 @dataclass(slots=True)
@@ -93,6 +94,12 @@ class Target:
         self.deaths += 1
         for server in self.servers:
             server.kill()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether a client refuses the servers' transcript since a backup was put back that is older than it knew."""
+        ends = [(text.rfind(FORK), text.rfind("connected")) for text in map(_log_of, self.clients)]
+        return any(fork > connected for fork, connected in ends)
 
     async def stop_all(self) -> None:
         """End all servers as their owner would."""
@@ -233,25 +240,27 @@ async def _restore(target: Target) -> bool:
     target.restores += 1
     await target.stop_all()
     newest = await asyncio.to_thread(storage.back_up)
-    known = [_forks(kit) for kit in target.clients]
     await asyncio.to_thread(storage.restore, backup)
+    began = [_log_of(kit) for kit in target.clients]
     await target.start_all()
     deadline = time.monotonic() + RESTORE_SECONDS
     while time.monotonic() < deadline:
-        if [_forks(kit) for kit in target.clients] != known:
+        news = [_log_of(kit)[len(before) :] for kit, before in zip(target.clients, began, strict=True)]
+        if any(FORK in text for text in news):
             await target.stop_all()
             await asyncio.to_thread(storage.restore, newest)
             await target.start_all()
             break
-        await asyncio.sleep(0.05)
+        if all("join" in text for text in news):
+            break
+        await asyncio.sleep(0.2)
     for copy in (backup, newest):
         shutil.rmtree(copy)
     return True
 
 
-def _forks(kit: Path) -> int:
-    """How often a client said that the server's transcript is not the one that it knows."""
-    return (kit / "log").read_text(encoding="utf-8").count("transcript-fork")
+def _log_of(kit: Path) -> str:
+    return (kit / "log").read_text(encoding="utf-8")
 
 
 KILLS: Final = (KILL_SERVER, KILL_APP)

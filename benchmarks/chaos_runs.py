@@ -28,7 +28,8 @@ class RunKind:
     """How a kind of run differs from others.
 
     settings: of the run, in addition to `SETTINGS`.
-    same_bits: whether two of its runs end with the same bits. Groups are drawn, and who is in a buffer is a race.
+    same_bits: whether two of its runs end with the same bits. Groups are drawn, who is in a buffer is a race, and the
+        strategy adds plain replies up in the order of the nodes that it drew.
     """
 
     settings: Mapping[str, Any]
@@ -39,7 +40,7 @@ RUNS: Final[Mapping[str, RunKind]] = {
     "secure": RunKind({}),
     "groups": RunKind({"groups": 2, "min-groups": 2}, same_bits=False),
     "buffered": RunKind({"asynchrony": "buffered", "buffer-size": 3, "staleness": "constant"}, same_bits=False),
-    "plain": RunKind({"aggregation": "plain"}),
+    "plain": RunKind({"aggregation": "plain"}, same_bits=False),
 }
 """By name. In a buffered run an update counts the same however old it is, so that its digit is a whole one."""
 

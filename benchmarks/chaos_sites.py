@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import tempfile
@@ -35,8 +36,10 @@ from fedcore.wire.operator import RunIn
 from tests.support.postgres import cluster
 
 FINAL: Final = ("finished", "failed", "cancelled", "interrupted")
-RUN_SECONDS: Final = 600.0
-"""A run that has not ended by then, however often it was disturbed, is one that does not end."""
+RUN_SECONDS: Final = 240.0
+"""After this time a run is left alone; one that has not ended after twice this time is one that does not end."""
+FORK_SECONDS: Final = 30.0
+"""A federation whose clients are beyond a backup for longer is replaced by a new one."""
 AIMED_SECONDS: Final = 60.0
 QUIET_SECONDS: Final = 4.0
 """The longest that a server that is up is left alone."""
@@ -104,6 +107,9 @@ class Site:
     """Of runs, by kind."""
     known: set[str] = field(default_factory=set)
     """Runs that were submitted."""
+    calm: bool = False
+    """Whether nothing is to happen until the run has ended."""
+    forked: bool = False
 
     async def ask(self, method: str, path: str, body: RunIn | None = None) -> httpx.Response:
         """Send a request of the operator to the leading server, until one answers."""
@@ -129,7 +135,7 @@ class Site:
     async def follow(self, run: str) -> tuple[dict[str, Any], bytes | None]:
         """One run to its end: its state with all events, and its last model's values."""
         path = f"/v1/runs/{run}"
-        deadline = time.monotonic() + RUN_SECONDS
+        began = sound = time.monotonic()
         while True:
             response = await self.ask("GET", path)
             if response.status_code == 404:  # a backup was put back that is older than it
@@ -137,8 +143,14 @@ class Site:
             state: dict[str, Any] = response.json()
             if state["status"] in FINAL:
                 break
-            if time.monotonic() > deadline:
-                return {**state, "reason": f"not ended within {RUN_SECONDS:g} s"}, None
+            now = time.monotonic()
+            self.calm = now > began + RUN_SECONDS
+            if now > began + 2 * RUN_SECONDS:
+                return {**state, "reason": f"not ended within {RUN_SECONDS:g} s without a disturbance"}, None
+            sound = sound if self.target.restores and self.target.is_forked else now
+            if now > sound + FORK_SECONDS:
+                self.forked = True
+                return {**state, "status": "failed", "reason": "its clients are beyond the backup"}, None
             await asyncio.sleep(0.5)  # the answer has all events
         model = await self.ask("GET", f"{path}/model")
         return state, _values(model.content) if model.status_code == 200 else None
@@ -146,7 +158,9 @@ class Site:
     async def disturb(self) -> None:
         """Do one thing after another at random instants, until all is done, or time is up."""
         log, limits = self.target.log, self.limits
-        while (kind := limits.draw(self.target)) is not None:
+        while not self.forked and (kind := limits.draw(self.target)) is not None:
+            while self.calm and not self.forked:  # noqa: ASYNC110 - the run has no event
+                await asyncio.sleep(0.5)
             await asyncio.sleep(random.uniform(0.0, QUIET_SECONDS) * random.random())
             known, began, before = len(log.accepted), len(log.models), self.target.counts.total()
             while limits.plant and len(log.accepted) == known:  # noqa: ASYNC110 - the log has no event
@@ -164,7 +178,7 @@ class Site:
 
     async def carry_out(self, plan: RunPlan) -> None:
         """One run, judged."""
-        self.target.runs = plan.kind
+        self.target.runs, self.calm = plan.kind, False
         deaths, restores = self.target.deaths, self.target.restores
         for run in await self.submit(plan):
             await self._judge(plan, run, deaths, restores)
@@ -192,7 +206,16 @@ class Site:
 async def disturbed(
     folder: Path, database: str, limits: Limits, reference: dict[tuple[str, str], bytes], done: Callable[[Site], None]
 ) -> None:
-    """Runs one after the other, until the limits are reached; `done` hears of the site after each of them."""
+    """One federation after another, until the limits are reached; `done` hears of each after each run."""
+    for number in itertools.count():
+        if not await _disturbed(folder / str(number), database, limits, reference, done):
+            return
+
+
+async def _disturbed(
+    folder: Path, database: str, limits: Limits, reference: dict[tuple[str, str], bytes], done: Callable[[Site], None]
+) -> bool:
+    """Runs one after the other; whether another federation has to take this one's place."""
     first = random.randrange(len(limits.runs))
     folder.mkdir(parents=True)  # noqa: ASYNC240 - quick
     async with contextlib.AsyncExitStack() as stack:
@@ -203,7 +226,7 @@ async def disturbed(
             async with clients_of(here.federation.clients, APP, here.target.log):
                 killer = asyncio.create_task(here.disturb())
                 number = 0
-                while not killer.done() or number == 0:
+                while (not killer.done() or number == 0) and not here.forked:
                     settings = SHORT if limits.plant else None
                     plan = RunPlan.drawn(
                         first + number, limits.runs, rounds=limits.rounds, elements=limits.elements, settings=settings
@@ -216,6 +239,7 @@ async def disturbed(
             verdict.unfinished.append(f"{database}: {type(error).__name__}: {error}")
         judge_told(verdict, here.target.log)
         done(here)
+        return here.forked
 
 
 def _whole(state: dict[str, Any]) -> bool:
