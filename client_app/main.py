@@ -192,6 +192,10 @@ def status(
     page: Annotated[
         bool, typer.Option("--page", help="Serve the status as a web page on this machine, until Ctrl-C.")
     ] = False,
+    form: Annotated[
+        bool,
+        typer.Option("--form", help="Make KIT/processing.toml, to be filled in for the record of processing (GDPR)."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
 ) -> None:
     """Show the status of this client: agent, runs, refusals, bytes, epsilon, training hours, apps, certificates.
@@ -203,7 +207,7 @@ def status(
     """
     from client_app.owner.status_command import StatusOptions, show_status
 
-    show_status(kit, state_dir, StatusOptions(export=export, page=page, as_json=as_json))
+    show_status(kit, state_dir, StatusOptions(export=export, page=page, form=form, as_json=as_json))
 
 
 @app.command()

@@ -36,7 +36,8 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.CROSS_SITE: (403, "A page of another site may have sent the request"),
     ProblemKind.TOO_MANY_STREAMS: (429, "Too many live streams are open from one address"),
     ProblemKind.BAD_CONFIGURATION: (422, "The configuration cannot work"),
-    ProblemKind.BUSY: (503, "The server takes no more work for now"),
+    # No 503: a proxy would take the server that leads for one that stands by, and leave it alone for a while.
+    ProblemKind.BUSY: (429, "The server takes no more work for now"),
     ProblemKind.INTERNAL: (500, "The server failed"),
 }
 """HTTP status and title of every kind."""

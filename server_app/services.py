@@ -73,7 +73,7 @@ class Services:
     reach: Reach = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clocks", Clocks(lambda: self.names))
+        object.__setattr__(self, "clocks", Clocks(lambda: self.names, self.clock))
         # Two heartbeats of an exchange; a client that waits between two has a poll open.
         object.__setattr__(self, "reach", Reach(self.presence, 2 * self.settings.heartbeat_seconds))
 

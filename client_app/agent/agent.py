@@ -21,6 +21,7 @@ from client_app.exchange.exchange import take_part
 from client_app.exchange.roster import agree, catch_up, learn
 from client_app.exchange.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
 from client_app.exchange.withdrawal import withdrawal_for
+from client_app.http.errors import is_for_now
 from client_app.http.retry import ONCE
 from client_app.http.transport import LONG_POLL_SECONDS
 from client_app.records.ledger import ExchangeId
@@ -291,6 +292,6 @@ class Agent:
                 async with asyncio.timeout(self.pauses.farewell):
                     await self._client.transport.send("POST", path, reason, retry=ONCE)
             except Refused as refused:
-                if refused.status >= 500:
+                if is_for_now(refused):
                     return
             self._pending_withdrawal = None

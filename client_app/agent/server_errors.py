@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from client_app.http.errors import is_for_now
 from fedcore.errors import (
     FedcoreError,
     NotAccepted,
@@ -26,7 +27,7 @@ def may_pass(error: FedcoreError) -> bool:
     if isinstance(error, ProtocolViolation):
         return error.check in ROSTER_CHECKS or error.check == TRANSCRIPT_FORK
     waits = isinstance(error, ServerUnreachable | WrongClock | NotAccepted)
-    return waits or (isinstance(error, Refused) and error.status >= 500)
+    return waits or (isinstance(error, Refused) and is_for_now(error))
 
 
 def kind_of_answer(error: FedcoreError) -> str:
@@ -37,8 +38,8 @@ def kind_of_answer(error: FedcoreError) -> str:
     match error:
         case ProtocolViolation(check=check):
             return check
-        case Refused(status=status, kind=kind):
-            return kind if status < 500 else ""
+        case Refused(kind=kind):
+            return "" if is_for_now(error) else kind
         case Unauthorized():
             return type(error).__name__
     return ""

@@ -26,7 +26,7 @@ class ConnectionFailed(Exception):
 
 NETWORK_ERRORS: Final = (ConnectionFailed, httpx.TransportError)
 """Of the agent, and of the operator's command."""
-AWAY: Final = frozenset({502, 503, 504})
+AWAY: Final = frozenset({429, 502, 503, 504})
 """Answers of a server that does not serve now, and of a proxy that finds none."""
 _STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
 """Kinds of problems of the very server that leads: no other one could do better."""
@@ -62,6 +62,11 @@ def may_pass(error: BaseException) -> bool:
 def is_away(error: BaseException) -> bool:
     """Whether no server that leads took the request."""
     return isinstance(error, NETWORK_ERRORS) or (isinstance(error, Refused) and error.status in AWAY)
+
+
+def is_for_now(error: Refused) -> bool:
+    """Whether a server that refused a request may take it later as it is."""
+    return error.status >= 500 or is_away(error)
 
 
 def leads_elsewhere(error: BaseException) -> bool:

@@ -1,9 +1,9 @@
 """Transport over HTTPS: signed requests, bounded answers, classified failures.
 
 A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
-new signature each time; all routes are idempotent. A 4xx but 408 is an answer and never repeated. A federation may have
-several addresses: if nobody answers, or somebody who does not lead, the next attempt goes to the next one; and to the
-one that leads if the present one is silent (`LeaderWatch`).
+new signature each time; all routes are idempotent. A 4xx but 408 and 429 is an answer and never repeated. A federation
+may have several addresses: if nobody answers, or somebody who does not lead, the next attempt goes to the next one; and
+to the one that leads if the present one is silent (`LeaderWatch`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ import urllib3
 
 from client_app.http.answers import parse, public
 from client_app.http.blocking_transport import BlockingTransport, HttpRequest, HttpResponse
-from client_app.http.errors import AWAY, ConnectionFailed, is_away, leads_elsewhere, may_pass, refusal, unanswered
+from client_app.http.errors import (
+    AWAY,
+    ConnectionFailed,
+    is_away,
+    is_for_now,
+    leads_elsewhere,
+    may_pass,
+    refusal,
+    unanswered,
+)
 from client_app.http.leader_watch import LeaderWatch
 from client_app.http.retry import Retry, RetryDeadline
 from client_app.http.server_clock import ServerClock
@@ -414,7 +423,7 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
 def _is_transient(error: BaseException) -> bool:
     """408: the line paused in the middle of a body until the server gave that up."""
     if isinstance(error, Refused):
-        return error.status >= 500 or error.status == HTTPStatus.REQUEST_TIMEOUT
+        return is_for_now(error) or error.status == HTTPStatus.REQUEST_TIMEOUT
     return may_pass(error) or isinstance(error, WrongClock)
 
 

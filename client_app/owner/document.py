@@ -9,6 +9,8 @@ from typing import Any
 
 import jinja2
 
+from client_app.output import clean
+from client_app.owner.record_sections import processing_sections
 from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import Status, status_json
 from fedcore.errors import ConfigurationError, EnvironmentFailure
@@ -33,6 +35,9 @@ def document(status: Status) -> list[StatusSection]:
     own = {section.name: section for section in sections(status)}
     return [
         _purpose(status),
+        *processing_sections(
+            status.processing, status.columns, security=_security(status), reveals=status.spending.promise
+        ),
         _uploads(status),
         own["runs"],
         _policy(status),
@@ -97,6 +102,15 @@ def _purpose(status: Status) -> StatusSection:
             f"This document was made on {status.made:%Y-%m-%d at %H:%M} from the records that the agent of this "
             f"client keeps on its own disk. It holds no training data and nothing computed from them.",
         ),
+    )
+
+
+def _security(status: Status) -> str:
+    sandbox = f"; the program runs confined: {clean(status.sandbox)}" if status.sandbox else ""
+    return (
+        "the data stay on this machine; updates leave it masked, so that only sums over at least "
+        f"{status.policy['min-cohort']} sites that do not help the server can be read; the owner approves the program "
+        f"by its hash; connections are encrypted and requests signed{sandbox}"
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
+from client_app.owner.processing import columns_of, read_processing
 from client_app.records.activity import Activity, StepsDone, is_running, read_activity, read_sandbox, read_steps
 from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
 from client_app.records.journal import whole_lines
@@ -23,6 +24,7 @@ from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
 from client_app.records.spending import SpentBudget, spending_of, spent_by_run
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
+from fedcore.data.tables import TableColumn
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate
@@ -146,6 +148,10 @@ class Status:
     apps: Apps
     policy: dict[str, Any]
     transcript: TranscriptCopy | None
+    processing: Mapping[str, str]
+    """What the owner filled in for the record of processing, by key."""
+    columns: tuple[TableColumn, ...]
+    """That the installed app uses, if it says so."""
 
 
 def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = None) -> Status:
@@ -182,6 +188,8 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
         apps=_apps(kit, state),
         policy=policy_facts(kit),
         transcript=_transcript(state),
+        processing=read_processing(kit.folder),
+        columns=_columns(state),
     )
 
 
@@ -259,6 +267,14 @@ def _apps(kit: ClientKit, state: Path) -> Apps:
             for sha256 in reversed(others)
         ),
     )
+
+
+def _columns(state: Path) -> tuple[TableColumn, ...]:
+    installed = Offers(state).installed()
+    try:
+        return columns_of(state / "apps" / installed.app if installed else None)
+    except FedcoreError:  # the agent says what is wrong with an app
+        return ()
 
 
 def _difference(offers: Offers, state: Path, sha256: str) -> dict[str, Any] | None:

@@ -10,9 +10,12 @@ import rich.table
 import typer
 from rich.console import Console
 
+from client_app.owner.processing import PROCESSING_FILE, form_text
 from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import read_status, status_json
 from fedcore.errors import ConfigurationError
+from fedcore.federation import ClientKit
+from fedcore.system.files import write_file
 from fedcore.system.terminal import escape, visible_json
 
 
@@ -22,13 +25,18 @@ class StatusOptions:
 
     export: Path | None = None
     page: bool = False
+    form: bool = False
     as_json: bool = False
 
 
 def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> None:
     """Print, export or serve a client's status; raises FedcoreError."""
-    if options.page and options.export is not None:
-        raise ConfigurationError("--page and --export exclude each other; name one of them")
+    if sum((options.page, options.form, options.export is not None)) > 1:
+        raise ConfigurationError("--page, --form and --export exclude each other; name one of them")
+    if options.form:
+        path = make_form(kit)
+        typer.echo(json.dumps({"form": str(path)}) if options.as_json else f"fill it in, and export again: {path}")
+        return
     if options.page:
         from client_app.owner.page import serve
 
@@ -49,6 +57,15 @@ def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> No
         if status.apps.offers:
             console.print(f"\nto see an offered app: fedcore client offers --kit {kit} --diff", soft_wrap=True)
             console.print(f"to approve it: fedcore client approve SHA256 --kit {kit}", soft_wrap=True)
+
+
+def make_form(kit: Path) -> Path:
+    """Write the form for the record of processing into a kit; returns it. Raises KitError, ConfigurationError."""
+    path = ClientKit.load(kit).folder / PROCESSING_FILE
+    if path.exists():
+        raise ConfigurationError(f"{path} is there already; edit it, or remove it first", check="processing-form")
+    write_file(path, form_text(), mode=0o600)
+    return path
 
 
 def _say_address(url: str, *, as_json: bool) -> None:

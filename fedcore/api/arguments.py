@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedcore.errors import ConfigurationError
+from fedcore.run.model_selection import laid_over
 from fedcore.run.settings import ROUNDS_KEY, JobSettings
 from fedcore.system.assignments import override
 from fedcore.wire.base import Scalar
@@ -50,7 +51,7 @@ def chosen_settings(
 ) -> JobSettings:
     """The settings of the app with what was given laid over; raises UnknownKey or ConfigurationError."""
     changes = settings_mapping(values, aggregation)
-    return JobSettings.from_mapping({**app.settings.to_mapping(), **changes}, where="settings")
+    return JobSettings.from_mapping(laid_over(app.settings.to_mapping(), changes), where="settings")
 
 
 def settings_mapping(values: Mapping[str, Any] | None, aggregation: str | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """`fedcore card`: the model card, made of what is known of a model. It calls unknown what nothing says.
 
-Its sources are the facts in the model's own file, the record of its run if there is one, and the report of a
-comparison. The front matter is that of model cards on the Hugging Face Hub
-(https://huggingface.co/docs/hub/model-cards#model-card-metadata); the sections follow Mitchell et al. 2019, "Model
-Cards for Model Reporting".
+Its sources are the facts in the model's own file, the record of its run if there is one, else the results that a
+simulation left next to the model, and the report of a comparison. The front matter is that of model cards on the
+Hugging Face Hub (https://huggingface.co/docs/hub/model-cards#model-card-metadata); the sections follow Mitchell et al.
+2019, "Model Cards for Model Reporting".
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigurationError, EncodingError, PeerError
+from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.monitoring.progress import metrics_text
 from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file
 from fedcore.system.version import fedcore_version
-from fedcore.wire.events import ExchangeDone, Recorded
+from fedcore.wire.events import Recorded
 
 UNKNOWN = "unknown"
 _AGGREGATION = {
@@ -38,6 +39,7 @@ _AGGREGATION = {
 class Sources:
     """What a card is made of.
 
+    results: metrics of the evaluations by round, if there is no record.
     fairness: checks of a comparison, as its report has them.
     names: of the sites, too.
     settings: that the run was made with, and not by default; None if they are not known.
@@ -46,6 +48,7 @@ class Sources:
     model: Path
     facts: ModelFacts | None
     record: RunRecord | None = None
+    results: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     fairness: Sequence[Mapping[str, Any]] = ()
     names: bool = False
     settings: Mapping[str, Any] | None = None
@@ -62,6 +65,7 @@ class Sources:
             model=model,
             facts=facts,
             record=None if record is None else read_record(record),
+            results=_read_results(OutputPaths.next_to(model).results),
             fairness=[] if comparison is None else _read_fairness(comparison),
             names=names,
         )
@@ -127,7 +131,7 @@ def make_card(sources: Sources) -> Card:
     tags = ["federated-learning", *(["secure-aggregation"] if aggregation == "secure" else [])]
     tags += ["differential-privacy"] if facts is not None and facts.epsilon is not None else []
     front = {"library_name": "fedcore", "tags": tags, "model_name": app}
-    sections = (_model(sources), _training(sources), _privacy(sources), _results(record), _fairness(sources))
+    sections = (_model(sources), _training(sources), _privacy(sources), _results(sources), _fairness(sources))
     return Card(f"Model card: {app}", (*filter(None, sections), _settings(sources), _verify(sources), _LIMITS), front)
 
 
@@ -154,6 +158,17 @@ def _read_fairness(path: Path) -> list[Mapping[str, Any]]:
         return [{key: str(one[key]) for key in ("name", "status", "detail")} for one in checks]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"--compare: {path} is no report.json of fedcore compare: {error}") from None
+
+
+def _read_results(path: Path) -> dict[int, Mapping[str, Any]]:
+    """What a simulation left next to the model: metrics of its evaluations by round; nothing without such a file."""
+    if not path.is_file():
+        return {}
+    try:
+        rounds = json.loads(path.read_text(encoding="utf-8")).get("evaluate", {})
+        return {int(number): dict(metrics) for number, metrics in rounds.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{path} has no results of a run: {error}", check="no-results") from None
 
 
 def _model(sources: Sources) -> CardSection:
@@ -215,32 +230,46 @@ def _privacy(sources: Sources) -> CardSection:
     return CardSection("Privacy", (("epsilon", f"{facts.epsilon:.3f}"), ("delta", delta)), (promise,))
 
 
-def _results(record: RunRecord | None) -> CardSection:
-    evaluations = [one for one in record.exchanges if one.evaluates] if record is not None else []
+_SUMMITS: Final = (("auc", "largest", 1), ("acc", "largest", 1), ("loss", "smallest", -1))
+"""Parts of the names of metrics whose best value a card shows."""
+
+
+def _results(sources: Sources) -> CardSection:
+    record, facts = sources.record, sources.facts
+    evaluations: Mapping[int, Mapping[str, Any]] = sources.results
+    if record is not None:
+        evaluations = {one.server_round: record.metrics_of(one) for one in record.exchanges if one.evaluates}
     if not evaluations:
         return CardSection("Results", (("metrics", UNKNOWN),))
-    rows = [_metrics_row("last evaluation", evaluations[-1])]
-    for word, what, sign in (("acc", "largest", 1), ("loss", "smallest", -1)):
-        numbers = [(name, one) for one in evaluations for name, value in one.metrics.items() if _is_number(value)]
-        if (key := metric_like((name for name, _ in numbers), word)) is not None:
-            values = [(sign * _value(one, key), -one.server_round) for name, one in numbers if name == key]
-            best = -max(values)[1]
-            rows.append(_metrics_row(f"{what} {key}", next(one for one in evaluations if one.server_round == best)))
-    text = "Metrics are means over the sites' own test data, weighted by what each reported."
-    return CardSection("Results", tuple(rows), (text,))
+    last = max(evaluations)
+    rows = [_metrics_row("last evaluation", last, evaluations)]
+    if facts is not None and facts.kind == "best" and facts.rounds in evaluations:
+        rows.insert(0, _metrics_row("this model", facts.rounds, evaluations))
+    for word, what, sign in _SUMMITS:
+        numbers = {name for metrics in evaluations.values() for name, value in metrics.items() if _is_number(value)}
+        if (key := metric_like(numbers, word)) is not None:
+            values = {number: _number(metrics.get(key)) for number, metrics in evaluations.items()}
+            known = [(sign * value, -number) for number, value in values.items() if math.isfinite(value)]
+            rows.append(_metrics_row(f"{what} {key}", -max(known)[1], evaluations))
+    text = ["Metrics are those of the sites' own test data, of all sites together."]
+    if _is_number(share := evaluations[last].get("majority")):
+        text.append(
+            f"Always saying the most frequent class has an accuracy of {share:.4f}: a model is worth something only "
+            "where it exceeds that, or where its AUC exceeds one half."
+        )
+    return CardSection("Results", tuple(rows), tuple(text))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _value(exchange: ExchangeDone, key: str) -> float:
-    value = exchange.metrics[key]
-    return math.nan if isinstance(value, list) else value
+def _number(value: Any) -> float:
+    return float(value) if _is_number(value) else math.nan
 
 
-def _metrics_row(what: str, exchange: ExchangeDone) -> tuple[str, str]:
-    return what, f"round {exchange.server_round}: {metrics_text(exchange.metrics) or 'none'}"
+def _metrics_row(what: str, number: int, evaluations: Mapping[int, Mapping[str, Any]]) -> tuple[str, str]:
+    return what, f"round {number}: {metrics_text(evaluations[number]) or 'none'}"
 
 
 def _fairness(sources: Sources) -> CardSection | None:

@@ -20,6 +20,7 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.node.config import share_of_client
 from fedcore.flower.node.keys import absolute_paths, node_problems
 from fedcore.run.engine_config import EngineConfig
+from fedcore.run.model_selection import laid_over
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import ROUNDS_KEY, JobSettings, planned_rounds
 from fedcore.system.assignments import override
@@ -71,7 +72,7 @@ def check(
             return _report(str(app) if isinstance(app, str | Path) else "the app", clients, findings, {})
         findings.folder = loaded.folder
         config = _config(loaded, run_config or {}, findings)
-        values = {**loaded.settings.to_mapping(), **(settings or {})}
+        values = laid_over(loaded.settings.to_mapping(), settings or {})
         chosen = collected_settings(values, "settings", findings, otherwise=loaded.settings)
         node = None if node_config is None else _site_node(loaded, node_config, findings)
         tried = dry_round and (node is not None or node_config is None)

@@ -213,7 +213,10 @@ def _announcer(total: int) -> Callable[[str, int], set[str]]:
 
 
 def _private(settings: JobSettings, epsilon: float, clip: float, rounds: int) -> JobSettings:
-    return replace(settings, dp_epsilon=epsilon, dp_noise_multiplier=0.0, dp_rounds=rounds, clip_norm=clip)
+    best = settings.best_model if settings.dp_metric_bound else ""
+    return replace(
+        settings, dp_epsilon=epsilon, dp_noise_multiplier=0.0, dp_rounds=rounds, clip_norm=clip, best_model=best
+    )
 
 
 def _rounded(norm: float) -> float:

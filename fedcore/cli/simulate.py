@@ -390,6 +390,8 @@ def _summary(
         summary["target"] = options.target.progress(curve or model_curve(record, simulation.results))
     summary["model"] = str(outputs.out) if outputs.out else None
     summary["best_model"] = str(outputs.best) if outputs.best and simulation.best is not None else None
+    if simulation.best is not None:
+        summary["best"] = {"round": simulation.best.rounds, "value": simulation.best.description}
     summary["report"] = str(outputs.report) if outputs.report else None
     return summary
 
@@ -415,6 +417,9 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from fedcore.system.terminal import escape
 
     lines = [ended_line(summary["app"], summary["rounds"], summary["metrics"]), server_line(summary["results"])]
+    if (best := summary.get("best")) is not None:
+        advice = "" if summary["best_model"] else "; --best FILE keeps that model"
+        lines.append(f"best in round {best['round']}: {best['value']}{advice}")
     lines += saved_lines(summary)
     if "target" in summary:
         from fedcore.comparison.target import line_of

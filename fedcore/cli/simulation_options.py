@@ -73,6 +73,7 @@ class SimulationOptions:
         """Read the app, and lay the options over its own values; raises ConfigurationError."""
         from fedcore.comparison.target import Target
         from fedcore.flower.app import FlowerApp
+        from fedcore.run.model_selection import laid_over
         from fedcore.run.settings import JobSettings
         from fedcore.simulation.workers.executors import with_cohort
         from fedcore.system.assignments import override, parse_assignments
@@ -86,7 +87,7 @@ class SimulationOptions:
             clients=clients,
             run_config=with_cohort(config, changes, per_round, clients),
             settings=JobSettings.from_mapping(
-                {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
+                laid_over(app.settings.to_mapping(), parse_assignments(settings or [])), where="--set"
             ),
             target=Target.parse(target) if target else None,
         )
@@ -111,6 +112,7 @@ class SimulationOptions:
 
     def at(self, point: SweepPoint) -> SimulationOptions:
         """The options of one run of a sweep: its values, and its seed if the app has one."""
+        from fedcore.run.model_selection import laid_over
         from fedcore.run.settings import JobSettings
 
         config, settings = dict(self.run_config), self.settings.to_mapping()
@@ -118,7 +120,7 @@ class SimulationOptions:
             config[SEED] = point.seed
         config |= {key: value for key, value in point.values.items() if key in config}
         changed = {key: value for key, value in point.values.items() if key not in config}
-        made = JobSettings.from_mapping({**settings, **changed}, where="--vary") if changed else self.settings
+        made = JobSettings.from_mapping(laid_over(settings, changed), where="--vary") if changed else self.settings
         return replace(self, run_config=config, settings=made)
 
 
@@ -173,10 +175,12 @@ class Outputs:
         write_report(pool(self.several), self.report)
 
     def results(self, simulation: Simulation, folder: Path) -> dict[str, Any]:
-        """Write the ServerApp's results and files next to the model; their paths, by kind."""
+        """Write the ServerApp's results and files next to the models; their paths, by kind, those of the last model."""
         from fedcore.monitoring.output_paths import OutputPaths
 
-        return {} if self.out is None else OutputPaths.next_to(self.out).write(simulation.results, folder)
+        models = [path for path in (self.best, self.out) if path is not None]
+        written = [OutputPaths.next_to(path).write(simulation.results, folder) for path in models]
+        return written[-1] if written else {}
 
     def write_report(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,20 @@ class TableSchema:
         target = {"y": (self.target_low / unit, self.target_high / unit)}
         return ranges | (target if self.task == "regression" else {})
 
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Deviations of the features of categories, by name, as if all categories of a column were equally frequent.
+
+        No site is asked how frequent they are. Without them such features are smaller than standardised numbers, and a
+        model learns them later.
+        """
+        columns = [column for column in self.columns if len(column.categories) > 1]
+        return {
+            name: math.sqrt(1 - 1 / len(column.categories)) / math.sqrt(len(column.categories))
+            for column in columns
+            for name in column.features
+        }
+
     def without(self, column: str) -> TableSchema:
         """The schema without one of its columns."""
         return replace(self, columns=tuple(one for one in self.columns if one.name != column))
@@ -147,6 +162,19 @@ class TableSchema:
         parts = [column.values(_one(table, column.name, path)) for column in self.columns]
         y = self._targets(_one(table, self.target, path)) if targets else np.zeros(len(table), np.int64)
         return Split(x=np.concatenate(parts, axis=1), y=y)
+
+    def other_columns(self, path: Path) -> list[dict[str, str | None]]:
+        """Cells of the columns that a model does not read and does not predict, such as an id, a row each.
+
+        None for a missing one. Raises DataError for a file that cannot be read.
+        """
+        table = read_cells(path)
+        known = {self.target, *(column.name for column in self.columns)}
+        others = table[[name for name in table.columns if name not in known]]
+        return [
+            {str(name): cell if isinstance(cell, str) else None for name, cell in row.items()}
+            for row in others.to_dict("records")
+        ]
 
     def to_toml(self) -> str:
         """The inverse of `load`."""
@@ -245,13 +273,17 @@ def table_data(
 
     A site names its own file in its node config, `csv = "/data/patients.csv"`, and all rows of it are its own. If
     none is named, one file is divided evenly among all clients, for trying things out: `csv` of the run config, in the
-    folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv.
+    folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv. If `csv` is a folder there, each
+    client has one of its .csv files, in the order of their names.
     Raises DataError for a file that is absent, does not fit the schema, or has too few rows.
     """
     if own := node.get("csv"):
         return _halves(schema, Path(str(own)))
-    train, test = _halves(schema, _shared_file(str(config["csv"]), app))
     share, shares = int(node["partition-id"]), int(node["num-partitions"])
+    shared = _shared_file(str(config.get("csv", "")), app)
+    if shared.is_dir():
+        return _halves(schema, _file_of(share, shares, shared))
+    train, test = _halves(schema, shared)
     parts = [part.take(np.arange(share, len(part), shares)) for part in (train, test)]
     if not all(map(len, parts)):
         raise DataError(
@@ -263,19 +295,31 @@ def table_data(
 
 def _shared_file(name: str, app: Path) -> Path:
     named = data_folder() / name
-    if named.is_file():
+    if name and named.exists():
         return named
     example = app / ".example-csv"
     if example.is_file():
         return app / example.read_text(encoding="utf-8").strip()
     raise DataError(
         "this site has no table: name its CSV file with --node-config 'csv=\"/data/patients.csv\"'. To divide one file "
-        f"among several clients, for trying things out, name the folder that holds {name} with --data-dir",
+        f"among several clients, for trying things out, name the folder that holds {name or 'it'} with --data-dir, and "
+        "the file with --run-config 'csv=\"patients.csv\"'",
         check="no-table",
     )
 
 
-@lru_cache(maxsize=8)
+def _file_of(share: int, shares: int, folder: Path) -> Path:
+    files = sorted(folder.glob("*.csv"))
+    if len(files) != shares:
+        raise DataError(
+            f"{folder} has {len(files)} .csv files for {shares} clients, and each client needs one: simulate with "
+            f"--clients {len(files)}, or name one file in the run config, csv=",
+            check="files-of-clients",
+        )
+    return files[share]
+
+
+@lru_cache(maxsize=64)
 def _halves(schema: TableSchema, path: Path) -> tuple[Split, Split]:
     """Kept, since clients ask in every round."""
     rows = schema.read(path)

@@ -82,16 +82,16 @@ class RunRecord:
         return [
             (exchange.server_round, end, float(value))
             for exchange, end in zip(self.exchanges, self.ends, strict=True)
-            if not exchange.trains and isinstance(value := self._metrics(exchange).get(metric), int | float)
+            if not exchange.trains and isinstance(value := self.metrics_of(exchange).get(metric), int | float)
         ]
 
     def final_metrics(self) -> dict[str, MetricValue]:
         """The metrics of the last evaluation; of the last training where nothing was evaluated."""
         evaluations = [exchange for exchange in self.exchanges if exchange.evaluates]
         last = (evaluations or self.exchanges)[-1:]
-        return self._metrics(last[0]) if last else {}
+        return self.metrics_of(last[0]) if last else {}
 
-    def _metrics(self, exchange: ExchangeDone) -> dict[str, MetricValue]:
+    def metrics_of(self, exchange: ExchangeDone) -> dict[str, MetricValue]:
         """Of an exchange, with what the ServerApp made of them."""
         if not exchange.trains and not exchange.evaluates:
             return dict(exchange.metrics)

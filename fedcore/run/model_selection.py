@@ -57,6 +57,19 @@ class BestRule:
         return f"{self.metric} = {value:.6g}, the {'largest' if self.larger else 'smallest'}"
 
 
+def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an app with changes for one run, kebab-case both.
+
+    An app's best-model is a wish, which a run that cannot know the best model does without: the server reads no model
+    of a plain exchange, and without dp-metric-bound nothing private is evaluated. If the changes name best-model
+    themselves, it stays, for `JobSettings` to refuse.
+    """
+    values = {**settings, **changes}
+    private = values.get("dp-epsilon") or values.get("dp-noise-multiplier")
+    unknown = values.get("aggregation", "secure") != "secure" or (private and not values.get("dp-metric-bound"))
+    return {**values, "best-model": ""} if unknown and "best-model" not in changes else values
+
+
 @dataclass(slots=True)
 class ModelSelection:
     """Which evaluation was the best so far.

@@ -93,7 +93,7 @@ def checked_metrics(metrics: Sequence[object]) -> tuple[Metric, ...]:
     for metric in metrics:
         if not isinstance(metric, Metric):
             name = getattr(metric, "__name__", repr(metric))
-            call = f"; write {name}()" if metric in (f1, auc, average_precision, calibration_error) else ""
+            call = f"; write {name}()" if metric in (f1, majority, auc, average_precision, calibration_error) else ""
             raise ConfigurationError(f"{name} is no Metric of fedcore.training.metrics{call}")
     names = [metric.name for metric in checked]
     if len(set(names)) < len(names):
@@ -157,6 +157,22 @@ def f1(classes: int = 2) -> Metric:
 
     meaning = "F1, the harmonic mean of precision and recall, of each class that occurs, and their mean (macro)"
     return Metric("f1", "max", 3 * classes, count, value, meaning=meaning)
+
+
+def majority(classes: int = 2) -> Metric:
+    """Share of the most frequent class: the accuracy of always saying it, which a model has to exceed.
+
+    Sums: how often each class occurs, [classes].
+    """
+
+    def count(output: Tensor, targets: Tensor) -> Tensor:
+        actual = _classes(output, targets)[1].long()
+        return torch.bincount(actual, minlength=classes)[:classes].double()
+
+    meaning = "share of the most frequent class among all test examples: the accuracy of always saying this class"
+    return Metric(
+        "majority", "max", classes, count, lambda sums: _ratio(torch.stack([sums.max(), sums.sum()])), meaning=meaning
+    )
 
 
 def _token_losses(output: Tensor, targets: Tensor) -> Tensor:

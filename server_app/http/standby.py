@@ -60,6 +60,7 @@ class Standby:
         self._open.add(answer)
         try:
             await self._app(scope, answer.receive, answer.send)
+            await answer.settle()
         finally:
             self._open.discard(answer)
 
@@ -80,22 +81,27 @@ class _LeaderAnswer:
         self._send = send
         self._refusal = refusal
         self._has_begun = False
-        self._is_over = False
+        self._refusing: asyncio.Future[None] | None = None
 
     async def receive(self) -> Message:
         """The next of the request; its end, for one that was refused."""
-        return {"type": "http.disconnect"} if self._is_over else await self._receive()
+        return {"type": "http.disconnect"} if self._refusing is not None else await self._receive()
 
     async def send(self, message: Message) -> None:
         """A message of the answer, unless the request was or is to be refused."""
         if message["type"] == "http.response.start" and not self._leads():
             await self.refuse()
-        elif not self._is_over:
+        elif self._refusing is None:
             self._has_begun = True
             await self._send(message)
 
     async def refuse(self) -> None:
         """Refuse the request, unless its answer has begun."""
-        if not self._has_begun and not self._is_over:
-            self._is_over = True
-            await self._refusal()
+        if not self._has_begun and self._refusing is None:
+            self._refusing = asyncio.ensure_future(self._refusal())
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for a refusal, which may first read the rest of a body: the request must not end before."""
+        if self._refusing is not None:
+            await asyncio.shield(self._refusing)

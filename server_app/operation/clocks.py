@@ -18,6 +18,11 @@ log = logging.getLogger("fedcore.server")
 
 MOST_SECONDS: Final = float(CLOCK_SKEW_S)
 """A clock that is off by more is wrong: requests that are signed by a clock that is so far ahead are refused."""
+LATE_SECONDS: Final = 30.0
+"""All that a client signs has to come late for so long before its clock counts as slow.
+
+One request may have waited, for a proxy that tried another server first, or for this server, which was frozen.
+"""
 _FEWEST: Final = 2
 """Clients that have to agree that this server's clock is the wrong one."""
 
@@ -32,16 +37,21 @@ class Clocks:
     """What is known of other clocks: seconds by which each is ahead of this server's.
 
     names: of clients, by their numbers.
+    clock: monotonic seconds.
     database: None if that has no clock of its own, or none was read.
     clients: of those that have signed a request.
     """
 
     names: Callable[[], Mapping[int, str]]
+    clock: Callable[[], float]
     database: float | None = None
     clients: dict[int, float] = field(default_factory=dict)
+    _late_since: dict[int, float] = field(default_factory=dict)
 
     def note_client(self, client: int, seconds: float) -> None:
         """Note the time that a client signed; a change for the worse or the better is logged."""
+        if self._may_have_waited(client, seconds):
+            return
         before, self.clients[client] = self.clients.get(client), seconds
         if is_off(seconds) == is_off(before):
             return
@@ -52,6 +62,14 @@ class Clocks:
             )
         else:
             log.info("the clock of %s is right again", name)
+
+    def _may_have_waited(self, client: int, seconds: float) -> bool:
+        """Whether a request may be late though the client's clock is right."""
+        if seconds >= -MOST_SECONDS:
+            self._late_since.pop(client, None)
+            return False
+        now = self.clock()
+        return now - self._late_since.setdefault(client, now) < LATE_SECONDS
 
     def note_database(self, seconds: float) -> None:
         """Note the time that the database has; a change for the worse or the better is logged."""

@@ -49,6 +49,7 @@ OF_CLIENTS: Final = problem_responses(
     ProblemKind.MALFORMED,
     ProblemKind.DIGEST_MISMATCH,
     ProblemKind.TOO_LARGE,
+    ProblemKind.BUSY,
 )
 """What every signed request may be refused for."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
@@ -10,6 +12,12 @@ from server_app.http.audience import ForEverybody
 from server_app.http.problems import problem_responses
 from server_app.rejection import Rejection
 from server_app.routes.access import AnyLeadership, AnyQueue, AnyServices
+
+_UNAVAILABLE: Final = 503
+"""For those that ask whether to send anything here; `busy` itself has another status."""
+_NOT_READY: Final[dict[int | str, dict[str, Any]]] = dict.fromkeys(
+    [_UNAVAILABLE], *problem_responses(ProblemKind.BUSY).values()
+)
 
 router = APIRouter(route_class=ForEverybody, tags=["health"])
 
@@ -36,7 +44,7 @@ async def healthz() -> Health:
     return Health(status="ok")
 
 
-@router.get("/readyz", responses=problem_responses(ProblemKind.BUSY))
+@router.get("/readyz", responses=_NOT_READY)
 async def readyz(services: AnyServices, queue: AnyQueue, leadership: AnyLeadership, response: Response) -> Readiness:
     """Database, disk and object store can be written and read, and runs are being led.
 
@@ -44,8 +52,8 @@ async def readyz(services: AnyServices, queue: AnyQueue, leadership: AnyLeadersh
     """
     response.headers["Cache-Control"] = "no-store"
     if not queue.alive or services.client_bell.stopped:
-        raise Rejection(ProblemKind.BUSY, "the server is starting or stopping")
+        raise Rejection(ProblemKind.BUSY, "the server is starting or stopping", status=_UNAVAILABLE)
     if troubles := [one for one in (queue.trouble, leadership.trouble, services.health.trouble) if one]:
-        raise Rejection(ProblemKind.BUSY, "; ".join(troubles))
+        raise Rejection(ProblemKind.BUSY, "; ".join(troubles), status=_UNAVAILABLE)
     certificate = services.certificate.warning if services.certificate is not None else ""
     return Readiness(status="ready", warnings=[text for text in (certificate, services.clocks.warning) if text])

@@ -13,6 +13,7 @@ from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.buffer import buffer_size
+from fedcore.run.model_selection import laid_over
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override
@@ -48,7 +49,8 @@ class RunPlan:
     def submitted(cls, run: str, folder: Path, body: RunIn) -> RunPlan:
         """The plan of a run that an operator submits, whose app is in `folder`; raises ConfigurationError."""
         app = FlowerApp.load(folder)
-        settings = JobSettings.from_mapping({**app.settings.to_mapping(), **body.settings}, where="the run's settings")
+        values = laid_over(app.settings.to_mapping(), body.settings)
+        settings = JobSettings.from_mapping(values, where="the run's settings")
         config = override(app.run_config, body.run_config, "the run config of the app")
         if not app.name:
             raise ConfigurationError("the app's pyproject.toml gives it no name")

@@ -118,6 +118,7 @@ CASES = {
     "simulation": Case("processor_seconds_10_secure"),
     "ssp": Case("staleness_beyond_bound"),
     "startup": Case("slowest_over_smallest_typer_program"),
+    "tables": Case("auc_less_pooled_rare"),
     "ten_minutes": Case("minutes"),
     "timing_channel": Case("smaller data and larger data told apart, padded"),
     "upload": Case("overlapped_over_masked_first_loopback"),

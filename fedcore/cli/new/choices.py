@@ -26,6 +26,7 @@ class Answers:
     task: "classification" or "regression" over what the target looks like.
     categories: those of each column that has them named.
     private: whether the app gets differential privacy, which needs many clients.
+    model: "linear" or "network" over what such a table gets by default.
     """
 
     csv: Path | None = None
@@ -34,6 +35,7 @@ class Answers:
     task: str = ""
     categories: Mapping[str, tuple[str, ...]]
     private: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +82,25 @@ def _chat(answers: Answers) -> Filling:
 
 
 def _tabular(answers: Answers) -> Filling:
-    about = "A table: `{}` predicted from {} other columns, of {} rows"
+    about = "A table: `{}` predicted from {} other columns"
     if answers.csv is None:
         if answers.target or answers.categories or answers.task:
             raise ConfigurationError("--target, --task and --categories are about a table: name it with --csv FILE")
         table, path, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
-        about += " of the breast cancer data of Wisconsin, which come with scikit-learn"
+        about += f", of {table.rows} rows of the breast cancer data of Wisconsin, which come with scikit-learn"
     else:
         _check_target(answers)
         table = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
         path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
-        about += f" in `{answers.csv.name}`"
     schema = table.schema
     values = {
         **_table_values(table, path, own=answers.csv is not None, private=answers.private),
-        "about": f"{about.format(schema.target, len(schema.columns), table.rows)}.",
+        "about": f"{about.format(schema.target, len(schema.columns))}.",
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
         "figures": _FIGURES[schema.task].format(len(schema.classes)),
+        "best": _BEST[schema.task],
+        "network": (answers.model or _MODELS[schema.task]) == "network" and not answers.private,
     }
     return Filling(values=values, data=data, notes=table.notes)
 
@@ -117,7 +120,7 @@ def _survival(answers: Answers) -> Filling:
             )
         table = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
         path, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
-        event, about = answers.event, f"Survival by the {table.rows} rows of `{answers.csv.name}`"
+        event, about = answers.event, "Survival by a table of patients"
     _check_event(table.schema, event)
     values = {
         **_table_values(table, path, own=answers.csv is not None, private=answers.private),
@@ -156,9 +159,10 @@ def _check_event(schema: TableSchema, event: str) -> None:
 def _table_values(table: InferredTable, path: Path, *, own: bool, private: bool) -> dict[str, Any]:
     # The least of fedcore.data.partition, so that every client has enough to train and to test on.
     clients = max(2, min(60 if private else 10, table.rows // 20))
-    # The app goes to every site, and a path of this machine must not go with it.
-    data = "FOLDER" if own else EXAMPLE.rstrip("/")
-    values = {"schema": table.schema, "notes": table.notes, "csv_name": path.name, "clients": clients}
+    # The app goes to every site, and neither the name of this one's file nor its number of rows must go with it.
+    data, name = ("FOLDER", "") if own else (EXAMPLE.rstrip("/"), path.name)
+    notes = () if own else table.notes
+    values = {"schema": table.schema, "notes": notes, "csv_name": name, "clients": clients}
     return {**values, "data_dir": data}
 
 
@@ -169,10 +173,14 @@ _ANSWERS: Final = {
 }
 _LOSSES: Final = {"binary": "binary_cross_entropy", "classes": "cross_entropy", "regression": "squared_error"}
 _FIGURES: Final = {
-    "binary": "metrics.accuracy, metrics.auc()",
-    "classes": "metrics.accuracy, metrics.f1({})",
+    "binary": "metrics.auc(), metrics.brier, metrics.calibration_error(), metrics.accuracy, metrics.majority()",
+    "classes": "metrics.f1({0}), metrics.accuracy, metrics.majority({0})",
     "regression": "metrics.rmse, metrics.mae, metrics.r2",
 }
+_BEST: Final = {"binary": "eval_loss:min", "classes": "eval_loss:min", "regression": "rmse:min"}
+"""An AUC over some hundred test rows is noisier than their loss, and would choose a round by chance."""
+_MODELS: Final = {"binary": "linear", "classes": "linear", "regression": "network"}
+"""By default: what has the better figure on new rows (benchmarks/tables.py)."""
 
 TEMPLATES: Final[Mapping[str, Template]] = {
     "image": Template(about="images into classes: a small convolutional network, on digits at first", fill=_image),

@@ -33,6 +33,14 @@ def new(
         list[str] | None,
         typer.Option(metavar="'COLUMN=A|B'", help="Categories of a column, instead of those in the file; repeatable."),
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="linear|network",
+            help="Of a table: a logistic regression, or a small network.  \\[default: linear for classes, network for "
+            "numbers]",
+        ),
+    ] = "",
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="train.py", help="Your PyTorch script, which is only read.")
     ] = None,
@@ -60,7 +68,9 @@ def new(
         return
     if name is None:
         raise typer.BadParameter("name the app, as in: fedcore new my-app", param_hint="'NAME'")
-    answers = {"--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories}
+    answers = {
+        "--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories, "--model": model
+    }  # fmt: skip
     if from_ is not None:
         if other := [option for option, value in {"--template": template, **answers}.items() if value]:
             raise ConfigurationError(f"--from reads a script, and {other[0]} does not go with it")
@@ -83,6 +93,7 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
     names = [option for option, value in options.items() if value]
     if names and not TEMPLATES[template].table:
         raise ConfigurationError(f"{names[0]} goes with --template tabular or survival, not with {template}")
+    _check_model(options["--model"], template, private)
     if private and template not in PRIVATE:
         raise ConfigurationError(
             f"--private goes with {', '.join(PRIVATE)} and --from, not with {template}: each weight "
@@ -102,6 +113,7 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
         task=options["--task"],
         categories=_categories(options["--categories"] or ()),
         private=private,
+        model=options["--model"],
     )
     filling = TEMPLATES[template].fill(answers)
     values = {**filling.values, **(PRIVATE[template] if private else {}), "private": private}
@@ -115,7 +127,19 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
     data: Path | None = None
     if TEMPLATES[template].table:  # what is compared are processes that know the app, and not what lies beside it
         data = Path(EXAMPLE) if csv is None else csv.absolute().parent
-    return {**result, "notes": list(filling.notes), "next": _next(folder, values["clients"], data, private)}
+    name = csv.name if csv is not None else ""
+    return {**result, "notes": list(filling.notes), "next": _next(folder, values["clients"], data, name, private)}
+
+
+def _check_model(model: str, template: str, private: bool) -> None:
+    from fedcore.errors import ConfigurationError
+
+    if model not in ("", "linear", "network"):
+        raise ConfigurationError(f"--model is linear or network, not {model!r}")
+    if model and template != "tabular":
+        raise ConfigurationError(f"--model goes with --template tabular; {template} has one model")
+    if model == "network" and private:
+        raise ConfigurationError("--model network does not go with --private: each weight gets noise, so it is linear")
 
 
 def _from_script(folder: Path, script: Path, private: bool) -> dict[str, Any]:
@@ -138,13 +162,18 @@ def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return categories
 
 
-def _next(folder: Path, clients: int, data: Path | None = None, private: bool = False) -> list[str]:
+def _next(folder: Path, clients: int, data: Path | None = None, name: str = "", private: bool = False) -> list[str]:
     """What to type then, in the folder.
 
     Args:
+        folder: of the app.
+        clients: of the comparison.
         data: where the table lies.
+        name: of a table that the app does not name.
+        private: whether the app adds noise.
     """
     where = f" --data-dir {shlex.quote(str(data))}" if data is not None else ""
+    where += f" --run-config {shlex.quote(f'csv={json.dumps(name)}')}" if name else ""
     return [
         f"cd {folder}",
         "fedcore simulate .",

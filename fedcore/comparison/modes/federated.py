@@ -23,6 +23,7 @@ from fedcore.comparison.workers.schedule import Schedule
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps.progress_protocol import EvaluationProgress
 from fedcore.monitoring.run_record import RunRecord, metric_like
+from fedcore.run.model_selection import laid_over
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
 from fedcore.state import sha256_file
 from fedcore.wire.events import EventSink, ExchangeDone
@@ -74,7 +75,7 @@ class Federated(Mode):
         decided: dict[str, Any] = {"min-clients": sites, "aggregation": "plain" if self.plain else "secure"}
         if not self.private:
             decided |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
-        checked = JobSettings.from_mapping({**settings, **decided, **self._rounds(settings)})
+        checked = JobSettings.from_mapping(laid_over(settings, {**decided, **self._rounds(settings)}))
         if checked.private != self.private:
             raise ConfigurationError(TOGETHER.format(self.name))
         return checked.to_mapping()

@@ -26,6 +26,7 @@ from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.strategies import algorithms as ours
 from fedcore.flower.strategies.buffered import FedBuff
 from fedcore.flower.strategies.metrics import finish
+from fedcore.flower.strategies.patience import LossFallsNoMore, LossHistory
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.system.plugins import Registry, must_derive
 from fedcore.training.algorithms import ALPHA
@@ -141,8 +142,9 @@ def averaging_server(
     layers that stand for columns (`Standardise`, `Rescale`), and sends them along in every round. A run that begins
     with an earlier model of the app keeps that model's statistics, and asks nobody. The sums that the
     clients report for the ClientApp's metrics become figures of the whole federation (`finish`), the last of which it
-    prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
-    where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
+    prints, with a hint if the test loss rises. Of the run config it reads `num-server-rounds`, `min-nodes`,
+    `fraction-train` and `fraction-evaluate` (1 where they are missing), `seed`, which decides the nodes of a round,
+    `patience`, after how many rounds without a lower test loss the run ends, and what `make_strategy` reads.
 
     Args:
         test: reads a test set where the ServerApp runs. With `central-test` = N in the run config the model is tested
@@ -158,17 +160,22 @@ def averaging_server(
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
         earlier = client.statistics_in(config, grid.initial if isinstance(grid, ExchangeGrid) else None)
+        losses = LossHistory.of(config)
         known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)), earlier=earlier)
-        options = {**participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
-        result = strategy(config, trained=client.trained(config), **options).start(
-            grid=grid,
-            initial_arrays=client.initial_arrays(config, known),
-            num_rounds=int(config[ROUNDS_KEY]),
-            train_config=ConfigRecord(known),
-            evaluate_config=ConfigRecord(known),
-            evaluate_fn=server_test(client, config, test, known),
-        )
-        if line := _figures(client, result.evaluate_metrics_clientapp):
+        options = {**participation(config), "evaluate_metrics_aggr_fn": losses.watching(finish(client.metrics))}
+        try:
+            result = strategy(config, trained=client.trained(config), **options).start(
+                grid=grid,
+                initial_arrays=client.initial_arrays(config, known),
+                num_rounds=int(config[ROUNDS_KEY]),
+                train_config=ConfigRecord(known),
+                evaluate_config=ConfigRecord(known),
+                evaluate_fn=losses.limiting(server_test(client, config, test, known)),
+            )
+            lines = [_figures(client, result.evaluate_metrics_clientapp), losses.hint()]
+        except LossFallsNoMore as enough:
+            lines = [f"the run ends early: {enough}", losses.hint()]
+        for line in filter(None, lines):
             print(line, flush=True)  # noqa: T201 - what a ServerApp prints comes home with the run
 
     return app

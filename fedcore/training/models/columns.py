@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class _Columns(nn.Module):
 
     mean: Tensor
     std: Tensor
+    spreads: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, names: Sequence[str], *, bounds: Mapping[str, tuple[float, float]] | None = None) -> None:
         super().__init__()
@@ -43,9 +45,10 @@ class _Columns(nn.Module):
         One of which no client has a value, whose statistics are nan, is 0 for all of them.
         """
         names = statistics[f"{PREFIX}columns"]
-        for buffer, key, default in ((self.mean, "mean", 0.0), (self.std, "std", 1.0)):
-            known = dict(zip(names, statistics[PREFIX + key], strict=True))
-            buffer.copy_(torch.tensor([known.get(name, default) for name in self.names]).nan_to_num(nan=0.0))
+        for buffer, key, defaults in ((self.mean, "mean", {}), (self.std, "std", self.spreads)):
+            known = {**defaults, **dict(zip(names, statistics[PREFIX + key], strict=True))}
+            values = [known.get(name, float(key == "std")) for name in self.names]
+            buffer.copy_(torch.tensor(values).nan_to_num(nan=0.0))
 
     def _check(self) -> None:
         # Not in eval mode: an exported model has no such branch, and there a nan shows in every output.
@@ -68,12 +71,32 @@ class Standardise(_Columns):
     A missing value becomes 0, which is the mean, and so does a column that is the same everywhere. names: of the d
     columns; those without statistics or bounds pass as they are. Raises UsageError in training without statistics
     and bounds.
+
+    limit: of the result, in deviations: what lies further from the mean counts as that far, so that a few extreme
+        values do not decide what a linear model learns of a column. None for no limit.
+    spreads: deviations of columns that have no statistics, such as those of categories (`TableSchema.spreads`).
     """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        limit: float | None = None,
+        spreads: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(names, bounds=bounds)
+        self.spreads = dict(spreads or {})
+        if limit is not None and not limit > 0:
+            raise UsageError(f"Standardise: limit is a number of deviations above 0, not {limit}", check="limit")
+        self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:
         """x, standardised."""
         self._check()
         scaled = (x - self.mean) / self.std
+        if self.limit is not None:
+            scaled = scaled.clamp(-self.limit, self.limit)
         return torch.where(torch.isnan(x) | (self.std == 0), 0.0, scaled)
 
 

@@ -46,7 +46,7 @@ export async function load(path, show, passed = []) {
   try {
     text = await send("GET", path);
   } catch (error) {
-    if (error instanceof Problem && [0, 401, 503, ...passed].includes(error.status)) return false;
+    if (error instanceof Problem && [0, 401, 429, 503, ...passed].includes(error.status)) return false;
     throw error;
   }
   painted(() => show(JSON.parse(text)));

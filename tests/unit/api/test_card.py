@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.monitoring.run_record import RunRecord
 from fedcore.run.settings import JobSettings
 from fedcore.state import ModelFacts, ModelState, read_facts, write_model
-from fedcore.wire.events import stamp
+from fedcore.wire.events import FiguresFound, stamp
 
 EVENTS = (
     event("started"),
@@ -130,3 +130,27 @@ def test_files_of_something_else_are_refused(model: Path, tmp_path: Path) -> Non
         Sources.read(model, None, other, names=False)
     with raises(ConfigurationError, check="no-model"):
         Sources.read(other, None, None, names=False)
+
+
+def test_results_that_lie_next_to_a_model_are_read(model: Path) -> None:
+    rounds = {str(number): {"eval_acc": 0.5, "auc": auc, "majority": 0.85} for number, auc in ((1, 0.7), (2, 0.6))}
+    model.with_name("model.results.json").write_text(json.dumps({"train": {}, "evaluate": rounds, "server": {}}))
+    section = make_card(Sources.read(model, None, None, names=False)).json()["sections"]["Results"]
+    assert section["last evaluation"] == "round 2: eval_acc 0.5000  auc 0.6000  majority 0.8500"
+    assert section["largest auc"].startswith("round 1:")
+    assert "0.8500" in section["text"][1]
+    model.with_name("model.results.json").write_text("[]")
+    with raises(ConfigurationError, check="no-results"):
+        Sources.read(model, None, None, names=False)
+
+
+def test_figures_that_the_strategy_made_are_among_the_results(model: Path) -> None:
+    record = RunRecord()
+    for one in (
+        event("started"),
+        event("exchange-done", message_type="evaluate", metrics={"eval_acc": 0.75}),
+        FiguresFound(server_round=1, source="evaluate", metrics={"auc": 0.625}),
+    ):
+        record.add(one, 1.0)
+    sources = Sources(model=model, facts=read_facts(model), record=record)
+    assert make_card(sources).json()["sections"]["Results"]["largest auc"] == "round 1: eval_acc 0.7500  auc 0.6250"

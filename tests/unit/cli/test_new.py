@@ -82,6 +82,17 @@ def test_names_of_columns_and_categories_are_all_that_an_app_has_of_a_table(new)
         cell for cell in cells if re.search(rf"(?<![\d.]){re.escape(cell)}(?![\d.])", everything) and len(cell) > 4
     ]
     assert str(Path.cwd()) not in everything
+    rows = len(patients_csv().splitlines()) - 1
+    assert f"{rows} rows" not in everything
+    assert made["notes"]
+    assert not [note for note in made["notes"] if note in everything], "what was found is for who has the table"
+
+
+def test_the_name_of_a_sites_file_goes_to_nobody(new):
+    Path("jane-doe.csv").write_text(patients_csv())
+    made = json.loads(new("mine", "--csv", "jane-doe.csv", "--target", "died", "--json").stdout)
+    assert "jane-doe" not in b"\n".join(AppBundle.from_folder(Path("mine")).files.values()).decode()
+    assert "jane-doe.csv" in made["next"][-1], "a comparison has to be told"
 
 
 def test_an_app_of_a_table_says_its_clients_and_its_bounds(new):
@@ -125,6 +136,9 @@ def test_what_was_found_is_printed_with_what_comes_next(new):
             ("a", "--template", "survival", "--csv", "patients.csv", "--target", "years", "--event", "stage"),
             "--event 'stage' has to be a column of 1 and 0, both of which occur; columns like that are smoker, died",
         ),
+        (("a", "--csv", "patients.csv", "--target", "died", "--model", "forest"), "--model is linear or network"),
+        (("a", "--template", "image", "--model", "linear"), "--model goes with --template tabular"),
+        (("a", "--template", "tabular", "--model", "network", "--private"), "each weight gets noise, so it is linear"),
         ((), "name the app"),
     ],
 )
@@ -174,3 +188,21 @@ def test_a_private_app_has_a_budget_for_its_rounds(new, template) -> None:
 
 def test_a_template_with_many_weights_is_not_made_private(new) -> None:
     assert "lora" in refusal(new("my-app", "--template", "lora", "--private"))
+
+
+@pytest.mark.parametrize(
+    ("words", "network", "best"),
+    [
+        (("--target", "died"), False, "eval_loss:min"),
+        (("--target", "stage"), False, "eval_loss:min"),
+        (("--target", "years"), True, "rmse:min"),
+        (("--target", "died", "--model", "network"), True, "eval_loss:min"),
+        (("--target", "years", "--model", "linear"), False, "rmse:min"),
+    ],
+)
+def test_the_model_is_linear_for_classes_and_the_best_one_is_kept(new, words, network, best):
+    assert new("mine", "--csv", "patients.csv", *words).exit_code == 0
+    assert ("nn.ReLU" in Path("mine", "mine_app", "model.py").read_text()) == network
+    app = FlowerApp.load(Path("mine"))
+    assert app.settings.best_model == best
+    assert app.run_config["lr-over-rounds"] == "cosine"

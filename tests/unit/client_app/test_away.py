@@ -19,11 +19,12 @@ from support.ports import reserved_port
 from support.scripted import problem
 from support.serving import serving
 
+from client_app.agent.server_errors import kind_of_answer, may_pass
 from client_app.exchange.client import Client
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
 from client_app.http.retry import ONCE, Retry, RetryDeadline
-from fedcore.errors import ServerUnreachable
+from fedcore.errors import Refused, ServerUnreachable
 from fedcore.federation import ClientKit
 from fedcore.wire.presence import HeartbeatIn, JoinIn, JoinOut
 from fedcore.wire.tasks import Task
@@ -258,3 +259,10 @@ class TestRetryDeadline:
             with raises(ServerUnreachable, check="stuck"):
                 await client.transport.download("/v1/model", tmp_path / "model", size=10, sha256="0" * 64)
             assert (await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)).name == "client-1"
+
+
+@pytest.mark.parametrize(("status", "passes"), [(429, True), (500, True), (503, True), (403, False), (409, False)])
+def test_an_agent_waits_for_a_server_that_does_not_serve_now(status: int, passes: bool) -> None:
+    refused = Refused(status, "kind", "text")
+    assert may_pass(refused) == passes
+    assert kind_of_answer(refused) == ("" if passes else "kind")

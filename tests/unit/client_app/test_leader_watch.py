@@ -67,3 +67,9 @@ async def test_requests_that_wait_on_an_earlier_address_are_not_forgotten(
 async def test_an_earlier_address_that_leads_after_all_is_not_left() -> None:
     client = Client(leaders=(A, C), current=B, waiting=(A,))
     assert await client.look() == [(C, [B])]
+
+
+async def test_of_two_that_lead_the_present_one_stays() -> None:
+    """One address more may lead to the same server."""
+    client = Client(leaders=(B, C), current=C, waiting=(A,))
+    assert await client.look() == [(C, [A])]

@@ -76,9 +76,11 @@ def watched(kits: dict[int, ClientKit]) -> Watched:
 
 
 class TestRetries:
-    async def test_a_5xx_is_tried_again_with_a_new_signature(self, script: Script, client: Client) -> None:
+    async def test_a_busy_server_and_a_5xx_are_tried_again_with_a_new_signature(
+        self, script: Script, client: Client
+    ) -> None:
         """The server's nonce cache would refuse the same signed request a second time."""
-        script.answers.extend([problem(503, "busy"), problem(500, "internal")])
+        script.answers.extend([problem(429, "busy"), problem(500, "internal")])
         async with script.serving():
             joined = await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)
         assert joined.federation == "testing"

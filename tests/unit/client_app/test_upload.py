@@ -139,7 +139,7 @@ class TestTrouble:
     async def test_a_part_that_is_refused_for_now_is_sent_again_and_no_other(
         self, script: Script, client: Client
     ) -> None:
-        script.answers.append(problem(503, "busy"))
+        script.answers.append(problem(429, "busy"))
         async with script.serving():
             assert await send(client, Parts()) == DIGEST
         assert script.update() == UPDATE
@@ -167,7 +167,7 @@ class TestTrouble:
 
     async def test_a_part_that_the_server_has_otherwise_is_sent_again(self, script: Script, client: Client) -> None:
         """What the server says it has counts only where it is the very part."""
-        script.answers.append(problem(503, "busy"))
+        script.answers.append(problem(429, "busy"))
         script.lies["parts"] = lambda _: PartsOut(parts=dict.fromkeys(range(5), "ab" * 32))
         async with script.serving():
             assert await send(client, Parts()) == DIGEST

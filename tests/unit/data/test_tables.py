@@ -133,3 +133,28 @@ def test_a_site_has_all_rows_of_its_own_file_and_a_simulated_one_a_share(tmp_pat
     assert sorted(value for part in rows for value in part) == list(range(100))
     with raises(DataError, check="too-few-rows", match=r"\b60\b"):
         table_data(SCHEMA, {"csv": "other.csv"}, {"partition-id": 59, "num-partitions": 60}, tmp_path)
+
+
+def test_each_client_has_a_file_of_its_own_if_there_is_a_folder_of_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCORE_DATA", str(tmp_path))
+    (tmp_path / "sites").mkdir()
+    for name, rows in (("a", 5), ("b", 10)):
+        lines = ["age,smoker,stage,ill", *(f"{ord(name)},1,I,{'yes' if row % 2 else 'no'}" for row in range(rows))]
+        (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    parts = [
+        table_data(SCHEMA, {"csv": "sites"}, {"partition-id": share, "num-partitions": 2}, tmp_path) for share in (0, 1)
+    ]
+    assert [len(train) + len(test) for train, test in parts] == [5, 10]
+    assert parts[1][0].x[0, 0] == ord("b")
+    with raises(DataError, check="files-of-clients"):
+        table_data(SCHEMA, {"csv": "sites"}, {"partition-id": 0, "num-partitions": 3}, tmp_path)
+
+
+def test_categories_have_the_spread_of_equally_frequent_ones():
+    assert SCHEMA.spreads == {"stage=I": 0.5, "stage=II": 0.5}
+
+
+def test_columns_that_no_model_reads_are_there_for_who_asks(tmp_path):
+    path = table(tmp_path, "7,61,1,I,yes,", "8,50,0,II,no,x", head="id,age,smoker,stage,ill,ward")
+    assert SCHEMA.other_columns(path) == [{"id": "7", "ward": None}, {"id": "8", "ward": "x"}]
+    assert SCHEMA.other_columns(table(tmp_path, "61,1,I,yes", "50,0,II,no")) == [{}, {}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcore.errors import ConfigurationError
-from fedcore.run.model_selection import BestRule
+from fedcore.run.model_selection import BestRule, laid_over
 from fedcore.run.settings import JobSettings
 from tests.support.raising import raises
 
@@ -34,3 +34,18 @@ def test_where_nothing_can_be_chosen_it_is_refused(settings: dict[str, object], 
     check, names = reason
     with raises(ConfigurationError, check=check, match=names):
         JobSettings(best_model="loss:min", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "best"),
+    [
+        ({}, "auc:max"),
+        ({"aggregation": "plain"}, ""),
+        ({"dp-epsilon": 8.0}, ""),
+        ({"dp-epsilon": 8.0, "dp-metric-bound": 1.0}, "auc:max"),
+        ({"aggregation": "plain", "best-model": "auc:max"}, "auc:max"),
+    ],
+)
+def test_the_wish_of_an_app_gives_way_to_a_run_that_cannot_tell(changes: dict[str, object], best: str) -> None:
+    settings = JobSettings(best_model="auc:max").to_mapping()
+    assert laid_over(settings, changes)["best-model"] == best

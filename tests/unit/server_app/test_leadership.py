@@ -21,7 +21,7 @@ from server_app.http.standby import Standby
 from server_app.members.presence import Presence
 from server_app.members.reach import Reach
 from server_app.operation.clocks import Clocks
-from server_app.runs.leadership import LEASE, Leadership, seconds_since_boot
+from server_app.runs.leadership import LEASE, REACHABLE, Leadership, seconds_since_boot
 from server_app.storage.store import Store
 
 
@@ -34,7 +34,7 @@ class Server:
         settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
         self.off = 0.0
         self.presence = Presence(clock=time.monotonic)
-        self.clocks = Clocks(dict)
+        self.clocks = Clocks(dict, time.monotonic)
         services: Any = SimpleNamespace(
             settings=settings,
             store=store,
@@ -181,6 +181,17 @@ async def test_one_that_no_client_reaches_makes_way_for_one_that_clients_ask(ser
     assert not first.leads
 
 
+async def test_one_that_made_way_leaves_the_other_time_to_lead(servers: Any) -> None:
+    first, second = await servers(0.6)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    assert await second.store.take_lease(REACHABLE, holder="b", url="https://b", seconds=30.0)
+    await until(lambda: not first.leading)
+    began = time.monotonic()
+    await until(lambda: first.leads)
+    assert time.monotonic() - began > 0.3, "it tries 33 times a second"
+
+
 async def test_one_that_no_client_reaches_leads_on_if_none_asks_another(servers: Any) -> None:
     first, second = await servers(0.6)
     await first.leadership.start()
@@ -271,6 +282,32 @@ async def test_what_waits_for_an_answer_is_refused_as_soon_as_the_lead_ends() ->
     await asking
     assert (await answers.get())["type"] == "http.response.body"
     assert answers.empty(), "what the route says later does not go out"
+
+
+async def test_a_request_does_not_end_before_its_refusal() -> None:
+    """A refusal first reads the rest of a body, while the route sees the end of the request."""
+    asks, sends, leads = asyncio.Event(), asyncio.Event(), True
+    sent: list[Any] = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        asks.set()
+        await sends.wait()
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def send(message: Any) -> None:
+        sends.set()
+        await asyncio.sleep(0.01)
+        sent.append(message)
+
+    standby = Standby(reads, lambda: leads, lambda: "")
+    scope = {"type": "http", "path": "/v1/task", "method": "PUT", "headers": []}
+    asking = asyncio.create_task(standby(scope, asyncio.Event().wait, send))
+    await asks.wait()
+    leads = False
+    refusing = asyncio.create_task(standby.refuse_open())
+    await asking
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    await refusing
 
 
 async def test_a_standby_knows_the_members_that_ask_it(here: Site) -> None:

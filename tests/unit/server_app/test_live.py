@@ -253,7 +253,7 @@ async def test_streams_of_an_address_and_of_viewers_are_counted(here: Site) -> N
         assert await refused(here, "/v1/live", cookie=viewer, client="10.0.0.1") == (429, "too-many-streams")
         async with listening(here, "/v1/live", cookie=viewer, client="10.0.0.2") as two:
             await two.until("runs")
-            assert await refused(here, "/v1/live", cookie=viewer, client="10.0.0.3") == (503, "busy")
+            assert await refused(here, "/v1/live", cookie=viewer, client="10.0.0.3") == (429, "busy")
             async with listening(here, "/v1/live", client="10.0.0.4") as operator:
                 await operator.until("runs")
     async with listening(here, "/v1/live", cookie=viewer, client="10.0.0.1") as again:

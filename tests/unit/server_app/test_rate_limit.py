@@ -112,7 +112,7 @@ async def test_a_sender_has_so_many_open_requests(here: Site, monkeypatch: pytes
     open_ones = [asyncio.create_task(here.http.get(path, headers=member.signed("GET", path))) for _ in range(2)]
     await until(lambda: sum(here.application.guard.under_way.values()) == 2)
     refused = await here.http.get(path, headers=member.signed("GET", path))
-    assert (refused.status_code, refused.json()["type"]) == (503, "urn:fedcore:problem:busy")
+    assert (refused.status_code, refused.json()["type"]) == (429, "urn:fedcore:problem:busy")
     assert refused.headers["retry-after"]
     assert (await here.operator("GET", "/v1/clients")).status_code == 200, "others are not concerned"
     here.services.client_bell.stop()

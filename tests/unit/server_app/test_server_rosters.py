@@ -101,7 +101,7 @@ async def test_an_open_exchange_keeps_the_roster_that_it_began_with(growing: Gro
     new = growing.admit("north")
     growing.authority.revoke(["client-2"])
     assert await growing.publish() == RosterOut(roster=1, newest=3)
-    assert (await growing.refusal(new)).startswith("503 busy: the roster that has this client comes into use when")
+    assert (await growing.refusal(new)).startswith("429 busy: the roster that has this client comes into use when")
     assert growing.site.services.roster.after(1) == [], "nobody learns of it before it is in use"
     await asyncio.gather(*(member.secure() for member in members))
     answer = await asked

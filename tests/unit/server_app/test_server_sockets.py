@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +50,42 @@ async def test_a_body_that_stalls_is_dropped(federation: FederationFolder, tmp_p
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"connection: close" in answer
+        writer.close()
+
+
+def signed_get(made: Site, path: str) -> bytes:
+    fields = [f"{name}: {value}" for name, value in made.members[1].signed("GET", path).items()]
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: server", *fields, "", ""]).encode()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPCNT"), reason="this system has no such option")
+async def test_a_dead_line_is_noticed_sooner_while_a_poll_waits(federation: FederationFolder, tmp_path: Path) -> None:
+    async with site(federation, tmp_path) as made, listening(made.application.asgi) as (server, port):
+
+        def probes() -> set[int]:
+            socks = [protocol.connection.sock for protocol in server.server_state.connections]
+            return {sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) for sock in socks}
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: len(probes()) == 1)
+        before = probes()
+        writer.write(signed_get(made, "/v1/task?wait=30"))
+        await until(lambda: probes() != before)
+        assert max(probes()) < min(before)
+        made.services.client_bell.stop()
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        assert probes() == before
+        writer.close()
+
+
+async def test_a_member_is_no_stranger_to_a_standby(federation: FederationFolder, tmp_path: Path) -> None:
+    async with site(federation, tmp_path) as made, listening(made.application.asgi) as (server, port):
+        await made.application.leadership.stop()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: server.limiter.strangers == 1)
+        writer.write(signed_get(made, "/v1/task"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
+        assert server.limiter.strangers == 0
         writer.close()
 
 

@@ -233,7 +233,7 @@ async def test_the_oldest_session_of_a_link_makes_room(here: Site, monkeypatch: 
 async def test_links_are_counted(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server_app.members.sessions.MOST_LINKS", 1)
     await here.link()
-    assert await problem(here.link()) == (503, "busy")
+    assert await problem(here.link()) == (429, "busy")
 
 
 @pytest.mark.parametrize("asked", [{"days": 0}, {"days": 366}, {"label": " "}, {"label": "a" * 101}])

@@ -88,3 +88,18 @@ def test_with_bounds_nobody_is_asked_and_nothing_of_it_travels() -> None:
     assert torch.allclose(layer(x), torch.tensor([[0.0, 7.0], [1.0, 0.0]]))
     assert layer.state_dict() == {}, "a private run would add noise to it"
     assert Rescale(["a"], bounds={"a": (0.0, 12.0)})(torch.zeros(1, 1)).tolist() == [[6.0]]
+
+
+def test_values_beyond_the_limit_count_as_that_far() -> None:
+    layer = Standardise(["a", "same"], limit=3.0)
+    set_statistics(layer, KNOWN)
+    x = torch.tensor([[1e6, 5.0], [-1e6, math.nan], [15.0, 5.0], [math.nan, 5.0]])
+    assert layer(x).tolist() == [[3.0, 0.0], [-3.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    with raises(UsageError, check="limit"):
+        Standardise(["a"], limit=0.0)
+
+
+def test_columns_without_statistics_have_the_spread_that_they_are_said_to_have() -> None:
+    layer = Standardise(["a", "stage=I", "other"], spreads={"stage=I": 0.5, "a": 100.0})
+    set_statistics(layer, KNOWN)
+    assert layer(torch.tensor([[15.0, 1.0, 1.0]])).tolist() == [[1.0, 2.0, 1.0]]

@@ -27,6 +27,7 @@ from fedcore.training.metrics import (
     exact_auc,
     f1,
     mae,
+    majority,
     r2,
     rmse,
     two_class_logits,
@@ -266,3 +267,13 @@ def test_scores_of_more_than_two_classes_are_refused():
         two_class_logits(torch.zeros(4, 3), torch.zeros(4, 3))
     with raises(UsageError, check="binary-targets"):
         two_class_logits(torch.zeros(4), torch.tensor([0, 1, 2, 1]))
+
+
+def test_the_majority_is_that_of_all_parts_together() -> None:
+    """Each part has another one; the share is of the sums, and no mean of shares."""
+    metric, output = majority(3), torch.zeros(4, 3)
+    parts = [torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 2, 2])]
+    sums = sum(metric.sums(output, part) for part in parts)
+    assert metric.value(sums) == pytest.approx(3 / 8)
+    assert math.isnan(metric.value(torch.zeros(3)))
+    assert majority().value(majority().sums(torch.zeros(3, 1), torch.tensor([1, 1, 0]))) == pytest.approx(2 / 3)
