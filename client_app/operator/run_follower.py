@@ -72,7 +72,8 @@ def follow(
     record = RunRecord()
 
     def away(why: str) -> None:
-        screen.note(f"{why}. The run continues without this command, which reconnects once the server answers")
+        end = "" if why.endswith("?") else "."
+        screen.note(f"{why}{end} The run continues without this command, which reconnects once the server answers")
 
     with ProgressView(screen.console, "federated", live=not screen.as_json) as view:
         for state in client.follow(run, on_away=away, seconds=LIVE_SECONDS if view.live else POLL_SECONDS):
