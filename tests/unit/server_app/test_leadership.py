@@ -104,8 +104,10 @@ async def renewals(leader: Server, number: int) -> None:
     for _ in range(number):
         before = await leader.store.lease(LEASE)
         assert before is not None
-        while (now := await leader.store.lease(LEASE)) is not None and now[0].until == before[0].until:
-            await asyncio.sleep(0.02)
+        now = before
+        while now is not None and now[0].until == before[0].until:
+            await asyncio.sleep(0.02)  # noqa: ASYNC110
+            now = await leader.store.lease(LEASE)
 
 
 async def test_one_leads_and_gives_the_lead_back_at_its_stop(servers: Any) -> None:
