@@ -106,7 +106,7 @@ async def renewals(leader: Server, number: int) -> None:
         assert before is not None
         now = before
         while now is not None and now[0].until == before[0].until:
-            await asyncio.sleep(0.02)  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
             now = await leader.store.lease(LEASE)
 
 
