@@ -112,7 +112,8 @@ def test_a_site_whose_table_differs_is_told_before_it_trains(folder, monkeypatch
     app = folder / "strict"
     fedcore("new", app, "--csv", folder / "patients.csv", "--target", "died")
     Path(folder / "other" / "patients.csv").write_text(patients_csv().replace("marker", "Marker", 1))
-    result = CliRunner().invoke(command, ["simulate", str(app), "--clients", "3", "--engine", "inline"])
+    words = ["--clients", "3", "--engine", "inline", "--run-config", 'csv="patients.csv"']
+    result = CliRunner().invoke(command, ["simulate", str(app), *words])
     assert result.exit_code != 0
     assert "lacks a column of schema.toml: 'marker'; did you mean 'Marker'?" in result.output
 
