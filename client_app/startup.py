@@ -39,8 +39,9 @@ from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.kits.identity import IDENTITY_FILE
-from fedcore.federation.kits.site_node import parse_node_config, scalars, site_node
+from fedcore.federation.kits.site_node import scalars, site_values
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.node.keys import checked_node
 from fedcore.run.engine_config import EngineConfig
 from fedcore.state import OWN_MODEL_FOLDER
 from fedcore.system.assignments import parse_assignments
@@ -101,8 +102,10 @@ async def _run_agent(options: Options) -> None:
         ):
             offers = Offers(state_dir)
             bundle, settings = use_approved_app(bundle, settings, kit, offers, output)
-            settings = _install(settings, bundle, state_dir, kit=kit, node_config=options.node_config)
+            settings = _install(settings, bundle, state_dir)
             installed = FlowerApp.load(settings.app)
+            node = checked_node(installed.node_keys, settings.node_config, folder=Path.cwd())
+            settings = replace(settings, node_config=node)
             offers.note_name(settings.app_sha256, installed.name)
             group = _group(settings, options.size, output)
             group.on_progress = StepsFile(state_dir).note
@@ -177,7 +180,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
     Without a kit, on a machine other than 0, the ranks get identity and node config from machine 0, and check that both
     run the same app.
     """
-    FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
+    app = FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
     bundle = AppBundle.from_folder(options.app)
     sha256 = bundle.sha256
     pinned = kit.policy.app_sha256 if kit is not None else None
@@ -194,7 +197,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, 
         app=options.app.resolve(),
         app_sha256=sha256,
         client_id=kit.client_id if kit is not None else 0,
-        node_config={**(kit.node_config if kit is not None else {}), **parse_node_config(options.node_config)},
+        node_config=site_values(app.node_keys, kit, options.node_config),
         data_dir=_data_dir(options.data_dir),
         local_folder=_state_folder(options, kit) / OWN_MODEL_FOLDER if kit is not None else None,
         engine=options.engine,
@@ -238,19 +241,13 @@ def use_approved_app(
     return bundle, settings
 
 
-def _install(
-    settings: GroupSettings, bundle: AppBundle, state_dir: Path, *, kit: ClientKit, node_config: str
-) -> GroupSettings:
-    """Install the app in the state folder; returns the settings with the folders there.
-
-    Raises ConfigurationError if the node config lacks what the app asks for.
-    """
+def _install(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
+    """Install the app in the state folder; returns the settings with the folders there."""
     app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
     if scratch.is_dir():
         remove_tree(scratch)
     scratch.mkdir(mode=0o700)
-    node = site_node(FlowerApp.load(app).node_keys, kit, node_config)
-    return replace(settings, app=app, models=state_dir / "models", scratch=scratch, node_config=node)
+    return replace(settings, app=app, models=state_dir / "models", scratch=scratch)
 
 
 async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:

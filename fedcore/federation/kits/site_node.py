@@ -8,31 +8,24 @@ from typing import Any
 
 from fedcore.errors import ConfigurationError
 from fedcore.federation.kits.kits import ClientKit
-from fedcore.flower.node.keys import NodeKeys, absolute_paths, checked_node
+from fedcore.flower.node.keys import NodeKeys, absolute_paths
 from fedcore.system.assignments import parse_assignments
 from fedcore.wire.base import Scalar
 
 
-def site_node(keys: NodeKeys, kit: ClientKit | None, node_config: str) -> dict[str, Scalar]:
-    """The node config, with absolute paths; raises ConfigurationError if it lacks what the app asks for.
+def site_values(keys: NodeKeys, kit: ClientKit | None, node_config: str) -> dict[str, Scalar]:
+    """The node config, with absolute paths; raises ConfigurationError for a `--node-config` that cannot be read.
+
+    Whether it has all that the app asks for is for `checked_node` to say.
 
     Args:
         keys: what the app asks for.
         kit: the site's, whose paths are relative to its folder; None for none.
         node_config: `--node-config`, whose paths are relative to the current folder.
     """
-    return checked_node(keys, site_values(keys, kit, node_config), folder=Path.cwd())
-
-
-def site_values(keys: NodeKeys, kit: ClientKit | None, node_config: str) -> dict[str, Scalar]:
-    """The same without a look at what the app asks for."""
     own = absolute_paths(keys, kit.node_config, kit.folder) if kit is not None else {}
-    return {**own, **absolute_paths(keys, parse_node_config(node_config), Path.cwd())}
-
-
-def parse_node_config(text: str) -> dict[str, Scalar]:
-    """Read `--node-config`; raises ConfigurationError."""
-    return scalars(parse_assignments([text] if text else []), "--node-config")
+    option = scalars(parse_assignments([node_config] if node_config else []), "--node-config")
+    return {**own, **absolute_paths(keys, option, Path.cwd())}
 
 
 def scalars(values: Mapping[str, Any], where: str) -> dict[str, Scalar]:

@@ -188,6 +188,15 @@ class TestStart:
         assert self.begin(kit, offers, tmp_path / "third")[0] == third.sha256
         assert self.begin(kit, offers)[0] == OLD.sha256
 
+    def test_a_path_of_the_kit_does_not_show_its_key(self, kit: Path, tmp_path: Path) -> None:
+        folder = shutil.copytree(TINY, tmp_path / "asks")
+        with (folder / "pyproject.toml").open("a") as file:
+            file.write('[tool.fedcore.node]\nimages = { type = "folder", help = "images" }\n')
+        with (kit / "client.toml").open("a") as file:
+            file.write('images = "."\n')
+        with pytest.raises(ConfigurationError, match=r"identity\.key"):
+            group_settings(ClientKit.load(kit), Options(kit=kit, app=folder))
+
     async def test_an_app_that_asks_for_what_the_site_lacks_does_not_start(self, kit: Path, tmp_path: Path) -> None:
         _, settings = group_settings(ClientKit.load(kit), Options(kit=kit, app=TINY))
         group = LocalGroup(settings, Output(name="client-1", stream=StringIO()))
