@@ -108,6 +108,7 @@ class AppUpdater:
             after = await in_thread(self.offers.bundle, sha256)
             folder = await in_thread(after.install, apps)
             app = FlowerApp.load(folder)
+            agreed = AppAgreement.of(app)
             await self.runner.use(folder, sha256)
         except FedcoreError as error:
             client.output.error(
@@ -123,7 +124,7 @@ class AppUpdater:
         await in_thread(self.offers.note_installed, installed.named if installed else client.app_sha256, sha256)
         await in_thread(self.offers.note_name, sha256, app.name)
         client.output.info("app", f"switched to the approved app {sha256}, from {client.app_sha256}")
-        return replace(client, app_sha256=sha256, agreed=AppAgreement.of(app))
+        return replace(client, app_sha256=sha256, agreed=agreed)
 
     def _new(self, client: Client) -> str | None:
         try:

@@ -56,5 +56,5 @@ def complete(
 
 def _to_fill_in(kit: ClientKit, keys: NodeKeys) -> str:
     """A line about what client.toml lacks; "" if it lacks nothing."""
-    lacking = [name for name, key in keys.items() if key.default is None and name not in kit.node_config]
+    lacking = [name for name, key in keys.items() if key.is_lacking(kit.node_config)]
     return f"  data    {kit.folder}/client.toml    fill in {', '.join(lacking)}\n" if lacking else ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from client_app.output import clean
 from client_app.owner.processing import ASSESSMENT, ITEMS, OPEN, PROCESSING_FILE, Item
 from client_app.owner.sections import StatusSection, Table
 from fedcore.data.tables import TableColumn
+
+_HEADINGS: Final = ("item", "article of the GDPR", "entry")
 
 
 def processing_sections(
@@ -26,7 +29,7 @@ def processing_sections(
         name="record",
         title="Record of processing",
         text=(_state_of(rows),),
-        table=Table(headings=("item", "article of the GDPR", "entry"), rows=tuple(rows)),
+        table=Table(headings=_HEADINGS, rows=tuple(rows)),
     )
     if columns:
         yield StatusSection(
@@ -49,10 +52,7 @@ def processing_sections(
         name="assessment",
         title="Outline of a data protection impact assessment",
         text=("Art. 35 asks for one where a high risk is likely, as with health data on a large scale.",),
-        table=Table(
-            headings=("item", "article of the GDPR", "entry"),
-            rows=(described, *_rows(ASSESSMENT, filled), revelation, measures),
-        ),
+        table=Table(headings=_HEADINGS, rows=(described, *_rows(ASSESSMENT, filled), revelation, measures)),
     )
 
 

@@ -62,6 +62,10 @@ class NodeKey:
         """Whether it names a file or a folder of the site's machine."""
         return self.type in ("file", "folder")
 
+    def is_lacking(self, values: Mapping[str, Scalar]) -> bool:
+        """Whether a site still has to set it."""
+        return self.name not in values and self.default is None and self.unless not in values
+
     @property
     def example(self) -> str:
         """A line of TOML that sets it."""
@@ -111,9 +115,10 @@ def node_problems(keys: NodeKeys, values: Mapping[str, Scalar], *, folder: Path)
     absolute = absolute_paths(keys, values, folder)
     problems: list[str] = []
     for name, key in keys.items():
-        if name not in values:
-            if key.default is None and key.unless not in values:
-                problems.append(_what_to_set(key, keys, values))
+        if key.is_lacking(values):
+            problems.append(_what_to_set(key, keys, values))
+        elif name not in values:
+            continue
         elif not key.fits(values[name]):
             problems.append(f"{name} has to be of type {key.type}, as in {key.example}")
         elif key.missing_path(absolute[name]):

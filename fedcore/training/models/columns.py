@@ -45,10 +45,11 @@ class _Columns(nn.Module):
         One of which no client has a value, whose statistics are nan, is 0 for all of them.
         """
         names = statistics[f"{PREFIX}columns"]
-        for buffer, key, defaults in ((self.mean, "mean", {}), (self.std, "std", self.spreads)):
+        means = dict.fromkeys(self.names, 0.0)
+        deviations = {**dict.fromkeys(self.names, 1.0), **self.spreads}
+        for buffer, key, defaults in ((self.mean, "mean", means), (self.std, "std", deviations)):
             known = {**defaults, **dict(zip(names, statistics[PREFIX + key], strict=True))}
-            values = [known.get(name, float(key == "std")) for name in self.names]
-            buffer.copy_(torch.tensor(values).nan_to_num(nan=0.0))
+            buffer.copy_(torch.tensor([known[name] for name in self.names]).nan_to_num(nan=0.0))
 
     def _check(self) -> None:
         # Not in eval mode: an exported model has no such branch, and there a nan shows in every output.
@@ -132,7 +133,7 @@ def statistics_in(model: nn.Module, state: Mapping[str, NDArray[Any]]) -> dict[s
     return {
         f"{PREFIX}columns": list(means),
         f"{PREFIX}mean": list(means.values()),
-        f"{PREFIX}std": [*deviations.values()],
+        f"{PREFIX}std": list(deviations.values()),
     }
 
 
