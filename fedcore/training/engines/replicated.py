@@ -106,10 +106,10 @@ class DdpEngine(Engine):
             # A rank whose examples do not reach a layer would otherwise leave the others waiting. PowerSGD sends a
             # second message from a callback, which may meet the one about unused parameters of another rank.
             find_unused_parameters=not self.config.static_graph and self.config.hook != "powersgd",
-            # Running statistics are each rank's own until `save` averages them; sending rank 0's before every forward
-            # pass would drop what the others saw.
-            forward_sync_buffers=False,
         )
+        # Running statistics are each rank's own until `save` averages them; sending rank 0's before every forward pass
+        # would drop what the others saw. As an attribute, since the argument has another name from torch 2.13 on.
+        self.model.broadcast_buffers = False
         register_hook(self.model, self.config.hook)
         self._traced = not self.config.static_graph
 
