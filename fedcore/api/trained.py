@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -13,6 +14,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +23,10 @@ from typing import Any, Final
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedcore.data.table_graph import OPSET, answer_names, fed_columns, made_rows, with_columns
+from fedcore.data.tables import TableSchema
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.flower.apps.trained import TrainedModel, load_trained
 from fedcore.system.assignments import parse_assignments
@@ -72,22 +76,40 @@ class Export:
             return
         with user_output_to_stderr():
             trained = open_trained(self.app, self.model, self.run_config)
-            inputs = trained.example_input()
-            with torch.no_grad():
-                expected = trained.module(*inputs)
-            if not isinstance(expected, Tensor):
-                raise AppError(f"the module returns a {type(expected).__name__}; only one tensor can be exported")
-            checked = self._write(trained, inputs, expected)
-        shapes = [list(one.shape) for one in inputs]
+            schema = trained.schema() if self.kind == "onnx" else None
+            if schema is None:
+                facts, text = self._write_module(trained)
+            else:
+                facts, text = self._write_table(trained, schema)
         if as_json:
-            summary = {"model": str(self.model), "out": str(self.out), "to": self.kind, "checked": checked}
-            of_module = {"inputs": shapes, "output": list(expected.shape), "facts": _facts_of(trained)}
-            typer.echo(json.dumps({**summary, **of_module}, indent=2))
+            summary = {"model": str(self.model), "out": str(self.out), "to": self.kind}
+            typer.echo(json.dumps({**summary, **facts, "facts": _facts_of(trained)}, indent=2))
         else:
+            checked = facts["checked"]
             how = f"its output is the module's ({checked})" if checked else "its output was not checked: no onnxruntime"
-            typer.echo(
-                f"saved {self.out}: inputs {shapes}, output {list(expected.shape)}, the first size is free; {how}"
-            )
+            typer.echo(f"saved {self.out}: {text}; {how}")
+
+    def _write_module(self, trained: TrainedModel) -> tuple[dict[str, Any], str]:
+        """The module as it is; what to say of it, as JSON and as text."""
+        inputs = trained.example_input()
+        with torch.no_grad():
+            expected = trained.module(*inputs)
+        if not isinstance(expected, Tensor):
+            raise AppError(f"the module returns a {type(expected).__name__}; only one tensor can be exported")
+        checked = self._write(trained, inputs, expected)
+        shapes, output = [list(one.shape) for one in inputs], list(expected.shape)
+        facts = {"checked": checked, "inputs": shapes, "output": output}
+        return facts, f"inputs {shapes}, output {output}, the first size is free"
+
+    def _write_table(self, trained: TrainedModel, schema: TableSchema) -> tuple[dict[str, Any], str]:
+        """The module between the columns of a table and its answers; likewise."""
+        with self._draft() as draft:
+            program = _onnx_program(trained, trained.example_input(), OPSET).model_proto
+            draft.write_bytes(with_columns(program, schema).SerializeToString())
+            checked = _check_table(draft, trained.module, schema)
+        columns, answers = [column.name for column in schema.columns], answer_names(schema)
+        facts = {"checked": checked, "inputs": columns, "outputs": answers}
+        return facts, f"it takes the columns {', '.join(columns)} and gives {', '.join(answers)}"
 
     def _check(self) -> None:
         if self.kind not in KINDS:
@@ -128,12 +150,8 @@ class Export:
         with self._draft() as draft:
             make(trained, inputs, draft)
             output, checked = run(draft, inputs)
-            if output is not None and not torch.allclose(output, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-                worst = float((output - expected).abs().max())
-                raise AppError(
-                    f"the exported program's output differs from the module's by {worst:.3g}; it is not kept",
-                    check="differs",
-                )
+            if output is not None:
+                _check_same(output, expected)
         return checked
 
     @contextlib.contextmanager
@@ -167,28 +185,78 @@ def _metadata(trained: TrainedModel) -> dict[str, str]:
     return {key: text for key, text in facts.items() if key != "format"}  # of safetensors alone
 
 
-def _make_onnx(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
+def _onnx_program(trained: TrainedModel, inputs: tuple[Tensor, ...], opset: int | None = None) -> Any:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses packages that nobody needs here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            trained.module, inputs, dynamo=True, dynamic_shapes=_free_batch(inputs), external_data=False, verbose=False
-        )
+            trained.module, inputs, dynamo=True, dynamic_shapes=_free_batch(inputs), external_data=False, verbose=False,
+            opset_version=opset,
+        )  # fmt: skip
     if program is None:
         raise AppError("torch.onnx.export gave no program")
     program.model.metadata_props.update(_metadata(trained))
-    program.save(str(path), external_data=False)
+    return program
+
+
+def _make_onnx(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
+    _onnx_program(trained, inputs).save(str(path), external_data=False)
+
+
+def _session(path: Path) -> Any:
+    """None without onnxruntime."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime  # type: ignore[import-untyped]
+
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def _check_table(path: Path, module: nn.Module, schema: TableSchema) -> str:
+    """Try a table's program on made rows; what it was checked with.
+
+    Raises AppError if it answers otherwise than the module does for the same rows as `TableSchema.read` reads them.
+    """
+    session = _session(path)
+    if session is None:
+        return ""
+    rows = made_rows(schema)
+    with tempfile.TemporaryDirectory(prefix="fedcore-export-") as folder:
+        file = Path(folder) / "rows.csv"
+        file.write_text(as_text(rows, ".csv"), encoding="utf-8")
+        x = torch.from_numpy(schema.read(file, targets=False).x)
+    with torch.no_grad():
+        output = module(x)
+    match schema.task:
+        case "regression":
+            expected = output.squeeze(1) * schema.target_unit
+        case "binary":
+            expected = torch.cat([1 - output.sigmoid(), output.sigmoid()], dim=1)
+        case "classes":
+            expected = output.softmax(dim=1)
+    _check_same(torch.from_numpy(session.run(None, fed_columns(schema, rows))[-1]), expected)
+    return _onnxruntime()
 
 
 def _run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, str]:
-    if importlib.util.find_spec("onnxruntime") is None:
+    session = _session(path)
+    if session is None:
         return None, ""
-    import onnxruntime  # type: ignore[import-untyped]
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     fed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-    return torch.from_numpy(session.run(None, fed)[0]), f"onnxruntime {onnxruntime.__version__}"
+    return torch.from_numpy(session.run(None, fed)[0]), _onnxruntime()
+
+
+def _onnxruntime() -> str:
+    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+def _check_same(output: Tensor, expected: Tensor) -> None:
+    if not torch.allclose(output, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+        worst = float((output - expected).abs().max())
+        raise AppError(
+            f"the exported program's output differs from the module's by {worst:.3g}; it is not kept", check="differs"
+        )
 
 
 def _make_torch(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:

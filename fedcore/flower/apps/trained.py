@@ -4,7 +4,7 @@ An app offers them by functions that its pyproject.toml names:
 
     [tool.fedcore]
     predictor = "my_app.predict:predict"               # (module, path, job) -> rows
-    example-input = "my_app.predict:example_input"     # (job) -> an input of the module
+    example-input = "my_app.predict:example_input"     # (job) -> an input of the module, or the schema of a table
 
 The module is the one that the app's `model` makes from the run config of the model's file, with the tensors of that
 file, in eval mode. job: `config` is that run config, `message` what every client got with the last round, so that
@@ -22,6 +22,7 @@ import torch
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from fedcore.data.tables import TableSchema
 from fedcore.errors import AppError, ConfigurationError, EncodingError, PeerError
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.apps.engine_app import LocalApp
@@ -35,7 +36,7 @@ from fedcore.training.engines import EngineConfig, World
 from fedcore.wire.base import Scalar
 
 Predict: TypeAlias = Callable[[nn.Module, Path, LocalJob], Iterable[Mapping[str, Any]]]
-ExampleInput: TypeAlias = Callable[[LocalJob], Tensor | tuple[Tensor, ...]]
+ExampleInput: TypeAlias = Callable[[LocalJob], Tensor | tuple[Tensor, ...] | TableSchema]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +61,22 @@ class TrainedModel:
 
     def example_input(self) -> tuple[Tensor, ...]:
         """The arguments of one call of the module; raises AppError if the app names none."""
-        give: ExampleInput = _function(self.app, self.app.example_input, "example-input", "example_input(job)")
-        example = give(self.job)
+        example = self._example()
+        if isinstance(example, TableSchema):
+            return (torch.zeros(2, len(example.features)),)
         tensors = example if isinstance(example, tuple) else (example,)
         if not tensors or not all(isinstance(one, Tensor) for one in tensors):
-            raise AppError(f"{self.app.example_input} must return a tensor, or a tuple of them")
+            raise AppError(f"{self.app.example_input} must return a tensor, a tuple of them, or a TableSchema")
         return tensors
+
+    def schema(self) -> TableSchema | None:
+        """Of the table whose features the module takes, if the app says so; raises as `example_input`."""
+        example = self._example()
+        return example if isinstance(example, TableSchema) else None
+
+    def _example(self) -> Tensor | tuple[Tensor, ...] | TableSchema:
+        give: ExampleInput = _function(self.app, self.app.example_input, "example-input", "example_input(job)")
+        return give(self.job)
 
 
 def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> TrainedModel:
