@@ -34,7 +34,8 @@ smartquotes = False
 
 html_theme = "furo"
 html_title = "fedcore"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 # Lines that are no commands have no prompt to leave out; a comment behind a command does no harm.

@@ -19,6 +19,7 @@ from sitegen import (
     modules,
     python_api,
     report,
+    search_texts,
     settings,
     storage,
 )
@@ -54,6 +55,8 @@ def setup(app: Any) -> dict[str, bool]:
         source[0] = filled(source[0])
 
     app.connect("source-read", fill)
+    app.connect("html-page-context", search_texts.add_scripts)
+    app.connect("build-finished", search_texts.write)
     app.connect("autodoc-process-docstring", python_api.as_rst)
     app.connect("sphinx-click-process-options", commands.tidy)
     return {"parallel_read_safe": True}

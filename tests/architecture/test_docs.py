@@ -194,6 +194,14 @@ def test_every_block_says_what_it_is(page: Path) -> None:
             assert re.match(r"(needs|takes|a test of|run by|a fragment)", reason), f"{block.name}: {reason}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_drawing_is_cut_off(page: Path) -> None:
+    """The site shows so many columns at 1280 pixels."""
+    drawings = [block for block in blocks(page) if block.language == "text" and re.search("--|──", block.text)]
+    for block in drawings:
+        assert max(map(len, block.text.splitlines())) <= 96, block.name
+
+
 @pytest.mark.parametrize("command", ["provision", "server", "client", "run", "transcript", "simulate", "compare"])
 def test_every_command_shows_an_example(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.browser import Watched, chromium, needs_browser
 from support.doc_blocks import ROOT
 
 ELSEWHERE = re.compile(
@@ -61,3 +62,19 @@ def test_the_reference_is_made_from_the_code(site: Path, page: str, words: list[
     text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
     shown = re.sub(r"<[^>]+>", "", text)
     assert [word for word in words if word.lower() not in shown.lower()] == []
+
+
+@needs_browser
+def test_the_search_shows_texts_of_a_site_that_is_opened_from_a_folder(site: Path) -> None:
+    """Among them one of a file that a page includes."""
+    with chromium() as browser:
+        watched = Watched(browser)
+        for word, page in (("fedavg_decay:FedAvgDecay", "extending"), ("sendfile", "proxy")):
+            watched.page.goto(f"{site.as_uri()}/search.html?q={word}")
+            result = watched.page.locator(f"#search-results li:has(a[href*='{page}.html']) p.context").first
+            result.wait_for()
+            assert word.lower() in result.inner_text().lower()
+        watched.page.goto(f"{site.as_uri()}/search.html?q=nosuchword")
+        watched.page.locator("#search-results p").wait_for()
+        assert watched.complaints == []
+        assert watched.elsewhere(site.as_uri()) == []
