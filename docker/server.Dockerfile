@@ -21,7 +21,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --index-url "$TORCH_INDEX" torch==2.13.0
 COPY requirements-extras.lock ./
 RUN pip install --no-deps --require-hashes -r requirements-extras.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY fedcore fedcore
 COPY server_app server_app
 COPY client_app client_app

@@ -22,7 +22,7 @@ def add_scripts(app: Any, page: str, *_: Any) -> None:
 
 
 def write(app: Any, error: Exception | None) -> None:
-    """After a build as HTML: `_static/pages.js` with the main part of each page, by its address from the site's root."""
+    """After a build as HTML: `_static/pages.js` with the main part of each page, by its path in the site."""
     if error is not None or app.builder.format != "html":
         return
     out = Path(app.outdir)
