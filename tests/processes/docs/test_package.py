@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from email.message import Message
-from pathlib import Path
 
 import pytest
 from support.doc_blocks import ROOT
