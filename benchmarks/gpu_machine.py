@@ -1,13 +1,15 @@
 """What a machine with a GPU has for `benchmarks/gpu.py`, and what it lacks. Of the standard library alone.
 
 Such a machine often has a Python with torch for CUDA and no network. Nothing is installed into that Python: fedcore is
-put next to it in an environment of its own, in build/gpu, which sees all packages of the other.
+copied into an environment of its own, in build/gpu, which sees all packages of the other. A copy, as the sandbox of user
+code shows it only folders of packages: a path to this folder would have to be listed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import tomllib
@@ -16,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("fedcore", "server_app", "client_app")
 TESTING = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _BELOW = ("pluggy", "iniconfig", "sortedcontainers")
 _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
@@ -56,6 +59,8 @@ def beside(folder: Path) -> str:
     venv.create(folder, clear=True, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     _describe(site)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     # Not as plain lines: what an interpreter finds by path files of its own counts as well.
     own = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])

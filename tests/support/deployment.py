@@ -316,9 +316,17 @@ class Deployment:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def wait_for_log(self, name: str, text: str, *, after: int = 0, seconds: float = PATIENCE) -> None:
-        """Until a process has said `text`, beyond the first `after` characters of its log."""
+        """Until a process has said `text`, beyond the first `after` characters of its log; one that ended says no more."""
+        process = self._living.get(name)
+
+        def said() -> bool:
+            over = process is not None and process.poll() is not None
+            if text not in self.log(name)[after:] and over:
+                raise AssertionError(f"{name} ended with status {process and process.returncode}")
+            return text in self.log(name)[after:]
+
         try:
-            wait_until(f"{name} to say {text!r}", lambda: text in self.log(name)[after:], seconds)
+            wait_until(f"{name} to say {text!r}", said, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}; it says:\n{self.log(name)[after:]}") from None
 
