@@ -11,7 +11,8 @@ is first used, so that `import fedcore` loads neither flwr nor torch.
     An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig,
                     mean_only, sum_only, group_means
     Its data        Split, Dataset, client_data, load_digits, load_image, load_image_folder, TableSchema, table_data
-    Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale; fedcore.training.losses and .metrics
+    Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale, ClassWeights; fedcore.training.losses and
+                    .metrics
     Their parts     FlowerApp, JobSettings, Simulation, RunRecord, ModelState, Policy, provision, CompareJob,
                     parse_modes, execute_comparison
     Plugins         register
@@ -58,12 +59,13 @@ if TYPE_CHECKING:
     from fedcore.simulation import Simulation
     from fedcore.state import ModelState
     from fedcore.training import OptimizerConfig
-    from fedcore.training.models import Rescale, Standardise
+    from fedcore.training.models import ClassWeights, Rescale, Standardise
 
     __version__: str
 
 __all__ = [
     "CheckReport",
+    "ClassWeights",
     "CompareJob",
     "ComparisonResult",
     "Dataset",
@@ -141,7 +143,7 @@ _HOMES = {
     "fedcore.simulation": ("Simulation",),
     "fedcore.state": ("ModelState",),
     "fedcore.training": ("OptimizerConfig",),
-    "fedcore.training.models": ("Rescale", "Standardise"),
+    "fedcore.training.models": ("ClassWeights", "Rescale", "Standardise"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -29,6 +29,9 @@ Bounds: TypeAlias = Mapping[str, tuple[float, float]] | tuple[float, float]
 
 PREFIX: Final = "statistics-"
 """Prefix of every key in a message's configuration that concerns statistics."""
+WEIGHT_KEY: Final = "class-weight"
+"""Of the run config: "none", or "balanced" for class weights by the shares of the classes."""
+BALANCED: Final = "balanced"
 BINS: Final = 64
 MOST_BINS: Final = 2048
 LEAST_IN_CELL: Final = 5
@@ -356,6 +359,11 @@ class Statistics:
             f"{PREFIX}mean": list(self.mean.values()),
             f"{PREFIX}std": list(self.std.values()),
         }
+
+
+def class_columns(classes: int) -> tuple[str, ...]:
+    """The columns whose means are the shares of the classes 0 to `classes` - 1 of the target "y"."""
+    return tuple(f"y={index}" for index in range(classes))
 
 
 def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) -> Statistics:

@@ -41,7 +41,7 @@ READY_CONFIG: Final[Mapping[str, Scalar]] = {
 READ_TOO: Final = (
     "strategy", "proximal-mu", "server-lr", "server-momentum", "beta-1", "beta-2", "tau", "feddyn-alpha", "clip-first",
     "clip-quantile", "clip-rate", "ditto-lambda", "personal-layers", "freeze", "fraction-train", "fraction-evaluate",
-    "local-steps", "patience",
+    "local-steps", "patience", "class-weight",
 )  # fmt: skip
 _NUMBERS: Final = itertools.count(1)
 

@@ -1,4 +1,6 @@
-"""Rules by which a federated algorithm changes a client's gradients, between backward pass and optimizer.
+"""Rules by which a federated algorithm changes a client's gradients, and layers by which examples weigh differently.
+
+A `LocalRule` changes gradients between backward pass and optimizer.
 
 A rule sees lists of tensors in the order of `Engine.parameters`, on a sharding engine this rank's shards, and works
 on each element by itself. So it needs no communication, and one over stacked tensors of several clients is the same.
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore.training.proximal import add_proximal_gradient
 
@@ -37,3 +39,21 @@ class Proximal(LocalRule):
     def correct(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Add mu (w - anchor)."""
         add_proximal_gradient(parameters, self.anchor, self.mu)
+
+
+class WeighingLayer(nn.Module, ABC):
+    """A layer of a model that says how much each example of a batch counts in training; an engine multiplies by it."""
+
+    @property
+    @abstractmethod
+    def weighs(self) -> bool:
+        """Whether some count more than others."""
+
+    @abstractmethod
+    def example_weights(self, targets: Tensor) -> Tensor | None:
+        """Float32 [n] for targets [n], or None if all count alike."""
+
+
+def weighing_layer(module: nn.Module) -> WeighingLayer | None:
+    """The layer of a model that weighs examples, if it has one."""
+    return next((layer for layer in module.modules() if isinstance(layer, WeighingLayer)), None)

@@ -99,6 +99,7 @@ def _tabular(answers: Answers) -> Filling:
         "answer": _ANSWERS[schema.task],
         "loss": _LOSSES[schema.task],
         "figures": _FIGURES[schema.task].format(len(schema.classes)),
+        "weighs": bool(schema.classes) and not answers.private,
         "best": _BEST[schema.task],
         "network": (answers.model or _MODELS[schema.task]) == "network" and not answers.private,
     }

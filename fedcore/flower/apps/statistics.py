@@ -29,7 +29,19 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from fedcore.codec.names import NAMES_BYTES, names_json
-from fedcore.data.statistics import BINS, PREFIX, Bounds, Column, Statistics, StatisticsQuery, pooled, standardised
+from fedcore.data.statistics import (
+    BALANCED,
+    BINS,
+    PREFIX,
+    WEIGHT_KEY,
+    Bounds,
+    Column,
+    Statistics,
+    StatisticsQuery,
+    class_columns,
+    pooled,
+    standardised,
+)
 from fedcore.data.statistics_report import bounds_from
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
@@ -82,12 +94,15 @@ class TrainingColumns:
     """The columns of an app whose data are known: of the training part, features [n, d], and the targets [n] as "y".
 
     names: of the features; "x0", "x1" and so on if there are none.
+    classes: of the target, whose shares every client has to know as well if `class-weight` in the run config is
+        "balanced" (`ClassWeights`); 0 if it has none.
     bounds: from the run config, those of the columns whose statistics every client has to know before it trains
         (`standardised`); None if they need none.
     """
 
     names: tuple[str, ...] | None = None
     bounds: Callable[[UserConfig], Bounds] | None = None
+    classes: int = 0
 
     def answer_for(self, app: ClientApp, data: Callable[[LocalJob], tuple[Any, Any]]) -> None:
         """Let the app answer `federated_statistics` for what `data` gives."""
@@ -96,7 +111,7 @@ class TrainingColumns:
             job = LocalJob(
                 config=context.run_config, node=context.node_config, message=question, client=context.node_id
             )
-            return _columns_of(data(job)[0], self.names)
+            return _columns_of(data(job)[0], self.names, question.get(f"{PREFIX}names", ()))
 
         _register(app, columns)
 
@@ -115,7 +130,7 @@ class TrainingColumns:
             return {}
         if (known := _known.get()) is not None:
             return dict(known)
-        bounds = self.bounds(config)
+        bounds = self._all_bounds(self.bounds, config)
         if isinstance(bounds, Mapping) and set(bounds) <= set(earlier.get(f"{PREFIX}columns", ())):
             return dict(earlier)
         return federated_statistics(grid, bounds, min_nodes=min_nodes).as_config()
@@ -126,10 +141,21 @@ class TrainingColumns:
         """The same for nodes whose data are all here, as `jobs` read them; nothing if the data are not known."""
         if self.bounds is None or data is None:
             return {}
-        question = StatisticsQuery.of(self.bounds(config))
+        question = StatisticsQuery.of(self._all_bounds(self.bounds, config))
         request = dict(statistics_config(question))
-        parts = [_columns_of(data(replace(job, message={**job.message, **request}))[0], self.names) for job in jobs]
-        return pooled(question, parts).as_config()
+        splits = [data(replace(job, message={**job.message, **request}))[0] for job in jobs]
+        return pooled(question, [_columns_of(split, self.names, question.names) for split in splits]).as_config()
+
+    def _all_bounds(self, bounds_of: Callable[[UserConfig], Bounds], config: UserConfig) -> Bounds:
+        """The bounds that the run config asks for, with those of the classes if these are to be weighed."""
+        bounds = bounds_of(config)
+        if config.get(WEIGHT_KEY) != BALANCED or not self.classes:
+            return bounds
+        if not isinstance(bounds, Mapping):
+            raise ConfigurationError(
+                f'{WEIGHT_KEY} = "{BALANCED}" needs bounds for each column by its name', check=WEIGHT_KEY
+            )
+        return {**bounds, **dict.fromkeys(class_columns(self.classes), (0.0, 1.0))}
 
 
 def app_bounds(folder: Path) -> dict[str, tuple[float, float]]:
@@ -163,7 +189,14 @@ def _register(app: ClientApp, read: _Read) -> None:
         return Message(content, reply_to=message)
 
 
-def _columns_of(split: object, feature_names: Sequence[str] | None) -> Columns:
+def _columns_of(split: object, feature_names: Sequence[str] | None, also: Sequence[str] = ()) -> Columns:
+    """The columns of a split.
+
+    Args:
+        split: of `data`.
+        feature_names: as `TrainingColumns.names`.
+        also: names among which those of classes (`class_columns`) stand if they are to be columns, too.
+    """
     if not isinstance(split, Split):
         raise AppError("the statistics of a torch Dataset are not known; give its columns with add_statistics")
     x = np.asarray(split.x)
@@ -177,8 +210,11 @@ def _columns_of(split: object, feature_names: Sequence[str] | None) -> Columns:
         raise AppError(
             f"there are {len(names)} feature names for {x.shape[1]} columns, or one of them is y, the target"
         )
-    targets = {"y": np.asarray(split.y)} if np.asarray(split.y).ndim == 1 else {}
-    return {**dict(zip(names, x.T, strict=True)), **targets}
+    y = np.asarray(split.y)
+    targets = {"y": y} if y.ndim == 1 else {}
+    numbers = (name.removeprefix("y=") for name in also if y.ndim == 1 and name not in names)
+    classes = {f"y={number}": y == int(number) for number in numbers if number.isdecimal()}
+    return {**dict(zip(names, x.T, strict=True)), **targets, **classes}
 
 
 # --- the ServerApp --------------------------------------------------------------------------------------------------

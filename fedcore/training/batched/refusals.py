@@ -7,6 +7,7 @@ from torch import nn
 
 from fedcore.training.engines import Engine
 from fedcore.training.engines.replicated import SingleEngine
+from fedcore.training.rules import WeighingLayer
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -47,6 +48,8 @@ def _of_engine(engine: Engine) -> str | None:
 def _of_model(module: nn.Module) -> str | None:
     for name, part in module.named_modules():
         called = f"{type(part).__name__} ({name})" if name else type(part).__name__
+        if isinstance(part, WeighingLayer) and part.weighs:
+            return f"its model has {called}, which weighs examples"
         if isinstance(part, _BATCH_STATISTICS):
             return f"its model has {called}, whose examples depend on each other"
         if isinstance(part, nn.RNNBase):

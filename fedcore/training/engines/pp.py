@@ -110,7 +110,7 @@ class PipelineEngine(Engine):
         for parameter in before:
             parameter.grad = None
         losses: list[Tensor] = []
-        self._run(self._filled(batch), training=True, losses=losses)
+        self._run(self._filled(self._weighed(batch)), training=True, losses=losses)
         for parameter, group in self._shared.items():
             self._add_up(parameter, group, before[parameter])
         if not losses:

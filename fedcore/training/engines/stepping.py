@@ -22,7 +22,7 @@ from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.own_loops import GradientAverage, needs_closure, prepare
 from fedcore.training.engines.world import World
 from fedcore.training.losses import Loss, cross_entropy
-from fedcore.training.rules import LocalRule
+from fedcore.training.rules import LocalRule, WeighingLayer, weighing_layer
 from fedcore.training.structures import call
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -126,7 +126,7 @@ class Stepping(ABC):
         count, losses = self.config.micro_batches or 1, []
         weight = self._weight(batch)
         with self.own_loops.set_aside():
-            for number, micro_batch in enumerate(self._by_targets(batch).split(count), start=1):
+            for number, micro_batch in enumerate(self._weighed(self._by_targets(batch)).split(count), start=1):
                 STEPS.note_part()
                 with self._synchronised(number == count):
                     loss = self._loss_sum(micro_batch, weight)
@@ -143,6 +143,30 @@ class Stepping(ABC):
         own = counts(self.module, batch.content).detach().double().to(self.device)
         total = float(self.total(own if batch.weights is None else torch.zeros_like(own)))
         return batch.total / max(total, 1.0)
+
+    def _weighed(self, batch: Batch) -> Batch:
+        """The batch, each example weighed by the model's layer for it; raises ConfigurationError if it cannot be."""
+        layer = self._weighing
+        if layer is None or not isinstance(batch.y, Tensor):
+            return batch
+        weights = layer.example_weights(batch.y)
+        if weights is None:
+            return batch
+        self._check_weighing()
+        return replace(batch, weights=weights if batch.weights is None else weights * batch.weights)
+
+    @functools.cached_property
+    def _weighing(self) -> WeighingLayer | None:
+        return weighing_layer(self.module)
+
+    def _check_weighing(self) -> None:
+        loss = self.recipe.loss
+        if loss.over != "example" or loss.of == "model" or self.config.engine == "pp":
+            raise ConfigurationError(
+                f"class weights need a loss of each example and another engine than pp; this is {loss.name} over "
+                f'{loss.over} with engine {self.config.engine}. Set class-weight = "none"',
+                check="class-weights",
+            )
 
     def _by_targets(self, batch: Batch) -> Batch:
         """The batch with each example weighed by its targets, if the loss is a mean over these.

@@ -4,7 +4,7 @@ Each function makes a model with freshly drawn weights; `seeded` (fedcore.traini
 The names of the tensors stay the same from release to release, since saved models and layouts refer to them.
 """
 
-from fedcore.training.models.columns import Rescale, Standardise
+from fedcore.training.models.columns import ClassWeights, Rescale, Standardise
 from fedcore.training.models.gpt import GPT, GPTConfig
 from fedcore.training.models.resnet import resnet18_groupnorm
 from fedcore.training.models.small import (
@@ -21,6 +21,7 @@ from fedcore.training.models.small import (
 
 __all__ = [
     "GPT",
+    "ClassWeights",
     "GPTConfig",
     "GreyImages",
     "Rescale",

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcore.data.statistics import PREFIX
-from fedcore.errors import UsageError
+from fedcore.data.statistics import BALANCED, PREFIX, WEIGHT_KEY, class_columns
+from fedcore.errors import ConfigurationError, UsageError
+from fedcore.training.rules import WeighingLayer
 
 
 class _Columns(nn.Module):
@@ -37,7 +38,7 @@ class _Columns(nn.Module):
         self.names = tuple(names)
         scales = [(math.nan, math.nan) if bounds is None else _between(bounds.get(name)) for name in self.names]
         for buffer, values in (("mean", [mean for mean, _ in scales]), ("std", [std for _, std in scales])):
-            self.register_buffer(buffer, torch.tensor(values), persistent=bounds is None)
+            self.register_buffer(buffer, torch.tensor(values), persistent=bounds is None and bool(self.names))
 
     def know(self, statistics: Mapping[str, Any]) -> None:
         """Take over what `Statistics.as_config` gave; a column that was not asked for stays as it comes.
@@ -111,6 +112,53 @@ class Rescale(_Columns):
         return scaled
 
 
+_LEAST_SHARE: Final = 1e-4
+"""What a class is taken to have of the examples if it has less, so that no weight becomes infinite."""
+
+
+class ClassWeights(WeighingLayer, _Columns):
+    """The last layer of a classifier, whose classes count alike in training however rare they are; float32 [n, k].
+
+    With "balanced" an example of class c weighs 1 / (classes * share of c), as scikit-learn's class_weight="balanced",
+    by the shares that the classes have among all sites' training examples (`TrainingColumns(classes=...)`). The
+    outputs in training are then those of classes that are equally frequent. Elsewhere the log of the shares is added
+    to them, so that probabilities are those of the classes as they are (Saerens, Latinne and Decaestecker 2002). With
+    "none" nothing changes, and the layer has no tensors.
+
+    classes: how many; for two of them outputs are one logit [n, 1], above 0 for the second, or [n, 2].
+    kind: "balanced" or "none"; raises ConfigurationError for another one.
+    """
+
+    def __init__(self, classes: int, kind: str = BALANCED) -> None:
+        if kind not in (BALANCED, "none"):
+            raise ConfigurationError(f'{WEIGHT_KEY} is "none" or "{BALANCED}", not {kind!r}', check=WEIGHT_KEY)
+        super().__init__(class_columns(classes) if kind == BALANCED else ())
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the layer is "balanced"."""
+        return bool(self.names)
+
+    def example_weights(self, targets: Tensor) -> Tensor | None:
+        """Float32 [n] for classes [n]; None with "none"."""
+        if not self.weighs:
+            return None
+        self._check()
+        weights = 1 / (len(self.names) * self._shares)
+        return weights[targets.long()]
+
+    def forward(self, output: Tensor) -> Tensor:
+        """The output, corrected by the shares of the classes if the layer is not in training."""
+        if self.training or not self.weighs:
+            return output
+        logs = self._shares.log()
+        return output + (logs[1:] - logs[:1] if output.shape[1] == 1 else logs)
+
+    @property
+    def _shares(self) -> Tensor:
+        return self.mean.clamp(min=_LEAST_SHARE)
+
+
 def statistics_in(model: nn.Module, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """The inverse of `set_statistics`: what a trained model says of its columns, as `Statistics.as_config` gives it.
 
@@ -122,7 +170,7 @@ def statistics_in(model: nn.Module, state: Mapping[str, NDArray[Any]]) -> dict[s
     """
     means, deviations = dict[str, float](), dict[str, float]()
     for name, module in model.named_modules():
-        if isinstance(module, _Columns):
+        if isinstance(module, _Columns) and module.names:
             keys = [f"{name}.{buffer}".removeprefix(".") for buffer in ("mean", "std")]
             if not all(key in state for key in keys):
                 return {}

@@ -52,15 +52,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("target", ["died", "stage", "cost"])
+@pytest.mark.parametrize(
+    ("target", "weight"), [("died", "none"), ("died", "balanced"), ("stage", "balanced"), ("cost", "")]
+)
 def test_a_program_answers_as_predict_does(
-    table: Path, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, target: str, weight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     categories = ("--categories", "grade=1|2|3", "--categories", "half=-0.5|0|0.5")
-    name = f"by-{target}"  # a process imports a package of one name once
+    name = f"by-{target}-{weight}".rstrip("-")  # a process imports a package of one name once
     command("new", name, "--csv", str(table), "--target", target, *categories)
-    quick = ("--clients", "2", "--run-config", "num-server-rounds=1", "--engine", "inline")
+    config = "num-server-rounds=1" + (f' class-weight="{weight}"' if weight else "")
+    quick = ("--clients", "2", "--run-config", config, "--engine", "inline")
     command("simulate", name, *quick, "--out", "model.safetensors")
     command("export", "model.safetensors", "--app", name, "--to", "onnx", "--out", "model.onnx")
     schema = TableSchema.load(tmp_path / name / "schema.toml")

@@ -3,15 +3,17 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from support.raising import raises
 from torch import nn
 
 from fedcore import LocalJob, TrainingColumns, supervised_app
-from fedcore.errors import UsageError
+from fedcore.data.types import Split
+from fedcore.errors import ConfigurationError, UsageError
 from fedcore.flower.records import state_from_arrays
-from fedcore.training import OptimizerConfig
-from fedcore.training.models import Rescale, Standardise
+from fedcore.training import OptimizerConfig, local_engine, losses, train
+from fedcore.training.models import ClassWeights, Rescale, Standardise
 from fedcore.training.models.columns import set_statistics, statistics_in
 
 KNOWN = {
@@ -103,3 +105,76 @@ def test_columns_without_statistics_have_the_spread_that_they_are_said_to_have()
     layer = Standardise(["a", "stage=I", "other"], spreads={"stage=I": 0.5, "a": 100.0})
     set_statistics(layer, KNOWN)
     assert layer(torch.tensor([[15.0, 1.0, 1.0]])).tolist() == [[1.0, 2.0, 1.0]]
+
+
+SHARES = {
+    "statistics-columns": ["y=0", "y=1", "y=2"],
+    "statistics-mean": [0.6, 0.3, 0.1],
+    "statistics-std": [0.49, 0.46, 0.3],
+}
+
+
+def test_balanced_classes_weigh_alike_and_answers_are_of_the_classes_as_they_are() -> None:
+    layer = ClassWeights(3)
+    set_statistics(layer, SHARES)
+    output = torch.tensor([[1.0, 2.0, 3.0]])
+    assert torch.equal(layer.train()(output), output)
+    corrected = layer.eval()(output).softmax(dim=1)
+    by_bayes = output.softmax(dim=1) * torch.tensor([0.6, 0.3, 0.1])
+    assert torch.allclose(corrected, by_bayes / by_bayes.sum())
+    weights = layer.example_weights(torch.tensor([0, 1, 2]))
+    assert weights is not None
+    assert weights.tolist() == [pytest.approx(1 / (3 * share)) for share in (0.6, 0.3, 0.1)]
+
+
+def test_one_logit_is_corrected_by_the_odds() -> None:
+    layer = ClassWeights(2)
+    set_statistics(
+        layer, {"statistics-columns": ["y=0", "y=1"], "statistics-mean": [0.9, 0.1], "statistics-std": [0.3, 0.3]}
+    )
+    assert layer.eval()(torch.tensor([[0.0]])).item() == pytest.approx(math.log(0.1 / 0.9))
+
+
+def test_without_class_weights_the_layer_is_nothing() -> None:
+    layer = ClassWeights(2, "none")
+    output = torch.tensor([[0.5]])
+    assert not layer.state_dict()
+    assert layer.eval()(output) is output
+    assert layer.example_weights(torch.tensor([1])) is None
+    with raises(ConfigurationError, check="class-weight"):
+        ClassWeights(2, "rare")
+
+
+def test_a_step_weighs_examples_by_their_classes() -> None:
+    x, y = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32), np.array([0, 0, 0, 1])
+    models = [nn.Sequential(nn.Linear(1, 1), ClassWeights(2, kind)) for kind in ("balanced", "none")]
+    for model in models:
+        nn.init.zeros_(model[0].weight)
+        nn.init.zeros_(model[0].bias)
+    set_statistics(models[0], {**SHARES, "statistics-mean": [0.75, 0.25, 0.0]})
+    for model in models:
+        engine = local_engine(model, OptimizerConfig(lr=1.0), loss=losses.binary_cross_entropy)
+        train(engine, Split(x=x, y=y), batch_size=0, seed=0, epochs=1)
+    # At 0 the gradient of an example is (1/2 - y) x: the mean over all, with weights 2/3 and 2.
+    assert models[0][0].weight.item() == pytest.approx(-(2 / 3 * (0.5 + 1 + 1.5) - 2 * 2.5) / 4)
+    assert models[0][0].bias.item() == pytest.approx(0, abs=1e-7)
+    assert models[1][0].weight.item() == pytest.approx(-(0.5 + 1 + 1.5 - 2.5) / 4)
+
+
+def test_a_loss_over_the_batch_has_no_class_weights() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), ClassWeights(2))
+    set_statistics(model, SHARES)
+    over_batch = losses.Loss("own", lambda output, targets: output.square().mean(), over="batch")
+    engine = local_engine(model, OptimizerConfig(lr=1.0), loss=over_batch)
+    with raises(ConfigurationError, check="class-weights"):
+        train(engine, Split(x=np.ones((2, 1), np.float32), y=np.array([0, 1])), batch_size=0, seed=0, epochs=1)
+
+
+def test_shares_of_classes_are_asked_if_they_are_to_be_weighed() -> None:
+    columns = TrainingColumns(names=("a",), bounds=lambda config: {"a": (0.0, 9.0)}, classes=3)
+    part = Split(x=np.array([[1.0], [2.0], [3.0], [4.0]], np.float32), y=np.array([0, 2, 2, 0]))
+    jobs = [LocalJob(config={}, node={}, message={}, client=0)]
+    asked = columns.pooled({"class-weight": "balanced"}, lambda job: (part, part), jobs)
+    assert asked["statistics-columns"] == ["a", "y=0", "y=1", "y=2"]
+    assert asked["statistics-mean"] == pytest.approx([2.5, 0.5, 0.0, 0.5])
+    assert columns.pooled({"class-weight": "none"}, lambda job: (part, part), jobs)["statistics-columns"] == ["a"]

@@ -21,6 +21,7 @@ from fedcore.training.batched.stack import clip_each
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import TrainingPlan, local_engine
 from fedcore.training.losses import Loss, cox, squared_error
+from fedcore.training.models import ClassWeights
 from fedcore.training.models.small import lenet
 from fedcore.training.optimizers import OptimizerConfig
 
@@ -278,13 +279,14 @@ class TestRefusals:
             (nn.MultiheadAttention(4, 2, dropout=0.1), "MultiheadAttention (0), which draws numbers"),
             (nn.GRU(4, 3), "GRU (0), which torch.func.vmap has no rule for"),
             (nn.InstanceNorm1d(4, track_running_stats=True), "counts what it sees"),
+            (ClassWeights(3), "ClassWeights (0), which weighs examples"),
         ],
     )
     def test_layers(self, layer: nn.Module, said: str) -> None:
         model = nn.Sequential(layer, nn.Linear(4, 3))
         assert said in str(refusal_reason(local_engine(model)))
 
-    @pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
+    @pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.LayerNorm(4), nn.GroupNorm(2, 4), ClassWeights(3, "none")])
     def test_layers_that_do_not_matter(self, layer: nn.Module) -> None:
         assert refusal_reason(local_engine(nn.Sequential(layer, nn.Linear(4, 3)))) is None
 
