@@ -40,7 +40,9 @@ _CONNECT_SECONDS = 30.0
 @app.command()
 def create(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
+    name: Annotated[
+        str, typer.Option(help="Name of the federation.  \\[default: the folder's]", show_default=False)
+    ] = "",
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
     ] = None,
@@ -53,11 +55,12 @@ def create(
     """
     from datetime import UTC, datetime
 
-    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, name_after
     from fedcore.federation import create as create_federation
     from fedcore.federation.authority import Authority
     from fedcore.federation.fingerprint import fingerprint
 
+    name = name or name_after(folder)
     made = create_federation(
         folder, name=name, now=datetime.now(UTC), hosts=host or DEFAULT_HOSTS, port=port or DEFAULT_PORT
     )

@@ -79,7 +79,9 @@ DataFolder = Annotated[
 def provision_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     clients: Annotated[int, typer.Option(min=2, help="Number of clients, each with a kit.")],
-    name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
+    name: Annotated[
+        str, typer.Option(help="Name of the federation.  \\[default: the folder's]", show_default=False)
+    ] = "",
     host: Annotated[
         list[str] | None, typer.Option(help="Host name or address of the server, for its certificate; repeatable.")
     ] = None,
@@ -113,9 +115,9 @@ def provision_command(
     """
     from rich.console import Console
 
-    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, provision
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, name_after, provision
 
-    port = port or DEFAULT_PORT
+    name, port = name or name_after(folder), port or DEFAULT_PORT
     ready = Policy.ready(policy_name, clients) or Policy.default(clients)
     policy = replace(
         ready,

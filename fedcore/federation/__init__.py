@@ -16,7 +16,7 @@ the owner insists on, whatever a server says.
 from fedcore.federation.kits.kits import ClientKit, OperatorKit, ServerKit
 from fedcore.federation.kits.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, create, provision
 from fedcore.federation.policy import TWO_TELL_EACH_OTHER, Policy
-from fedcore.federation.roster import Member, Roster
+from fedcore.federation.roster import Member, Roster, name_after
 
 __all__ = [
     "DEFAULT_HOSTS",
@@ -30,5 +30,6 @@ __all__ = [
     "Roster",
     "ServerKit",
     "create",
+    "name_after",
     "provision",
 ]

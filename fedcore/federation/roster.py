@@ -65,6 +65,11 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def name_after(folder: Path) -> str:
+    """The name of a federation that was given none: that of its folder, with a dash for what a name may not have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name)[:64].strip("._-") or "federation"
+
+
 def _decode(text: object) -> bytes:
     try:
         if isinstance(text, str):

@@ -131,7 +131,7 @@ class MemoryRound:
         for client in self._present("consistency"):
             if refusal := self.admitted.before_signature(client, survivors.survivors):
                 self.server.drop(client)
-                self.on_dropout(client, "consistency", f"withdrew: {refusal}")
+                self.on_dropout(client, "consistency", f"refused: {refusal}")
             else:
                 willing.append(client)
         return willing

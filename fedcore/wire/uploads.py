@@ -116,5 +116,12 @@ class WithdrawIn(Message):
     @property
     def why(self) -> str:
         """The check, what it failed on and its numbers, as an operator reads it."""
-        numbers = f" (asked {self.asked:.10g}, allowed {self.allowed:.10g})" if self.asked is not None else ""
-        return f"{self.check} {self.subject}".rstrip() + numbers
+        name = f"{self.check} {self.subject}".rstrip()
+        if self.asked is None or self.allowed is None:
+            return name
+        if self.check == "differencing":
+            return (
+                f"{name}: the clients changed; two sums together would reveal that of {self.asked:.10g} clients, the "
+                f"policy demands {self.allowed:.10g} (policy key allow-differencing)"
+            )
+        return f"{name} (the run: {self.asked:.10g}, the policy: {self.allowed:.10g})"

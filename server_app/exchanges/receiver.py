@@ -19,7 +19,7 @@ from fedcore.wire.base import Message
 from fedcore.wire.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import ModelRef, Task
-from fedcore.wire.uploads import ComplaintIn, ManifestIn, WithdrawIn
+from fedcore.wire.uploads import ComplaintIn, ManifestIn, WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, ParticipantState, Stages
@@ -267,8 +267,9 @@ class MessageReceiver(ABC):
 
     def drop_withdrawn(self, client: int, withdrawal: WithdrawIn) -> None:
         """Drop a client that withdrew."""
-        why = f", {withdrawal.why}" if withdrawal.why else ""
-        self.give_up(client, f"withdrew: {withdrawal.reason.value}{why}", withdrawal)
+        refused = withdrawal.reason is WithdrawalReason.POLICY
+        why = ", ".join(filter(None, ("" if refused and withdrawal.why else withdrawal.reason.value, withdrawal.why)))
+        self.give_up(client, f"{'refused' if refused else 'withdrew'}: {why}", withdrawal)
 
     @contextlib.contextmanager
     def _persisting(self) -> Iterator[None]:

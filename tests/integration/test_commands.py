@@ -53,7 +53,7 @@ def test_the_help_of_each_command_shows_an_example(command: str) -> None:
 
 def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
     made = json.loads(forked("provision", tmp_path / "fed", "--clients", "3", "--port", "9443", "--json").stdout)
-    known = {"folder": str(tmp_path / "fed"), "federation": "federation", "clients": 3, "port": 9443}
+    known = {"folder": str(tmp_path / "fed"), "federation": "fed", "clients": 3, "port": 9443}
     assert made == {**known, "warnings": []}
     model = tmp_path / "model.safetensors"
     done = json.loads(forked("simulate", TINY, "--clients", "3", "--out", model, "--json").stdout)

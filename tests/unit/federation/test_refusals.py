@@ -28,3 +28,10 @@ def test_of_a_model_another_one_comes_first() -> None:
 
 def test_a_refusal_that_no_sentence_is_about_is_not_told() -> None:
     assert refused_by_some({"north": WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")}) == ""
+
+
+def test_a_refusal_for_differencing_names_the_key_that_its_owner_has() -> None:
+    """The line of a client in the list of sites, which has no room for the whole sentence."""
+    refusal = WithdrawIn(reason=WithdrawalReason.POLICY, check="differencing", asked=1, allowed=3)
+    assert "allow-differencing" in refusal.why
+    assert "asked 1" not in refusal.why

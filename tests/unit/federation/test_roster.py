@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import KitError, ProtocolViolation
-from fedcore.federation import Member, Roster
+from fedcore.federation import Member, Roster, name_after
+from fedcore.federation.roster import check_name
 from tests.support.raising import raises
 
 AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -180,3 +182,18 @@ def test_a_version_beyond_all_counting_is_no_roster(roster):
     document = {**roster.to_plain(), "version": 2**64, "previous": "A" * 42 + "E="}
     with pytest.raises(ProtocolViolation, match="roster-malformed"):
         Roster.received(json.dumps(document), bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("fed", "fed"),
+        ("/srv/St. Anna (pilot)", "St.-Anna-pilot"),
+        ("a/../b_2", "b_2"),
+        ("Köln", "K-ln"),
+        ("/", "federation"),
+        ("x" * 99, "x" * 64),
+    ],
+)
+def test_a_federation_without_a_name_has_that_of_its_folder(folder: str, name: str) -> None:
+    assert name_after(Path(folder)) == check_name(name, "federation")

@@ -253,7 +253,7 @@ async def test_the_operator_reads_which_check_refused_and_its_two_numbers(
         app.fail(answer.reason)
         ended = await here.follow(run)
         dropped = events_of(ended, "dropped")
-        assert {item["reason"] for item in dropped} == {"withdrew: policy, cohort-below-minimum (asked 2, allowed 3)"}
+        assert {item["reason"] for item in dropped} == {"refused: cohort-below-minimum (the run: 2, the policy: 3)"}
         assert ended.reason == answer.reason
 
 
