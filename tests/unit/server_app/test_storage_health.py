@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 from support.serverside import Site, until
@@ -95,6 +96,18 @@ async def test_a_store_that_never_answers_is_trouble_and_hides_no_other(
         assert sum("object store: " in record.message for record in caplog.records) == 1, "said once"
     finally:
         await end(watching)
+
+
+async def test_a_store_is_not_blamed_for_the_time_in_which_the_server_stood_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    health = StorageHealth(stuck_seconds=0.5)
+    with caplog.at_level(logging.WARNING, "fedcore.server"):
+        # As SIGSTOP and SIGCONT do: both the answer and the end of the time are due as the process wakes.
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+        await health.check("object store", lambda: asyncio.sleep(0.01))
+    assert health.trouble == ""
+    assert caplog.records == []
 
 
 async def test_nothing_is_well_before_its_first_check() -> None:
