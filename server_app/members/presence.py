@@ -149,7 +149,7 @@ class Presence:
             self.touch(client)
 
     def note_hangup(self, client: int) -> None:
-        """The connection ended on which an idle client waited: it is absent, unless it waits on another one.
+        """The connection ended on which a client waited: it is absent, unless it waits on another one.
 
         An exchange that has just asked for it gives it the time to come back, anyway.
         """

@@ -120,12 +120,19 @@ class LongPoll:
     seconds: float
 
     async def answer(self, probe: Callable[[], T | None]) -> T | None:
-        """What `probe` says in time, None for nothing; raises HungUp when the client's connection ends."""
+        """What `probe` says in time, None for nothing; raises HungUp when the client's connection ends.
+
+        The client is then absent until it says something: a leader that none reaches has to notice it soon.
+        """
         if (answer := probe()) is not None or not self.seconds:
             return answer
-        async with while_connected(self.request.receive):
-            with self.services.presence.polling(self.client), self._noticing_dead_line():
-                return await poll(self.services.client_bell, probe, self.seconds)
+        try:
+            async with while_connected(self.request.receive):
+                with self.services.presence.polling(self.client), self._noticing_dead_line():
+                    return await poll(self.services.client_bell, probe, self.seconds)
+        except HungUp:
+            self.services.presence.note_hangup(self.client)
+            raise
 
     def _noticing_dead_line(self) -> contextlib.AbstractContextManager[None]:
         connection: ConnectionState | None = self.request.scope.get(CONNECTION_KEY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
@@ -175,10 +176,8 @@ async def task(
     if (before := presence.outdated.get(client.client_id)) is not None:
         raise _refused(services, client, K.OTHER_VERSION, refusal(server=our_version(), client=before))
     presence.note_request(client.client_id, (run, after))
-    try:
+    with contextlib.suppress(HungUp):
         due = await waiting.answer(probe)
-    except HungUp:
-        presence.note_hangup(client.client_id)
     if due is None:
         return _no_task(await offers.for_client(client.client_id), work_over=services.work.is_over(work))
     exchange, task = due
