@@ -18,6 +18,7 @@ from support.agents import FAST, agent_running, until
 from support.scripted import problem
 
 from client_app.agent.agent import Agent
+from client_app.agent.presence import AgentPresence
 from client_app.exchange.client import Client
 from client_app.http.errors import tls_context
 from client_app.http.http_transport import HttpTransport, signer
@@ -64,6 +65,25 @@ async def test_an_idle_agent_sends_nothing_but_its_polls(script: Script, client:
     async with script.serving(), agent_running(client) as running:
         await until(lambda: len(script.polls) >= 10, running)
         assert script.heartbeats == []
+
+
+async def test_a_server_that_no_heartbeat_reaches_is_named_once_each_time(
+    script: Script, client: Client, log: StringIO
+) -> None:
+    presence, leaving = AgentPresence(client), asyncio.Event()
+    async with client.transport as transport:
+        presence.begin(script.task)
+        sending = asyncio.create_task(presence.send_heartbeats(0.0, leaving))
+        for absence in (1, 2):
+            failures = transport.interruptions
+            await until(lambda: transport.interruptions >= failures + 3, sending)  # noqa: B023 - awaited in the loop
+            assert log.getvalue().count("waiting") == absence
+            async with script.serving():
+                beats = len(script.heartbeats)
+                await until(lambda: len(script.heartbeats) > beats, sending)  # noqa: B023
+        leaving.set()
+        presence.heartbeat_due.set()
+        await sending
 
 
 async def test_comes_back_when_the_server_does(script: Script, client: Client, log: StringIO) -> None:

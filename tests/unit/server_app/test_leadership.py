@@ -295,6 +295,35 @@ async def test_what_waits_for_an_answer_is_refused_as_soon_as_the_lead_ends() ->
     assert answers.empty(), "what the route says later does not go out"
 
 
+async def test_a_server_that_leads_no_more_refuses_what_waits_for_its_database(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, goes_on = asyncio.Event(), asyncio.Event()
+    read = here.services.store.database.read
+
+    async def waits(*words: Any, **named: Any) -> Any:
+        asks.set()
+        await goes_on.wait()
+        return await read(*words, **named)
+
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    head = {"authorization": f"Bearer {here.operator_kit.token}"}
+    request = here.http.build_request("GET", "/v1/runs", headers=head)
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": "/v1/runs",
+        "raw_path": b"/v1/runs", "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1),
+        "server": ("server", 80), "headers": [(name.lower(), value) for name, value in request.headers.raw],
+    }  # fmt: skip
+    monkeypatch.setattr(here.services.store.database, "read", waits)
+    asking = asyncio.create_task(here.application.asgi(scope, asyncio.Event().wait, answers.put))
+    await asks.wait()
+    ending = asyncio.create_task(here.application.leadership.stop())
+    async with asyncio.timeout(5):
+        assert (await answers.get())["status"] == 503
+    goes_on.set()
+    await asyncio.gather(asking, ending)
+
+
 async def test_a_request_does_not_end_before_its_refusal() -> None:
     """A refusal first reads the rest of a body, while the route sees the end of the request."""
     asks, sends, leads = asyncio.Event(), asyncio.Event(), True
