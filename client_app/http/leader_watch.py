@@ -55,12 +55,10 @@ class LeaderWatch:
         if not leaders:
             return
         answers |= await self._ask({before, *elsewhere} - answers.keys())
-        if self.current() != before:
-            return
-        waiting = elsewhere & set(self.waiting())  # unless their time was up meanwhile
-        silent = [url for url in (before, *waiting) if not answers[url]]
+        now, waiting = self.current(), set(self.waiting())  # a request may have failed meanwhile, as others will
+        silent = [url for url in self.urls if (url == now or url in waiting) and not answers[url]]
         if silent:
-            self.switch(before if answers[before] else leaders[0], silent)
+            self.switch(now if answers[now] else leaders[0], silent)
 
     async def _ask(self, urls: Iterable[str]) -> dict[str, bool]:
         urls = tuple(urls)

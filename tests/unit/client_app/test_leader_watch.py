@@ -21,9 +21,12 @@ class Client:
     waiting: tuple[str, ...] = (A,)
     asks: list[str] = field(default_factory=list)
     changes: list[tuple[str, list[str]]] = field(default_factory=list)
+    moves: dict[str, str] = field(default_factory=dict)
+    """The address that it uses from the moment on in which another one is asked."""
 
     async def leads(self, url: str) -> bool:
         self.asks.append(url)
+        self.current = self.moves.get(url, self.current)
         return url in self.leaders
 
     def switch(self, url: str, silent: Sequence[str]) -> None:
@@ -62,6 +65,14 @@ async def test_requests_that_wait_on_an_earlier_address_are_not_forgotten(
     client = Client(leaders=leaders, current=B, waiting=(A,))
     assert await client.look() == changes
     assert (A in client.asks) == bool(leaders), "a silent one costs seconds: it is asked if there is another"
+
+
+@pytest.mark.parametrize(("now", "changes"), [(C, [(C, [A])]), (B, [(C, [A, B])])])
+async def test_a_request_that_fails_meanwhile_does_not_hide_the_leader(
+    now: str, changes: list[tuple[str, list[str]]]
+) -> None:
+    """Heartbeats fail every few seconds, and each takes the client to its next address."""
+    assert await Client(leaders=(C,), moves={A: now}).look() == changes
 
 
 async def test_an_earlier_address_that_leads_after_all_is_not_left() -> None:
