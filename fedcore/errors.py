@@ -189,13 +189,17 @@ class NotAccepted(Unauthorized):
 
 
 class Refused(PeerError):
-    """The server answered with a problem document (RFC 9457)."""
+    """The server answered with a problem document (RFC 9457).
 
-    def __init__(self, status: int, kind: str, detail: str) -> None:
+    leader: the address of the server that leads, as one says that stands by; "" if it does not.
+    """
+
+    def __init__(self, status: int, kind: str, detail: str, *, leader: str = "") -> None:
         super().__init__(f"{detail} ({kind}, HTTP {status})")
         self.status = status
         self.kind = kind
         self.detail = detail
+        self.leader = leader
 
 
 class RoundFailed(FedcoreError):

@@ -119,6 +119,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         lambda: leadership.leads,
         lambda: leadership.trouble or services.health.trouble,
         partial(_note_member, guarded.authenticate, services.reach),
+        lambda: leadership.leader,
     )
     return Application(
         asgi=EarlyAnswers(standby),

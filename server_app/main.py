@@ -21,6 +21,7 @@ def serve(
     federation: Federation = None,
     host: Annotated[str, typer.Option(help="Address to listen on; default from server.toml.")] = "",
     port: Annotated[int, typer.Option(help="Port; default from server.toml, 0 for any.", min=-1, max=65535)] = -1,
+    address: Annotated[str, typer.Option(help="Its address in the clients' kits; default from server.toml.")] = "",
     data_dir: Annotated[Path | None, typer.Option(help="Database, spool and models; default from server.toml.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Written with the server's URL once it listens.")] = None,
@@ -47,7 +48,11 @@ def serve(
     kit = ServerKit.load(_required(federation))
     host, port = host or kit.host, kit.port if port < 0 else port
     settings = ServerSettings.of_kit(
-        kit, data_dir=data_dir, database=os.environ.get("FEDCORE_DATABASE", ""), url=f"https://{host}:{port}"
+        kit,
+        data_dir=data_dir,
+        database=os.environ.get("FEDCORE_DATABASE", ""),
+        url=f"https://{host}:{port}",
+        address=address,
     )
     refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database_file], kit.app_rules)
 

@@ -34,7 +34,8 @@ class ServerSettings:
     keep_runs: how many ended runs are kept; 0 for all.
     keep_days: how long ended runs are kept; 0 for ever.
     lease_seconds: how long one server of several leads without renewing its lease.
-    url: address of this server for others.
+    url: address on which this server listens.
+    address: address at which clients reach this server, as their kits have it; "" if it is not known.
     public_url: address at which people reach the federation, for links; "" for one that the certificate names.
     certificate: of this server; None if something else serves TLS.
     accel_location: where an nginx in front serves files of the data folder; "" for none.
@@ -58,6 +59,7 @@ class ServerSettings:
     keep_days: float = 0.0
     lease_seconds: float = 10.0
     url: str = ""
+    address: str = ""
     public_url: str = ""
     certificate: Path | None = None
     accel_location: str = ""
@@ -65,7 +67,7 @@ class ServerSettings:
     approved_apps: ApprovedApps | None = None
 
     @classmethod
-    def of_kit(cls, kit: ServerKit, *, data_dir: Path | None, database: str, url: str) -> Self:
+    def of_kit(cls, kit: ServerKit, *, data_dir: Path | None, database: str, url: str, address: str = "") -> Self:
         """Settings of a server with this kit.
 
         data_dir
@@ -73,7 +75,9 @@ class ServerSettings:
         database
             URL of a PostgreSQL database; "" for that of the kit.
         url
-            Address of the server for others.
+            Address on which the server listens.
+        address
+            Address at which clients reach it; "" for that of the kit.
         """
         return cls(
             data_dir=(data_dir or kit.data_dir).absolute(),
@@ -83,6 +87,7 @@ class ServerSettings:
             keep_runs=kit.keep_runs,
             keep_days=kit.keep_days,
             url=url,
+            address=address or kit.address,
             public_url=kit.public_url,
             certificate=kit.tls_certificate,
             app_rules=kit.app_rules,

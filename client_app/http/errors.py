@@ -85,13 +85,14 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
     try:
         problem = ProblemDocument.model_validate_json(body)
         kind, detail = clean(problem.kind), clean(problem.detail)[:500]
+        leader = str((problem.model_extra or {}).get("leader", ""))
     except pydantic.ValidationError:
-        kind, detail = "unknown", "the server answered without a problem document"
+        kind, detail, leader = "unknown", "the server answered without a problem document", ""
     if status == HTTPStatus.UNAUTHORIZED:
         return (WrongClock if kind == ProblemKind.WRONG_CLOCK else NotAccepted)(
             f"the server does not accept {of}: {detail}"
         )
-    return Refused(status, kind, detail)
+    return Refused(status, kind, detail, leader=leader)
 
 
 def _certificate_failure(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

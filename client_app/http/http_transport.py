@@ -380,10 +380,15 @@ class HttpTransport:
             raise unanswered(url, error) from error
 
     def _note_failure(self, url: str, error: Exception) -> None:
-        """Go on to the next address, unless another request has already."""
+        """Go on to the next address, or the leader's if the server named one, unless another request has already.
+
+        Only addresses of the kit count: no server sends a client to one that its owner does not know.
+        """
         self.interruptions += is_away(error)
         if leads_elsewhere(error) and url == self.url:
-            self._at = (self._at + 1) % len(self._urls)
+            leader = error.leader if isinstance(error, Refused) else ""
+            known = leader in self._urls and leader != url
+            self._at = self._urls.index(leader) if known else (self._at + 1) % len(self._urls)
 
     async def _leads(self, url: str) -> bool:
         """Whether a server says that it leads."""

@@ -25,6 +25,7 @@ class ProblemKind(StrEnum):
     STORAGE_FULL = "storage-full"
     STORAGE_UNAVAILABLE = "storage-unavailable"
     NOT_LEADING = "not-leading"
+    """The member `leader` of its document, if there is one, is the address of the server that leads."""
     OTHER_VERSION = "other-version"
     OTHER_TRANSCRIPT = "other-transcript"
     ROUND_FAILED = "round-failed"

@@ -26,6 +26,8 @@ class Standby:
         Why that is not clear, or may soon end; empty if nothing is wrong.
     on_refusal
         Gets each request that is refused.
+    leader
+        Address of the server that leads, for the one who is refused; empty if it is not known.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class Standby:
         leads: Callable[[], bool],
         trouble: Callable[[], str],
         on_refusal: Callable[[Scope], None] = lambda _: None,
+        leader: Callable[[], str] = str,
     ) -> None:
         self._app = app
         self._leads = leads
         self._trouble = trouble
         self._on_refusal = on_refusal
+        self._leader = leader
         self._open: set[_LeaderAnswer] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +71,13 @@ class Standby:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         trouble = self._trouble()
         text = f"{_TEXT} ({trouble})" if trouble else _TEXT
-        await problem_response(Rejection(ProblemKind.NOT_LEADING, text))(scope, receive, send)
+        leader = self._leader()
+        refusal = (
+            Rejection(ProblemKind.NOT_LEADING, text, leader=leader)
+            if leader
+            else Rejection(ProblemKind.NOT_LEADING, text)
+        )
+        await problem_response(refusal)(scope, receive, send)
 
 
 class _LeaderAnswer:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 from fedcore.errors import FedcoreError, LeaseLost
 from fedcore.system.concurrency import end
@@ -41,6 +42,8 @@ _TRIES: Final = 20
 
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
+"""Hosts of servers that were not told at which address clients reach them."""
 _QUICK_SECONDS: Final = 2.0
 """The longest that reading the database's clock may take."""
 
@@ -63,6 +66,8 @@ class Leadership:
         What this server does then.
     clock
         Seconds, also those in which the machine was suspended.
+
+    `leader` is the address of the server that leads while this one stands by, "" if it is not known.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Leadership:
         self._reach_due = 0.0
         self._waits_until = 0.0
         self.trouble = ""
+        self.leader = ""
 
     @property
     def leads(self) -> bool:
@@ -115,18 +121,30 @@ class Leadership:
     async def _take(self) -> Lease | None:
         """The lease; None if another server has it, or the database does not answer."""
         store = self._services.store
-        take = partial(store.take_lease, holder=self._holder, url=self._services.settings.url, seconds=self._seconds)
+        settings = self._services.settings
+        take = partial(
+            store.take_lease, holder=self._holder, url=settings.address or settings.url, seconds=self._seconds
+        )
         try:
             if await self._reason_to_make_way(is_leader=False):
                 return None
             lease = await take(LEASE)
+            self.leader = await self._address_of_leader() if lease is None else ""
             if lease is None and not self._services.clocks.own_is_off:
                 await self._stand_by(take)
         except FedcoreError as error:
+            self.leader = ""
             self._note(f"whether another server leads is not known: {reason_of(error)}")
             return None
         self._note("")
         return lease
+
+    async def _address_of_leader(self) -> str:
+        """Where clients reach the server that leads now; "" if that is not known."""
+        row = await self._services.store.lease(LEASE)
+        if row is None or row[1] <= 0 or urlsplit(row[0].url).hostname in _EVERY_ADDRESS:
+            return ""
+        return row[0].url
 
     async def _stand_by(self, take: Callable[[str], Awaitable[Lease | None]]) -> None:
         """Tell the leader that this server could lead, and whether members ask it."""

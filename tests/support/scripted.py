@@ -515,8 +515,8 @@ def _target(request: Request) -> str:
     return request.scope["raw_path"].decode() + query
 
 
-def problem(status: int, kind: str, detail: str) -> Response:
-    document = {"type": f"urn:fedcore:problem:{kind}", "title": kind, "status": status, "detail": detail}
+def problem(status: int, kind: str, detail: str, **members: str) -> Response:
+    document = {"type": f"urn:fedcore:problem:{kind}", "title": kind, "status": status, "detail": detail, **members}
     return Response(json.dumps(document), status_code=status, media_type="application/problem+json")
 
 

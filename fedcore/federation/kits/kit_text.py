@@ -28,6 +28,9 @@ port = {port}
 # The address at which people reach the page, for the links that the server makes, such as "https://fl.example.org";
 # "" for the one that they use themselves, if the certificate names it.
 public-url = ""
+# The address of this very server as it stands in the clients' client.toml, such as "https://a.example.org:8443", if
+# several share a database: those that stand by name the leader's to clients. `fedcore server --address` counts first.
+address = ""
 tls-certificate = "server.crt"
 tls-key = "server.key"
 # Who belongs to the federation: all versions, signed by its authority. A running server adds those that it is handed.

@@ -90,10 +90,10 @@ def listen_address(path: Path, address: str) -> str:
     return address
 
 
-def public_url(path: Path, url: str) -> str:
-    """The address for links, without a slash at its end; "" for none."""
+def https_address(path: Path, key: str, url: str) -> str:
+    """An address of the server, without a slash at its end; "" for none."""
     if url and not re.fullmatch(r"https://[^/?#@\s]+/?", url):
-        raise broken(path, "public-url must look like https://fl.example.org:8443", "mend the line")
+        raise broken(path, f"{key} must look like https://fl.example.org:8443", "mend the line")
     return url.rstrip("/")
 
 

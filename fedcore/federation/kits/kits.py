@@ -30,12 +30,12 @@ from fedcore.federation.kits.kit_values import (
     check_federation,
     check_membership,
     check_tls,
+    https_address,
     limit_of,
     listen_address,
     node_config,
     progress_seconds,
     proxies,
-    public_url,
     server_urls,
     token_hash,
 )
@@ -72,7 +72,7 @@ _REQUIRED_KEYS: Final[Mapping[str, type]] = {
 """Keys that server.toml must have."""
 _OPTIONAL_KEYS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("approve-apps", "database", "objects", "metrics-listen", "traces", "accel-location"), str),
-    **dict.fromkeys(("app-user", "public-url"), str),
+    **dict.fromkeys(("app-user", "public-url", "address"), str),
     **dict.fromkeys(("app-env", "app-read", "trust-proxy"), list),
     **dict.fromkeys(("min-cohort", "keep-runs", "keep-days"), int),
     "app-sandbox": bool,
@@ -185,6 +185,7 @@ class ServerKit:
     keep_runs: int = 0
     keep_days: int = 0
     public_url: str = ""
+    address: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -228,7 +229,8 @@ class ServerKit:
             accel_location=accel_location(path, values),
             keep_runs=limit_of(path, values, "keep-runs"),
             keep_days=limit_of(path, values, "keep-days"),
-            public_url=public_url(path, values.get("public-url", "")),
+            public_url=https_address(path, "public-url", values.get("public-url", "")),
+            address=https_address(path, "address", values.get("address", "")),
         )
 
     @property

@@ -213,6 +213,22 @@ class TestAddresses:
                 await until(lambda: script.decoded, running)
                 assert transport.url == kit.servers[0]
 
+    @pytest.mark.parametrize(("named", "next_one"), [(2, 2), (0, 1), ("https://elsewhere.example.org:8443", 1)])
+    async def test_the_leader_that_a_standby_names_is_asked_if_the_kit_has_it(
+        self, script: Script, kits: dict[int, ClientKit], named: int | str, next_one: int
+    ) -> None:
+        """Whatever a server says, a client goes to no address that its owner did not write down."""
+        kit = kits[1]
+        with reserved_port() as two, reserved_port() as three:
+            servers = (*kit.servers, *(f"https://127.0.0.1:{port}" for port in (two, three)))
+            leader = servers[named] if isinstance(named, int) else named
+            script.answers.append(problem(503, "not-leading", "ask another", leader=leader))
+            transport = HttpTransport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit))
+            async with script.serving(), transport:
+                with pytest.raises(Refused):
+                    await transport.send("POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
+            assert transport.url == servers[next_one]
+
     async def test_two_requests_that_fail_together_go_on_once(self, kits: dict[int, ClientKit]) -> None:
         kit = kits[1]
         with reserved_port() as one, reserved_port() as two, reserved_port() as three:

@@ -21,7 +21,7 @@ from server_app.http.standby import Standby
 from server_app.members.presence import Presence
 from server_app.members.reach import Reach
 from server_app.operation.clocks import Clocks
-from server_app.runs.leadership import LEASE, REACHABLE, Leadership, seconds_since_boot
+from server_app.runs.leadership import LEASE, REACHABLE, READY, Leadership, seconds_since_boot
 from server_app.storage.store import Store
 
 
@@ -31,7 +31,10 @@ class Server:
     def __init__(self, name: str, store: Store, seconds: float) -> None:
         self.store = store
         self.leading = False
-        settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
+        settings = SimpleNamespace(
+            shared=True, lease_seconds=seconds, url="https://0.0.0.0:8443", address=f"https://{name}"
+        )
+        self.settings = settings
         self.off = 0.0
         self.presence = Presence(clock=time.monotonic)
         self.clocks = Clocks(dict, time.monotonic)
@@ -58,7 +61,9 @@ class Server:
 
     async def ready(self) -> httpx.Response:
         """What it answers to /readyz, as one that stands by or as one that would pass the question on."""
-        return await ask(Standby(passes_on, lambda: self.leads, lambda: self.leadership.trouble), "/readyz")
+        leadership = self.leadership
+        standby = Standby(passes_on, lambda: self.leads, lambda: leadership.trouble, leader=lambda: leadership.leader)
+        return await ask(standby, "/readyz")
 
     async def _cease(self) -> None:
         self.leading = False
@@ -125,6 +130,22 @@ async def test_one_leads_and_gives_the_lead_back_at_its_stop(servers: Any) -> No
     await until(lambda: second.leads)
     with pytest.raises(LeaseLost):
         await first.store.remember_client(1, "ab" * 32, "1")
+
+
+@pytest.mark.parametrize(("address", "named"), [("https://a:8443", "https://a:8443"), ("", None)])
+async def test_one_that_stands_by_names_the_one_that_leads(servers: Any, address: str, named: str | None) -> None:
+    """Not one that was not told its address: it knows only that it listens on all of its machine's."""
+    first, second = await servers(30.0)
+    first.settings.address = address
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    await second.leadership.start()
+    while await second.store.lease(READY) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (await second.ready()).json().get("leader") == named
+    with refusing(second.store, READ_ONLY):
+        await until(lambda: bool(second.leadership.trouble))
+        assert "leader" not in (await second.ready()).json(), "it does not know it any more"
 
 
 async def test_one_that_cannot_renew_its_lease_leads_no_more_before_another_does(servers: Any) -> None:
