@@ -1,8 +1,9 @@
 """A network of nodes on one machine with a bandwidth and a latency of its own: namespaces and a relay of packets.
 
 Every node is a network namespace with a TUN device, and so has TCP of the kernel as it is. A process reads the
-packets, holds each as long as the links on its way would have, and hands it on. Nothing is lost; queues have no end.
-Linux, as root. Where the kernel has `sch_netem`, `tc` can do the same between veth devices.
+packets, holds each as long as the links on its way would have, and hands it on. Nothing is lost, unless the caller
+cuts nodes off from each other (`Cuts`); queues have no end. Linux, as root. Where the kernel has `sch_netem`, `tc` can
+do the same between veth devices.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
@@ -69,6 +70,24 @@ class Node:
             os.close(handle)
 
 
+class Cuts:
+    """Which of `count` nodes are cut off from which: packets between them are lost, and nobody hears of it."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lost = multiprocessing.RawArray("B", count * count)  # the relay reads it while the caller writes
+
+    def set(self, node: Node, others: Iterable[Node], *, cut: bool) -> None:
+        """Cut a node off from others, or let packets through again."""
+        for other in others:
+            for one, two in ((node.number, other.number), (other.number, node.number)):
+                self._lost[one * self._count + two] = cut
+
+    def between(self, source: int, target: int) -> bool:
+        """Whether a packet on this way is lost."""
+        return bool(self._lost[source * self._count + target])
+
+
 def is_possible() -> bool:
     """Whether this process may make namespaces and TUN devices here."""
     return (
@@ -79,15 +98,17 @@ def is_possible() -> bool:
 
 
 @contextmanager
-def nodes(count: int, *, bandwidth: float, latency: float) -> Iterator[list[Node]]:
+def nodes(count: int, *, bandwidth: float, latency: float, cuts: Cuts | None = None) -> Iterator[list[Node]]:
     """`count` nodes, each on a link of `bandwidth` bits a second each way; to any other it takes `latency` seconds.
 
     Leaving takes everything away again.
+
+    cuts: which of them the caller cuts off from which, while the context lasts.
     """
     made = [Node(number=number, prefix=f"fedcore-{os.getpid()}") for number in range(count)]
     context = multiprocessing.get_context("fork")
     ready = context.Event()
-    relay = context.Process(target=_relay, args=(made, bandwidth, latency, ready), daemon=True)
+    relay = context.Process(target=_relay, args=(made, bandwidth, latency, cuts or Cuts(count), ready), daemon=True)
     try:
         for node in made:
             _ip("netns", "add", node.namespace)
@@ -124,13 +145,16 @@ class Switch:
     latency: float
     up: list[Link]
     down: list[Link]
+    cuts: Cuts
     _waiting: list[tuple[float, int, int, bytes]] = field(default_factory=list)
     _count: int = 0
 
     def take(self, source: int, packet: bytes, now: float) -> None:
-        """A packet of IPv4 from one node; what is for none of the others is dropped."""
+        """A packet of IPv4 from one node; what is for none of the others, or cut off, is dropped."""
         target = packet[19] - 1
         if packet[0] >> 4 != 4 or packet[16:19] != b"\x0a\x4d\x00" or not 0 <= target < len(self.down):
+            return
+        if self.cuts.between(source, target):
             return
         left = self.up[source].through(now, len(packet))
         # The head of a packet goes on before its tail has come: two links in a row take as long as the slower one.
@@ -150,7 +174,7 @@ class Switch:
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
 
-def _relay(made: list[Node], bandwidth: float, latency: float, ready: Event) -> None:
+def _relay(made: list[Node], bandwidth: float, latency: float, cuts: Cuts, ready: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     handles = []
@@ -163,7 +187,7 @@ def _relay(made: list[Node], bandwidth: float, latency: float, ready: Event) -> 
         _ip("-n", node.namespace, "link", "set", DEVICE, "mtu", str(MTU), "up")
     ready.set()
     links = [[Link(bandwidth) for _ in made] for _ in range(2)]
-    _forward(handles, Switch(latency=latency, up=links[0], down=links[1]))
+    _forward(handles, Switch(latency=latency, up=links[0], down=links[1], cuts=cuts))
 
 
 def _forward(handles: list[int], switch: Switch) -> None:

@@ -4,7 +4,7 @@ import pytest
 from support.events import event
 
 from benchmarks.network import round_seconds
-from benchmarks.relay import Link, Switch
+from benchmarks.relay import Cuts, Link, Node, Switch
 from fedcore.monitoring.run_record import RunRecord
 
 
@@ -18,7 +18,8 @@ def packet(target: int, size: int) -> bytes:
 
 def switch(latency: float = 1.0) -> Switch:
     """Three nodes on links of a hundred bytes a second."""
-    return Switch(latency=latency, up=[Link(800.0) for _ in range(3)], down=[Link(800.0) for _ in range(3)])
+    up, down = ([Link(800.0) for _ in range(3)] for _ in range(2))
+    return Switch(latency=latency, up=up, down=down, cuts=Cuts(3))
 
 
 def test_a_packet_takes_its_bytes_and_the_latency() -> None:
@@ -52,6 +53,17 @@ def test_what_is_for_nobody_is_dropped() -> None:
     made.take(0, packet(7, 40), now=0.0)
     made.take(0, b"\x60" + bytes(60), now=0.0)  # IPv6
     assert made.idle_seconds(0.0) is None
+
+
+def test_packets_between_nodes_that_are_cut_off_are_lost_either_way() -> None:
+    made = switch(latency=0.0)
+    first, second, third = (Node(number=number, prefix="test") for number in range(3))
+    for cut, arriving in ((True, 2), (False, 4)):
+        made.cuts.set(first, [second], cut=cut)
+        for source, target in ((0, 1), (1, 0), (0, 2), (2, 1)):
+            made.take(source, packet(target, 40), now=0.0)
+        assert len(list(made.due(100.0))) == arriving
+    assert not made.cuts.between(third.number, first.number)
 
 
 def test_a_round_lasts_from_one_evaluation_to_the_next() -> None:

@@ -19,6 +19,7 @@ from support.deployment import ENVIRONMENT
 from support.forked import Forked
 from support.postgres import binaries
 
+from benchmarks.partition import lacks as lacks_of_partition
 from benchmarks.relay import is_possible
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +107,7 @@ CASES = {
     "mutation": Case("killed_over_total"),
     "network": Case("allreduce_over_clock", lacks=network),
     "page": Case("p95_update_ms", lacks=browser),
+    "partition": Case("lost", lacks=lacks_of_partition, holds=("lost", "doubled", "other_bits", "unfinished")),
     "peers": Case(""),
     "privacy_attacks": Case("membership_rate_heart_disease_strict", data=True, holds=RECORDS_READ),
     "ps_engine": Case("ps_push_over_engine"),
