@@ -1,8 +1,8 @@
 """What a machine with a GPU has for `benchmarks/gpu.py`, and what it lacks. Of the standard library alone.
 
 Such a machine often has a Python with torch for CUDA and no network. Nothing is installed into that Python: fedcore is
-copied into an environment of its own, in build/gpu, which sees all packages of the other. A copy, as the sandbox of user
-code shows it only folders of packages: a path to this folder would have to be listed.
+copied into an environment of its own, in build/gpu, which sees all packages of the other. A copy, as the sandbox of
+user code shows it only folders of packages: a path to this folder would have to be listed.
 """
 
 from __future__ import annotations

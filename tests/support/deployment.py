@@ -316,7 +316,7 @@ class Deployment:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def wait_for_log(self, name: str, text: str, *, after: int = 0, seconds: float = PATIENCE) -> None:
-        """Until a process has said `text`, beyond the first `after` characters of its log; one that ended says no more."""
+        """Until a process has said `text`, beyond the first `after` characters of its log; not after its end."""
         process = self._living.get(name)
 
         def said() -> bool:
