@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +38,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from benchmarks.common import Figure, Report, Table, data_parser, run, say, sized
+from benchmarks.common import Figure, Report, Table, data_parser, keep, run, say, sized
 from benchmarks.made_tables import HEART, MADE, SITES, TARGET, CohortTable, heart_disease
 from fedcore.data.files import data_folder
 from fedcore.training.metrics import calibration_error
@@ -56,8 +57,10 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
 POOLED: Final = ("pooled", "pooled, training rows", "pooled, class weights", "smallest site alone")
 CELLS: Final = 200
 """Of the sums that an app's AUC is made of, in which a recalibration sees the sites' test rows."""
-ONLY_FIRST: Final = 2
+ONLY_FIRST: Final = 1
 """Seeds with which all kinds are tried; the others are for the app as it is written."""
+AT_ONCE: Final = 2
+"""Tables that are worked on at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +96,19 @@ def measure(arguments: argparse.Namespace) -> Report:
     rows, new_rows = sized(arguments, smallest=(400, 500), quick=(1500, NEW_ROWS), whole=(1500, NEW_ROWS))
     kinds = sized(arguments, smallest=("linear",), quick=("linear",), whole=tuple(KINDS))
     scores: dict[str, list[dict[str, Score]]] = {name: [] for name in names}
-    for seed in seeds:
-        for name in names:
-            rng = np.random.default_rng(seed)
-            table = heart_disease(data_folder(), rng) if name == HEART else MADE[name](rows, new_rows, rng)
-            scores[name].append(score(table, kinds if seed <= ONLY_FIRST else kinds[:1]))
-            say(f"{name}, seed {seed}: " + ", ".join(f"{what} {one.auc:.4f}" for what, one in scores[name][-1].items()))
+
+    def one(name: str, seed: int) -> dict[str, Score]:
+        rng = np.random.default_rng(seed)
+        table = heart_disease(data_folder(), rng) if name == HEART else MADE[name](rows, new_rows, rng)
+        of_table = score(table, kinds if seed <= ONLY_FIRST else kinds[:1])
+        say(f"{name}, seed {seed}: " + ", ".join(f"{what} {one.auc:.4f}" for what, one in of_table.items()))
+        return of_table
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for seed in seeds:
+            for name, of_table in zip(names, pool.map(one, names, [seed] * len(names)), strict=True):
+                scores[name].append(of_table)
+            keep(report(scores, range(1, seed + 1)), arguments)
     return report(scores, seeds)
 
 

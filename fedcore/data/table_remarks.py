@@ -36,8 +36,12 @@ def remarks(schema: TableSchema, path: Path) -> list[str]:
     for index, name in enumerate(schema.classes):
         count = int((rows.y == index).sum())
         if count < FEW_ROWS:
-            made.append(f"{count or 'no'} rows are of class {name!r}")
+            made.append(f"{_rows(count)} of class {name!r}")
     return made
+
+
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count or 'no'} rows are"
 
 
 def _of_column(column: TableColumn, values: np.ndarray) -> Iterator[str]:

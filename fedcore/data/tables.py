@@ -11,6 +11,7 @@ import csv
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ Cells: TypeAlias = "pandas.Series[str]"
 
 TRUE: Final = frozenset({"1", "1.0", "true", "yes", "y", "t"})
 FALSE: Final = frozenset({"0", "0.0", "false", "no", "n", "f"})
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
 MISSING: Final = ("?",)
 """Besides what pandas takes for a missing value: an empty cell, NA, NaN, null and so on."""
 
@@ -245,7 +247,10 @@ def numbers(cells: Cells) -> NDArray[np.float64]:
     import pandas
 
     values = np.asarray(pandas.to_numeric(cells, errors="coerce"), np.float64)
-    return _all_understood(cells, np.where(np.isinf(values), np.nan, values), "no numbers")
+    values = np.where(np.isinf(values), np.nan, values)
+    if _bad_cells(cells, values).str.fullmatch(DECIMAL_COMMA).all():
+        return _all_understood(cells, values, "written with a decimal comma, not a point", check="decimal-comma")
+    return _all_understood(cells, values, "no numbers")
 
 
 def booleans(cells: Cells) -> NDArray[np.float64]:
@@ -262,7 +267,10 @@ def indices(cells: Cells, names: tuple[str, ...]) -> NDArray[np.int64]:
     if np.isnan(values[cells.notna()]).any() and all(map(_is_number, names)):  # 1 and 1.0 are one number
         known_numbers = {float(name): index for name, index in by_text.items()}
         values = np.array([known_numbers.get(one, np.nan) for one in numbers(cells)], np.float64)
-    _all_understood(cells, values, f"none of {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}")
+    listed = f"none of {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+    if _bad_cells(cells, values).str.lower().isin({name.lower() for name in names}).all():
+        _all_understood(cells, values, f"{listed}, from which they differ in capitals alone", check="capitals")
+    _all_understood(cells, values, listed)
     return np.where(np.isnan(values), -1, values).astype(np.int64)
 
 
@@ -338,7 +346,14 @@ def _one(table: pandas.DataFrame, name: str, path: Path) -> Cells:
     return cells
 
 
-def _all_understood(cells: Cells, values: NDArray[np.float64], wrong: str) -> NDArray[np.float64]:
+def _bad_cells(cells: Cells, values: NDArray[np.float64]) -> Cells:
+    """Those that are not missing, and were not understood."""
+    return cells[np.isnan(values) & cells.notna().to_numpy()]
+
+
+def _all_understood(
+    cells: Cells, values: NDArray[np.float64], wrong: str, *, check: str = "wrong-cells"
+) -> NDArray[np.float64]:
     """The values, if only missing cells gave nan; no cell is repeated in the error."""
     bad = np.flatnonzero(np.isnan(values) & cells.notna().to_numpy())
     if len(bad):
@@ -346,7 +361,7 @@ def _all_understood(cells: Cells, values: NDArray[np.float64], wrong: str) -> ND
         raise DataError(
             f"{cells.name} has {len(bad)} cells that are {wrong}, the first in row {', '.join(map(str, rows))}: "
             "correct the file, or let all sites agree on another schema.toml",
-            check="wrong-cells",
+            check=check,
         )
     return values
 

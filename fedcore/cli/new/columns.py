@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.data.tables import FALSE, TRUE, Cells, TableColumn, TableSchema, Task, nearest, numbers, read_cells
+from fedcore.data.tables import (
+    DECIMAL_COMMA,
+    FALSE,
+    TRUE,
+    Cells,
+    TableColumn,
+    TableSchema,
+    Task,
+    nearest,
+    numbers,
+    read_cells,
+)
 from fedcore.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
@@ -32,7 +43,6 @@ _WIDEST: Final = 1000.0
 """Between the bounds of a target, in its unit: a squared error is then within a run's default for metrics."""
 _LONGEST_NAME: Final = 100
 _DATE: Final = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]\d{1,2}:\d{2}.*)?")
-_DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
 _ID_NAME: Final = re.compile(r"(?i)(^|[^a-z])(id|uuid|guid|ssn|mrn|name|e-?mail|phone)($|[^a-z])")
 
 
@@ -148,7 +158,7 @@ def _column(cells: Cells, categories: tuple[str, ...] | None) -> tuple[TableColu
 def _category(name: str, present: Cells, notes: list[str]) -> tuple[TableColumn, list[str]]:
     if present.str.fullmatch(_DATE).mean() > 0.9:
         raise _ExcludedColumn("it holds dates; give a meaningful number, such as an age or days since admission")
-    if present.str.fullmatch(_DECIMAL_COMMA).mean() > 0.9:
+    if present.str.fullmatch(DECIMAL_COMMA).mean() > 0.9:
         raise _ExcludedColumn("it holds numbers with a decimal comma; write them with a point")
     counts = present.value_counts()
     if len(counts) == len(present):

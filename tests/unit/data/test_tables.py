@@ -54,6 +54,8 @@ def test_columns_stand_in_any_order_beside_others(tmp_path, head, rows):
         ("inf,1,I,yes", {"check": "wrong-cells", "match": r"'age'.*\b1\b"}),
         ("60,perhaps,I,yes", {"check": "wrong-cells", "match": r"'smoker'.*\b1\b"}),
         ("60,1,IV,yes", {"check": "wrong-cells", "match": r"'stage'.*\b1\b.*I, II"}),
+        ("60,1,i,yes", {"check": "capitals", "match": r"'stage'.*\b1\b.*I, II"}),
+        ('"60,5",1,I,yes', {"check": "decimal-comma", "match": r"'age'.*\b1\b"}),
         ("60,1,I,unknown", {"check": "wrong-cells", "match": r"'ill'.*\b1\b.*no.*yes"}),
     ],
 )
