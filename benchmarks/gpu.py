@@ -192,7 +192,7 @@ def run_within(command: list[str], limit: float, log: Path, environment: dict[st
 def _command(part: str, out: Path, *, quick: bool) -> list[str]:
     if part == "tests":
         # A line for each test, so that one that is ended by the limit is known.
-        return [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu"]
+        return [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--timeout", "100", "tests/gpu"]
     asked = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--out", str(out)]
     return [*asked, "--quick"] if quick else asked
 

@@ -226,8 +226,9 @@ def predicted(output: Tensor) -> Tensor:
 
 
 def as_features(x: Tensor) -> Tensor:
-    """Grey levels (uint8, 0 to 255) become float32 in [0, 1]; other features stay as they are."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
+    """Grey levels (uint8, 0 to 255) become float32 in [0, 1], the same bits on each device; others stay as they are."""
+    # By a tensor of the device: by a number a GPU would multiply with its rounded inverse.
+    return x.float() / torch.full((), 255.0, device=x.device) if x.dtype == torch.uint8 else x
 
 
 def counted_targets(targets: Tensor) -> Tensor:

@@ -16,3 +16,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device: torch.cuda.is_available() is false")
     return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once why a test failed: one that hangs later would take the summary with it."""
+    if report.failed:
+        print(f"\n{report.nodeid}\n{report.longreprtext}")  # noqa: T201 - of a test
