@@ -41,6 +41,7 @@ _RIGHTS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 """Those that a rule for something else than a folder may name."""
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_THREADS: Final = "/proc/self/task"
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
@@ -95,7 +96,7 @@ def _set_capabilities(effective: int, permitted: int, inheritable: int) -> None:
     _checked(_libc().capset(header, struct.pack("=6I", effective, permitted, inheritable, 0, 0, 0)), "capset")
 
 
-def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
+def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool, threads: bool = False) -> None:
     """From now on this thread, and what it starts, has only these files and folders, with all below them.
 
     Signals reach what it starts itself. What is not there is left out. To be called before the process has a second
@@ -105,6 +106,8 @@ def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
         read: may be read and executed.
         write: may be changed too.
         tcp: whether it keeps TCP and abstract sockets, which ranks need to find each other.
+        threads: whether this process may write what /proc has of its own threads. CUDA names its threads there when it
+            is initialised, and calls a refusal an error of the operating system (304).
     """
     version = abi()
     rights = (1 << _RIGHTS_OF_ABI.get(version, 16)) - 1
@@ -114,6 +117,11 @@ def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
             _allow(ruleset, path, rights & _READ)
         for path in write:
             _allow(ruleset, path, rights & ~(_MAKE_CHAR | _MAKE_BLOCK))
+        if threads:
+            # Stays open: the folder would get another inode, without the rule, once nobody used it.
+            _add_rule(
+                ruleset, os.open(_THREADS, os.O_PATH | os.O_CLOEXEC), _THREADS, rights & (_WRITE_FILE | _TRUNCATE)
+            )
         give_up_privileges()
         _checked(_libc().syscall(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
     finally:
@@ -137,11 +145,15 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, descriptor)
-        added = _libc().syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_RULE), rule, ctypes.c_uint32(0))
-        _checked(added, f"landlock_add_rule for {path}")
+        _add_rule(ruleset, descriptor, str(path), rights)
     finally:
         os.close(descriptor)
+
+
+def _add_rule(ruleset: int, descriptor: int, path: str, rights: int) -> None:
+    rule = struct.pack("=Qi", rights, descriptor)
+    added = _libc().syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_RULE), rule, ctypes.c_uint32(0))
+    _checked(added, f"landlock_add_rule for {path}")
 
 
 def _checked(result: int, call: str) -> int:

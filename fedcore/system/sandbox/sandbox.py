@@ -176,7 +176,10 @@ class Sandbox:
         if self.confined:
             seccomp.restrict(network=self.network)
         if self.confined and landlock.abi():
-            landlock.restrict(read=(*_SYSTEM, *self.read), write=(*_devices(), *self.write), tcp=self.network)
+            devices = _devices()
+            cuda = any(path.name.startswith("nvidia") for path in devices)
+            read, write = (*_SYSTEM, *self.read), (*devices, *self.write)
+            landlock.restrict(read=read, write=write, tcp=self.network, threads=cuda)
 
 
 def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rules) -> None:
