@@ -90,7 +90,7 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
     from fedcore.run.engine_config import EngineConfig
-    from fedcore.system.memory import limit_memory
+    from fedcore.system.memory import limit_memory, why_no_gpu
 
     engine = EngineConfig.from_mapping(greeting.engine, ranks=int(os.environ["WORLD_SIZE"]))
     if engine.memory_share:
@@ -104,6 +104,8 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
         local_folder=Path(greeting.local_folder) if greeting.local_folder else None,
         engine=engine,
     )
+    if reason := why_no_gpu():
+        sys.stderr.write(f"This machine has a GPU, and trains on the processor: {reason}\n")
     return runner, Ready(app_sha256=sha256)
 
 

@@ -1,11 +1,14 @@
-"""What a process may have of a GPU's memory, and how a lack of memory is recognised and told.
+"""What a process may have of a GPU and its memory, and how a lack of either is recognised and told.
 
 Apart from `fedcore.training`: an app may train with something else, and its memory is limited anyway.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fedcore.errors import ConfigurationError, OutOfMemory
@@ -50,6 +53,26 @@ def limit_memory(share: float, device: torch.device | None = None) -> None:
             "look at CUDA_VISIBLE_DEVICES and the driver"
         )
     torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def why_no_gpu(device: Path = Path("/dev/nvidia0")) -> str:
+    """Why torch finds none of the NVIDIA GPUs that this machine has, for people.
+
+    "" if it finds one, if there is none, if CUDA_VISIBLE_DEVICES hides them, or if torch is not in use.
+
+    Args:
+        device: the first one's file.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not device.exists() or os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return ""
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built for processors"
+    with warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    return " ".join(str(reason.message) for reason in reasons) or "torch finds no CUDA device"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
