@@ -1,8 +1,10 @@
-"""A new user's ten minutes: the seconds of every step of docs/tutorial/ten-minutes.md, as its reader would type them.
+"""A new user's path: the seconds of every step of a page, as its reader would type them.
 
-    python benchmarks/ten_minutes.py
+    python benchmarks/ten_minutes.py [--page howto/joining]
 
-prints a row for each block of the page that is run (tests/support/doc_blocks.py). The time to read and to type is the
+The page is the tutorial (tutorial/ten-minutes), or howto/joining: from tables to a model at sites with keys of their
+own, where one joins, one leaves and one gets a new key. It prints a row for each block of the page that is run
+(tests/support/doc_blocks.py). The time to read and to type is the
 reader's own; installing is measured by `make demo`.
 """
 
@@ -25,28 +27,32 @@ from fedcore.errors import RunFailed
 from tests.support.doc_blocks import Block, blocks, runs, script
 from tests.support.ports import reserved_port
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "tutorial" / "ten-minutes.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ("tutorial/ten-minutes", "howto/joining")
 SMALLEST_BLOCKS = 2
 _BEGAN = re.compile(r"^=== (\S+) after (\d+) s$", re.MULTILINE)
 
 
 def main() -> int:
     """The command line."""
-    return run(measure, parser("The seconds of every step of a new user's ten minutes.").parse_args())
+    options = parser("The seconds of every step of a new user's path.")
+    options.add_argument("--page", choices=PAGES, default=PAGES[0], help="which page of docs (default: %(default)s)")
+    return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Run the page in an empty folder."""
+    path = DOCS / f"{arguments.page}.md"
     most = sized(arguments, smallest=SMALLEST_BLOCKS, quick=None, whole=None)
     with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": folder}
-        page = script([PAGE], port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
+        page = script([path], port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
         command = ["bash", "-c", page]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"the page does not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     began = [(name, int(after)) for name, after in _BEGAN.findall(done.stdout)]
-    known = {block.name: block for block in blocks(PAGE) if runs(block)}
+    known = {block.name: block for block in blocks(path) if runs(block)}
     rows = tuple((_step(known[name]), str(later - since)) for (name, since), (_, later) in pairwise(began))
     return Report(
         benchmark="ten_minutes",
