@@ -213,7 +213,7 @@ def _answers(nodes: _Nodes, output: str, schema: TableSchema) -> list[Any]:
 
 
 def answer_names(schema: TableSchema) -> list[str]:
-    """Of a program's outputs: the target, and for classes "probabilities", "_" behind it if a column has that."""
+    """Of a program's outputs: the target, and for classes "probabilities", or "probabilities_" if that is a column."""
     if schema.task == "regression":
         return [schema.target]
     names, name = {schema.target, *(column.name for column in schema.columns)}, "probabilities"
