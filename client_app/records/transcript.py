@@ -16,6 +16,7 @@ After any of these the copy stays as it was, so the client takes part again only
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -36,7 +37,7 @@ from fedcore.federation.transcript import (
     keys_of,
     record_hash,
 )
-from fedcore.secagg import Outcome, SignatureSet
+from fedcore.secagg import Outcome, SignatureSet, verifies
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.base import Message, Sha256
 from fedcore.wire.problems import ProblemKind
@@ -45,15 +46,21 @@ from fedcore.wire.tasks import Task
 TRANSCRIPT_FILE: Final = "transcript.jsonl"
 MAX_FETCHED: Final = 10_000
 """Most records fetched before one exchange: a server could make up unfinished ones without end."""
+MAX_AT_FIRST: Final = 100_000
+"""The same at first contact."""
 
 Fetch = Callable[[str], Awaitable[TranscriptOut | None]]
 """The hash of a record -> those after it, as the server has them."""
 
 
 class TranscriptEntry(Message):
-    """A line of the file: a roster, the start of the copy, a record that this client signs, or one with its place."""
+    """A line of the file.
 
-    event: Literal["roster", "began", "signed", "linked"]
+    A roster, a record from before the start of the copy, that start, a record that this client signs, or one with its
+    place.
+    """
+
+    event: Literal["roster", "earlier", "began", "signed", "linked"]
     hash: Sha256 | Literal[""]
     roster: Roster | None = None
     unfinished: Sha256 | Literal[""] = ""
@@ -61,6 +68,7 @@ class TranscriptEntry(Message):
     once enough have signed."""
     record: ExchangeRecord | None = None
     linked: SignedRecord | None = None
+    earlier: SignedRecord | None = None
 
 
 class ClientTranscript:
@@ -117,51 +125,71 @@ class ClientTranscript:
         return f"{len(entries)} records of others checked" if entries else ""
 
     async def _begin(self, task: Task, fetch: Fetch, *, whole_run: bool) -> str:
-        anchor, earlier = task.previous, list[TranscriptEntry]()
-        if whole_run and task.previous:
-            anchor, earlier = await self._run_so_far(task, fetch)
-        for entry in (TranscriptEntry(event="began", hash=anchor), *earlier):
-            await in_thread(self._append, entry)
-        return f"first contact: taking the transcript as it is, from {anchor[:12] or 'its beginning'} on"
+        """Take over all that came before: the sums in it count, as they do for those who were in them."""
+        walked = await self._walk(task, fetch)
+        start = len(walked)
+        if whole_run:
+            start = next((at for at, (_, _, link) in enumerate(walked) if link.run == task.run), start)
+        try:
+            checked = [await in_thread(self._check_under_own, signed) for _, signed, _ in walked[start:]]
+        except ProtocolViolation:
+            start, checked = len(walked), []
+        for _, signed, link in walked[:start]:
+            entry = TranscriptEntry(event="earlier", hash=link.hash, earlier=signed)
+            await in_thread(partial(self._append, entry, sync=False))  # with the line that follows them
+        anchor = walked[start][0] if checked else task.previous
+        await in_thread(self._append, TranscriptEntry(event="began", hash=anchor))
+        for name, (_, signed, _) in zip(checked, walked[start:], strict=True):
+            await in_thread(self._append, TranscriptEntry(event="linked", hash=name, linked=signed))
+        return (
+            f"first contact: taking the transcript as it is, {len(walked)} records up to {task.previous[:12] or 'now'}"
+        )
 
-    async def _run_so_far(self, task: Task, fetch: Fetch) -> tuple[str, list[TranscriptEntry]]:
-        """The head before the first record of the task's run, and the lines for those from there to the task.
+    async def _walk(self, task: Task, fetch: Fetch) -> list[tuple[str, SignedRecord, ChainLink]]:
+        """All records up to the task's, each with the head before it; raises ProtocolViolation if there is a gap.
 
-        The task's own head and no line if there is no such record, or not all of them can be checked.
+        The head that the task names binds them, and the members who have checked them take part under no other. Of
+        their signatures those are left that hold under the keys of today's members.
         """
-        nothing = task.previous, list[TranscriptEntry]()
-        chain, anchor = Chain(), ""
-        entries: list[TranscriptEntry] = []
+        walked: list[tuple[str, SignedRecord, ChainLink]] = []
+        chain = Chain()
         while chain.head != task.previous:
             page = await fetch(chain.head)
-            if page is None or not page.records or len(chain.links) > MAX_FETCHED:
-                return nothing
+            if page is None or not page.records or len(walked) > MAX_AT_FIRST:
+                raise _gap()
             for signed in page.records:
                 if chain.head == task.previous:
                     break
-                before = chain.head
-                try:
-                    link = await in_thread(self._link_of, signed, checked=bool(entries), run=task.run)
-                except ProtocolViolation:
-                    return nothing
+                before, (own, link) = chain.head, await in_thread(self._as_heard, signed)
                 chain.add(link)
-                if entries or link.run == task.run:
-                    anchor = anchor if entries else before
-                    entries.append(TranscriptEntry(event="linked", hash=link.hash, linked=signed))
-        return (anchor, entries) if entries else nothing
+                walked.append((before, own, link))
+        return walked
 
-    def _link_of(self, signed: SignedRecord, *, checked: bool, run: str) -> ChainLink:
-        """The link of a record, whose signatures are checked if it is to be kept.
-
-        Rosters before this client's own are unknown to it: then they have to hold under the keys of its own, which is
-        to say that members of today signed.
-        """
+    def _as_heard(self, signed: SignedRecord) -> tuple[SignedRecord, ChainLink]:
+        """A record and its link, whose hash is that of its content, with the signatures that hold here."""
         task = signed.record.announced()
-        if not (checked or task.run == run):
-            return ChainLink.of(record_hash(signed.record.outcome(task), complete=signed.complete), task, signed)
+        outcome = signed.record.outcome(task)
+        statement, keys = outcome.statement(), self._keys_for(signed)
+        valid = {
+            signer: signature
+            for signer, signature in signed.signatures.items()
+            if signer in outcome.survivors and signer in keys and verifies(keys[signer], signature, statement)
+        }
+        own = signed.model_copy(update={"signatures": valid})
+        return own, ChainLink.of(record_hash(outcome, complete=signed.complete), task, own)
+
+    def _check_under_own(self, signed: SignedRecord) -> str:
+        """The hash of a record of which enough signatures hold here; raises ProtocolViolation."""
+        return check_signatures(signed, signed.record.announced(), self._keys_for(signed))
+
+    def _keys_for(self, signed: SignedRecord) -> Mapping[int, bytes]:
+        """Those of the record's roster.
+
+        Rosters before this client's own are unknown to it: then they are the keys of its own, which is to say that
+        members of today signed.
+        """
         newest = max(self._rosters.values(), key=lambda roster: roster.version)
-        roster = self._rosters.get(signed.record.roster_sha256, newest)
-        return ChainLink.of(check_signatures(signed, task, roster.keys), task, signed)
+        return self._rosters.get(signed.record.roster_sha256, newest).keys
 
     @property
     def signed(self) -> Mapping[str, str]:
@@ -214,11 +242,7 @@ class ClientTranscript:
                 raise
             raise self._unknown_head(chain) from None
         if page is None or not page.records or fetched + len(page.records) > MAX_FETCHED:
-            raise ProtocolViolation(
-                TRANSCRIPT_GAP,
-                "the server's records do not lead to the one that the task names; ask the server's operator for the "
-                "whole transcript. Until then this client takes part in nothing",
-            )
+            raise _gap()
         return page
 
     def _check_signed(self, links: list[ChainLink]) -> None:
@@ -237,14 +261,17 @@ class ClientTranscript:
             f"{self.path} away and start again",
         )
 
-    def _append(self, entry: TranscriptEntry) -> None:
-        self._file.append(entry.model_dump_json(exclude_none=True))
+    def _append(self, entry: TranscriptEntry, *, sync: bool = True) -> None:
+        self._file.append(entry.model_dump_json(exclude_none=True), sync=sync)
         self._apply(entry)
 
     def _apply(self, entry: TranscriptEntry) -> None:
         match entry.event:
             case "roster" if entry.roster is not None:
                 self._rosters[entry.hash] = entry.roster
+            case "earlier" if entry.earlier is not None:
+                task = entry.earlier.record.announced()
+                self.chain.earlier.append(ChainLink.of(entry.hash, task, entry.earlier))
             case "began":
                 self._begun, self.chain.anchor = True, entry.hash
             case "signed":
@@ -261,6 +288,14 @@ class ClientTranscript:
             for complete, unfinished in self._signed.items()
             if entry.hash not in (complete, unfinished)
         }
+
+
+def _gap() -> ProtocolViolation:
+    return ProtocolViolation(
+        TRANSCRIPT_GAP,
+        "the server's records do not lead to the one that the task names; ask the server's operator for the whole "
+        "transcript. Until then this client takes part in nothing",
+    )
 
 
 def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[TranscriptEntry]:

@@ -151,10 +151,15 @@ def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, f
 
 @dataclass(slots=True)
 class Chain:
-    """What is known of a transcript: everything after the record `anchor`, or all of it if that is ""."""
+    """What is known of a transcript: everything after the record `anchor`, or all of it if that is "".
+
+    earlier: the records up to the anchor, as the server has them. The hash of the anchor binds what was summed in them;
+        their signatures were not all checked, so they count as sums and for nothing else.
+    """
 
     anchor: str = ""
     links: list[ChainLink] = field(default_factory=list)
+    earlier: list[ChainLink] = field(default_factory=list)
     _heads: list[str] = field(default_factory=list)
 
     @property
@@ -164,7 +169,7 @@ class Chain:
 
     def copy(self) -> Chain:
         """A separate chain with the same records."""
-        return Chain(anchor=self.anchor, links=[*self.links], _heads=[*self._heads])
+        return Chain(anchor=self.anchor, links=[*self.links], earlier=[*self.earlier], _heads=[*self._heads])
 
     def add(self, link: ChainLink) -> None:
         """Append a record that has been checked."""
@@ -208,7 +213,7 @@ class Chain:
         """
         survivor_sets: set[bytes] = set()
         elsewhere = set(present or ())
-        for link in reversed(self.links):
+        for link in reversed([*self.earlier, *self.links]):
             if (link.purpose, link.model) == (purpose, model) and (present is None or not link.closed_for(elsewhere)):
                 survivor_sets.add(link.survivors)
             elsewhere |= link.signers
