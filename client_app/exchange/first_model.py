@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 from pydantic import Field, ValidationError
 
 from client_app.output import Output
-from fedcore.data.statistics import PREFIX
+from fedcore.data.statistics import message_statistics
 from fedcore.federation.admission.first_model import NO_APP_MODEL, AppModel
 from fedcore.flower.first_model.derive import derive
 from fedcore.flower.first_model.messages import FirstModel, FirstModelStart
@@ -115,7 +115,7 @@ class DerivedModels:
 
         The derivation goes on if its caller is cancelled, so that a later attempt has its model.
         """
-        statistics = _values_in(task.configs)
+        statistics = message_statistics(task.configs)
         key = _key(task, app_sha256, statistics)
         async with self._lock:
             models = (await self._read()).models
@@ -208,12 +208,6 @@ def _start(task: Task, app: Path, members: Sequence[int], statistics: Mapping[st
         nodes=list(members),
         statistics=dict(statistics),
     )
-
-
-def _values_in(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a message's configuration says of the columns' statistics."""
-    values = {key: value for config in configs.values() for key, value in config.items()}
-    return {key: value for key, value in values.items() if key.startswith(PREFIX)}
 
 
 def _key(task: Task, app_sha256: str, statistics: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
-from client_app.operator.resolve_run import resolve_run
+from client_app.operator.resolve_run import resolve_earlier, resolve_run
 from client_app.operator.run_submission import make_submission
 from client_app.operator.stats import StatisticsRequest, ask_federation
 from fedcore.data.statistics import Statistics
@@ -32,7 +32,12 @@ class Remote:
     connect_seconds: float = 30.0
 
     def submit(
-        self, app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None
+        self,
+        app: Path,
+        run_config: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        initial: Path | None,
+        statistics_from: str = "",
     ) -> str:
         """Check a run here, submit it, and return its id."""
         submission = make_submission(app, run_config, settings)
@@ -42,6 +47,9 @@ class Remote:
             if initial is not None:
                 submission = submission.model_copy(update={"initial_model": sha256_file(initial)})
                 client.send_model(initial, submission.initial_model)
+            if statistics_from:
+                earlier = resolve_earlier(client, statistics_from)
+                submission = submission.model_copy(update={"statistics_from": earlier})
             return client.submit(submission).run
 
     def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut:

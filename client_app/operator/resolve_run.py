@@ -36,6 +36,16 @@ def resolve_run(client: OperatorClient, word: str) -> str:
     return matches[0]
 
 
+def resolve_earlier(client: OperatorClient, word: str) -> str:
+    """The same for a run that the server may have forgotten: its records stay, under its whole id."""
+    try:
+        return resolve_run(client, word)
+    except ConfigurationError as error:
+        if error.check != "no-run":
+            raise
+        return word
+
+
 def every_run(client: OperatorClient, *, status: str = "") -> Iterator[RunInfo]:
     """All runs, the newest first, page by page."""
     before, more = "", True

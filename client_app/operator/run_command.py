@@ -27,6 +27,15 @@ def run(
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     initial_model: InitialModel = None,
+    statistics_from: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Take the statistics of columns from an earlier run, and ask no site for them: once members came or "
+            "left, they cannot be asked again.",
+            autocompletion=run_completion.runs,
+        ),
+    ] = "",
     resume: Annotated[
         str,
         typer.Option(
@@ -52,7 +61,7 @@ def run(
     The first line is the run's id. The run continues without this command: if the terminal is lost, use fedcore runs
     attach.
     """
-    _check_source(app, resume, run_config or [], set_ or [], initial_model)
+    _check_source(app, resume, run_config or [], set_ or [], initial_model, statistics_from)
     if not detach:
         check_out(out, force=force)
     from fedcore.monitoring.trackers import parse_tracks
@@ -65,7 +74,12 @@ def run(
     from client_app.operator.run_submission import RunOptions, run_app
 
     options = RunOptions(
-        app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model
+        app=app,
+        resume=resume,
+        run_config=run_config or [],
+        settings=set_ or [],
+        initial=initial_model,
+        statistics_from=statistics_from,
     )
     run_app(
         options,
@@ -80,15 +94,24 @@ def run(
 
 
 def _check_source(
-    app: Path | None, resume: str, run_config: list[str], settings: list[str], initial_model: Path | None
+    app: Path | None,
+    resume: str,
+    run_config: list[str],
+    settings: list[str],
+    initial_model: Path | None,
+    statistics_from: str,
 ) -> None:
     """Refuse two runs in one command, or none."""
     if app is None and not resume:
         raise ConfigurationError("name the folder of the app to run, or with --resume the run to resume")
-    if resume and (app is not None or run_config or settings or initial_model is not None):
+    if resume and (app is not None or run_config or settings or initial_model is not None or statistics_from):
         raise ConfigurationError(
-            "--resume continues with the app, the run config, the settings and the model that the run was submitted "
-            "with; leave APP_DIR, --run-config, --set and --initial-model out"
+            "--resume continues with the app, the run config, the settings, the model and the statistics that the run "
+            "was submitted with; leave APP_DIR, --run-config, --set, --initial-model and --statistics-from out"
+        )
+    if initial_model is not None and statistics_from:
+        raise ConfigurationError(
+            "a run that begins with --initial-model has the statistics of that model; leave --statistics-from out"
         )
 
 

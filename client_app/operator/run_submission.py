@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
-from client_app.operator.resolve_run import resolve_run
+from client_app.operator.resolve_run import resolve_earlier, resolve_run
 from client_app.operator.run_follower import Screen, begin_tracking, follow, save_results
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.flower.app import AppBundle, FlowerApp
@@ -31,6 +31,8 @@ class RunOptions:
     settings: Sequence[str] = ()
     initial: Path | None = None
     """The file of the model that the app's strategy starts from, None for its own."""
+    statistics_from: str = ""
+    """The earlier run whose statistics of columns the run takes, "" to ask the clients."""
 
 
 def run_app(
@@ -84,6 +86,9 @@ def _begin(client: OperatorClient, options: RunOptions, submission: RunIn | None
         return client.resume(resolve_run(client, options.resume)).run
     if options.initial is not None:
         client.send_model(options.initial, submission.initial_model)
+    if options.statistics_from:
+        earlier = resolve_earlier(client, options.statistics_from)
+        submission = submission.model_copy(update={"statistics_from": earlier})
     return client.submit(submission).run
 
 

@@ -110,6 +110,7 @@ class Federation:
         run_config: Mapping[str, Scalar] | None = None,
         settings: Mapping[str, Any] | None = None,
         initial_model: str | Path | None = None,
+        statistics_from: str = "",
         progress: Progress = True,
     ) -> Run:
         """Submit an app, follow the run to its end, and return what came of it.
@@ -118,6 +119,8 @@ class Federation:
             app: a folder; None for the app of a local federation. The others are as in `simulate`; what they change
                 needs the clients' owners to allow it. Ctrl-C cancels the run. Raises RunFailed for a run that ended
                 without success.
+            statistics_from: an earlier run by its id, the beginning of it, or `last`: the app takes its statistics of
+                columns, and asks no client; "" to ask.
         """
         from fedcore.flower.memory_app import folder_of
 
@@ -130,7 +133,8 @@ class Federation:
         initial = None if initial_model is None else Path(initial_model).expanduser().absolute()
         if initial is not None:
             open_initial(initial)
-        run = operator.submit(chosen.folder, changed, settings_mapping(settings, aggregation), initial)
+        changed_settings = settings_mapping(settings, aggregation)
+        run = operator.submit(chosen.folder, changed, changed_settings, initial, statistics_from)
         try:
             final, record = self._follow(operator, run, progress)
         except KeyboardInterrupt:

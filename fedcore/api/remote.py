@@ -22,7 +22,12 @@ class RemoteOperator(Protocol):
     """What the operator's part of fedcore does with a kit; every method raises FedcoreError."""
 
     def submit(
-        self, app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None
+        self,
+        app: Path,
+        run_config: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        initial: Path | None,
+        statistics_from: str = "",
     ) -> str: ...
 
     def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut: ...

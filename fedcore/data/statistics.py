@@ -366,6 +366,12 @@ def class_columns(classes: int) -> tuple[str, ...]:
     return tuple(f"y={index}" for index in range(classes))
 
 
+def message_statistics(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the configurations of a message say of the columns' statistics; {} if nothing."""
+    values = {key: value for config in configs.values() for key, value in config.items()}
+    return {key: value for key, value in values.items() if key.startswith(PREFIX)}
+
+
 def pooled(question: StatisticsQuery, parts: Sequence[Mapping[str, ArrayLike]]) -> Statistics:
     """What these clients' columns give together, without a federation; for a question without noise."""
     names = question.names or tuple(parts[0])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer
 
 from fedcore.system.left_files import is_plain_path
-from fedcore.wire.base import Bytes, Message, Scalar, Sha256
+from fedcore.wire.base import Bytes, Message, Name, Scalar, Sha256
 from fedcore.wire.tasks import ModelRef
 
 
@@ -22,6 +22,7 @@ class RunIn(Message):
     statistics: a `fedcore.data.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
     initial_model: SHA-256 of the model that the app's strategy starts from in place of its own, which was sent before
         (PUT /v1/models/{sha256}); "" for the app's own.
+    statistics_from: an earlier run, whose statistics of columns the app takes in place of asking for them; "" to ask.
     """
 
     app_sha256: Sha256
@@ -30,6 +31,7 @@ class RunIn(Message):
     settings: dict[str, Any] = Field({})
     statistics: dict[str, Any] | None = None
     initial_model: Sha256 | Literal[""] = ""
+    statistics_from: Name | Literal[""] = ""
 
 
 class RunStatus(StrEnum):

@@ -129,6 +129,7 @@ class RunOrchestrator:
             aggregation=plan.settings.aggregation,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
+            known_statistics=None if plan.known_statistics is None else dict(plan.known_statistics),
             members=self._members,
         )
 

@@ -35,6 +35,8 @@ class RunPlan:
         For statistics, asked in place of the app's ServerApp.
     initial_sha256
         Of the model that the app's strategy starts from in place of its own; "" for its own.
+    known_statistics
+        Of columns, taken from an earlier run; as `RunRow.known_statistics`.
     """
 
     run: str
@@ -44,9 +46,12 @@ class RunPlan:
     settings: JobSettings
     question: StatisticsQuery | None = None
     initial_sha256: str = ""
+    known_statistics: Mapping[str, Any] | None = None
 
     @classmethod
-    def submitted(cls, run: str, folder: Path, body: RunIn) -> RunPlan:
+    def submitted(
+        cls, run: str, folder: Path, body: RunIn, known_statistics: Mapping[str, Any] | None = None
+    ) -> RunPlan:
         """The plan of a run that an operator submits, whose app is in `folder`; raises ConfigurationError."""
         app = FlowerApp.load(folder)
         values = laid_over(app.settings.to_mapping(), body.settings)
@@ -62,6 +67,7 @@ class RunPlan:
             settings=settings,
             question=_question(body.statistics),
             initial_sha256=body.initial_model,
+            known_statistics=known_statistics,
         )
 
     @classmethod
@@ -75,6 +81,7 @@ class RunPlan:
             settings=JobSettings.from_mapping(row.settings),
             question=_question(row.question),
             initial_sha256=row.initial_sha256,
+            known_statistics=row.known_statistics,
         )
 
     def columns(self) -> dict[str, Any]:
@@ -88,6 +95,7 @@ class RunPlan:
             "settings": self.settings.to_mapping(),
             "question": None if self.question is None else to_plain(QUESTION, self.question),
             "initial_sha256": self.initial_sha256,
+            "known_statistics": None if self.known_statistics is None else dict(self.known_statistics),
         }
 
     def check(self, members: int, min_cohort: int) -> None:

@@ -23,6 +23,7 @@ from server_app.runs.app.files import saved_file, saved_files
 from server_app.runs.files.initial_models import claim_model, resend_model, take_model
 from server_app.runs.files.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
 from server_app.runs.files.run_files import reference as reference_of
+from server_app.runs.known_statistics import known_statistics
 from server_app.runs.plan import RunPlan
 from server_app.runs.worker import CANCELLED, RunWorker, StartApp
 from server_app.services import Services
@@ -133,6 +134,7 @@ class RunQueue:
             settings=row.settings,
             statistics=row.question,
             initial_model=row.initial_sha256,
+            statistics_from=(row.known_statistics or {}).get("run", ""),
         )
         if row.initial_sha256:
             await resend_model(self._services.spool, row.initial_sha256, self._services.objects, keys.initial)
@@ -156,7 +158,8 @@ class RunQueue:
         """Check a run with its app in `folder`, and make it durable."""
         services, keys = self._services, RunKeys(run)
         await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
-        plan = RunPlan.submitted(run, folder / APP_FOLDER, body)
+        known = await known_statistics(services.store, body) if body.statistics_from else None
+        plan = RunPlan.submitted(run, folder / APP_FOLDER, body, known)
         plan.check(len(services.roster.members), services.min_cohort)
         await save_bundle(services.objects, keys.app, bundle, folder / "bundle.json")
         if body.initial_model:

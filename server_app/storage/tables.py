@@ -99,7 +99,7 @@ class JsonText(TypeDecorator[Any]):
 
 JSON_TEXT: Final[TypeEngine[Any]] = JSON(none_as_null=True).with_variant(JsonText(), "postgresql")
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 """Of these tables: one more than the number of alembic's newest revision, and SQLite's `user_version`."""
 
 
@@ -147,6 +147,8 @@ class RunRow(Base):
     rounds: how many have ended.
     epsilon: what was spent of the privacy budget; null without one.
     question: of a run that asks for statistics.
+    known_statistics: of columns, which the run takes from an earlier one: `run`, its id, and `values`, as clients were
+        sent them; null if it asks the clients.
     initial_sha256: of the model that the run was submitted with; empty without one.
     deaths: how often its server was killed while leading it, since it last made progress.
     came_to: its progress at the last such death, as a number of rows.
@@ -171,6 +173,7 @@ class RunRow(Base):
     rounds: Mapped[int] = mapped_column(default=0, server_default="0")
     epsilon: Mapped[float | None]
     question: Mapped[dict[str, Any] | None]
+    known_statistics: Mapped[dict[str, Any] | None]
     initial_sha256: Mapped[str] = mapped_column(default="", server_default="")
     deaths: Mapped[int] = mapped_column(default=0, server_default="0")
     came_to: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -359,7 +362,7 @@ class RecordRow(Base):
     __tablename__ = "records"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    run: Mapped[str]
+    run: Mapped[str] = mapped_column(index=True)
     exchange: Mapped[int]
     previous: Mapped[str] = mapped_column(default="", server_default="")
     place: Mapped[int | None] = mapped_column(index=True, unique=True)

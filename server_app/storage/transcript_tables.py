@@ -16,6 +16,8 @@ from server_app.storage.tables import RecordRow
 
 _PAGE: Final = 32
 """Most records in one answer; those of cohorts of 10,000 have a megabyte each."""
+_LAST_SUMS: Final = 4
+"""Of a run: its last test and training, and what an app may ask in between."""
 
 
 class TranscriptTables:
@@ -72,6 +74,12 @@ class TranscriptTables:
         if rows is None:
             return None
         return TranscriptOut(records=[_signed_record(row) for row in rows[:_PAGE]], more=len(rows) > _PAGE)
+
+    async def sums_of_run(self, run: str) -> list[dict[str, Any]]:
+        """The tasks of a run's last sums that enough clients signed, newest first, as their records have them."""
+        statement = select(RecordRow.record).where(RecordRow.run == run, RecordRow.hash == RecordRow.complete_hash)
+        rows = await self.database.rows(statement.order_by(RecordRow.number.desc()).limit(_LAST_SUMS))
+        return [row.record["task"] for row in rows]
 
 
 def record_opened(record: ExchangeRecord, outcome: Outcome) -> Change:

@@ -5,10 +5,12 @@ Nothing is given to them that the page does not tell them to type.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,14 +80,14 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     assert_none_left(mark)
 
 
-def deal_tables(walk: Walk) -> list[Path]:
-    """Every third row to each site, in its own folder."""
+def deal_tables(walk: Walk, sites: Sequence[str] = SITES) -> list[Path]:
+    """As many rows to each site, in its own folder."""
     head, *rows = breast_cancer_csv().splitlines()
     files = []
-    for number, site in enumerate(SITES):
+    for number, site in enumerate(sites):
         (walk.folder / site).mkdir()
         files.append(walk.folder / site / "patients.csv")
-        files[-1].write_text("\n".join([head, *rows[number::3]]) + "\n", encoding="utf-8")
+        files[-1].write_text("\n".join([head, *rows[number :: len(sites)]]) + "\n", encoding="utf-8")
     return files
 
 
@@ -120,7 +122,7 @@ def sites_taking_part(walk: Walk, north: Path) -> Iterator[None]:
         walk.wait_for(site, "connected to")
 
 
-def simulated(walk: Walk, app: Path, files: list[Path]) -> ModelState:
+def simulated(walk: Walk, app: Path, files: list[Path], *more: str | Path) -> ModelState:
     """What the same app makes of the same three files in one process."""
     copy = walk.folder / "simulated"
     shutil.copytree(app, copy, ignore=shutil.ignore_patterns(".example-csv"))
@@ -128,7 +130,7 @@ def simulated(walk: Walk, app: Path, files: list[Path]) -> ModelState:
     text = AT_ITS_OWN.format(package=package.name, files=[str(file) for file in files])
     (package / "data.py").write_text(text, encoding="utf-8")
     words = ("--clients", "3", "--engine", "inline", "--run-config", f"num-server-rounds={ROUNDS}")
-    walk.type(".", "simulate", copy, *words, "--out", "simulated.safetensors")
+    walk.type(".", "simulate", copy, *words, *more, "--out", "simulated.safetensors")
     return ModelState.open(walk.folder / "simulated.safetensors")
 
 
@@ -158,3 +160,99 @@ def test_three_sites_train_on_their_own_tables_what_a_simulation_of_them_does(wa
     np.testing.assert_array_equal(trained["0.mean"], expected["0.mean"])
     walk.type("organiser", "federation", "revoke", "west", "--federation", "fed", "--operator", "fed/operator", "--yes")
     wait_until("west to end", lambda: "west was revoked" in (walk.group.logs / "west.log").read_text())
+
+
+def begin_with_three(walk: Walk, example: Path) -> Path:
+    """North, south and west run the app that is written from a table; gives its folder."""
+    walk.type("organiser", "federation", "create", "fed", "--host", "127.0.0.1", "--port", str(walk.port))
+    walk.start("server", "server", "--federation", walk.folder / "organiser" / "fed")
+    walk.type("organiser", "new", "tumours", "--csv", example, "--target", "diagnosis")
+    app = walk.folder / "organiser" / "tumours"
+    walk.type("organiser", "server", "approve", app, "--federation", "fed")
+    for site in SITES:
+        join(walk, site)
+        take_part(walk, site, app)
+    walk.wait_for("server", "listening on")
+    walk.type("organiser", "federation", "publish", "--federation", "fed", "--operator", "fed/operator")
+    return app
+
+
+def take_part(walk: Walk, site: str, app: Path) -> None:
+    """The site starts, or starts again, with this version of the app."""
+    if site in walk.group.living:
+        walk.group.stop(site)
+    own = walk.folder / site / "app"
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(app, own, ignore=shutil.ignore_patterns(".example-csv"))
+    words = ("--kit", walk.folder / site / "kit", "--app", own)
+    walk.start(site, "client", *words, "--node-config", f"csv='{walk.folder / site / 'patients.csv'}'")
+
+
+def west_leaves_and_east_comes(walk: Walk, app: Path) -> None:
+    organiser = ("--federation", "fed", "--operator", "fed/operator")
+    walk.type("organiser", "federation", "revoke", "west", *organiser, "--yes")
+    join(walk, "east")
+    walk.type("organiser", "federation", "publish", *organiser)
+    take_part(walk, "east", app)
+    walk.wait_for("east", "connected to")
+
+
+def other_weights(app: Path, scale: ModelState, path: Path) -> None:
+    """Another version of the app, with another seed; `path` gets the model that it begins with, on this scale."""
+    project = app / "pyproject.toml"
+    text = project.read_text(encoding="utf-8")
+    assert "\nseed = 42\n" in text
+    project.write_text(text.replace("\nseed = 42\n", "\nseed = 43\n"), encoding="utf-8")
+    (code,) = app.glob("*/model.py")
+    spec = importlib.util.spec_from_file_location("app_model", code)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = {name: value.numpy() for name, value in module.make_model(43).state_dict().items()}
+    ModelState.from_arrays({**own, "0.mean": scale["0.mean"], "0.std": scale["0.std"]}).save(path)
+
+
+def test_after_a_member_is_replaced_a_run_begins_again_on_the_scale_of_before(walk: Walk) -> None:
+    files = deal_tables(walk, (*SITES, "east"))
+    off_scale(files[3], "mean radius")
+    app, rounds = begin_with_three(walk, files[0]), ("--run-config", f"num-server-rounds={ROUNDS}")
+    organiser, again = walk.folder / "organiser", ("run", app, "--operator", "fed/operator", *rounds)
+    walk.type("organiser", *again, "--connect-seconds", str(PATIENCE), "--out", "before.safetensors")
+    before = ModelState.open(organiser / "before.safetensors")
+
+    west_leaves_and_east_comes(walk, app)
+    refused = forked(
+        *again, "--set", "max-attempts=1", "--out", "refused.safetensors", folder=walk.folder / "organiser"
+    )
+    assert (refused.returncode, "left: west; new: east" in refused.stderr) == (5, True), refused.stderr
+    advice = re.search("--statistics-from [0-9a-f]+", refused.stderr)
+    assert advice is not None, "the very words to type"
+
+    other_weights(app, before, walk.folder / "first.safetensors")
+    walk.type("organiser", "server", "approve", app, "--federation", "fed")
+    for site in ("north", "south", "east"):
+        take_part(walk, site, app)
+    told = walk.type("organiser", *again, *advice[0].split(), "--out", "after.safetensors")
+    assert advice[0].split()[1] in told, "whose statistics they are"
+    assert "query" not in told, "nobody was asked"
+    after = ModelState.open(organiser / "after.safetensors")
+    for name in ("0.mean", "0.std"):
+        np.testing.assert_array_equal(before[name], after[name], err_msg="the scale of the sites before")
+    three = [files[0], files[1], files[3]]
+    expected = simulated(walk, app, three, "--initial-model", walk.folder / "first.safetensors")
+    for name, values in expected.items():
+        np.testing.assert_allclose(after[name], values, atol=2e-3, err_msg=name)
+
+    far = {site: "'mean radius'" in (walk.group.logs / f"{site}.log").read_text() for site in (*SITES, "east")}
+    assert far == {"north": False, "south": False, "west": False, "east": True}, "its owner alone reads it"
+    assert "'mean radius'" not in told
+
+
+def off_scale(file: Path, column: str) -> None:
+    """In this table, the column is in another unit."""
+    head, *rows = [line.split(",") for line in file.read_text(encoding="utf-8").splitlines()]
+    place = head.index(column)
+    for row in rows:
+        row[place] = f"{float(row[place]) * 2.5:g}"
+    file.write_text("\n".join(",".join(row) for row in (head, *rows)) + "\n", encoding="utf-8")

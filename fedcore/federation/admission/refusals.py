@@ -27,9 +27,10 @@ _NO_OTHER_WAY: Final = (
 )
 QUERY_DIFFERENCING: Final = (
     "the sums of statistics of all runs together could reveal the sum over {asked} clients, and the policies "
-    "demand {allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or "
-    "left, they cannot be the same: then continue from the last model (--initial-model FILE), which has the statistics "
-    "of the clients before, so that none are asked for. " + _NO_OTHER_WAY
+    "demand {allowed} (min-cohort, and those that may collude). Ask the same clients as before. Once members came or "
+    "left, they can be asked again only if those who stay, those who came and those who left are each none or at least "
+    "{allowed}; if not, take the statistics of an earlier run (--statistics-from RUN), or continue from its model "
+    "(--initial-model FILE), which has them, so that nobody is asked. " + _NO_OTHER_WAY
 )
 """The sentence of `differencing` for queries, which have no model."""
 
@@ -69,8 +70,9 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         checks.DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "
-            "{allowed} (min-cohort, and those that may collude); start from another model (another seed, or "
-            "--initial-model), or ask the same clients as before. " + _NO_OTHER_WAY
+            "{allowed} (min-cohort, and those that may collude); start from another model (another seed, which the "
+            "owners accept with the app or by allow-config, or --initial-model), or ask the same clients as before. "
+            + _NO_OTHER_WAY
         ),
         checks.FIRST_MODEL: (
             "the clients take part only in a run that begins with a model that they can trace: the app's own, one that "

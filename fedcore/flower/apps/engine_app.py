@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from torch import nn
 
+from fedcore.data.types import Split
 from fedcore.data.validation import set_apart
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps import progress_protocol
@@ -50,7 +52,7 @@ from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.loop import evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
-from fedcore.training.models.columns import set_statistics, statistics_in
+from fedcore.training.models.columns import remarks_on_scale, set_statistics, statistics_in
 from fedcore.training.seeds import derive_seed
 from fedcore.wire.base import MetricValue
 
@@ -195,6 +197,8 @@ class Warm:
     personalization: Personalization
     client: int = 0
     histories: dict[int, dict[str, Any]] = field(default_factory=dict)
+    has_remarks: bool = False
+    """Whether the log says how this client's rows lie on the federation's scale."""
 
 
 class LocalApp(TensorApp):
@@ -307,6 +311,15 @@ class LocalApp(TensorApp):
         out = work if steps is None else steps
         return LocalResult(examples=examples, metrics=metrics, layout=out.layout(), write=out.write)
 
+    def _remark(self, warm: Warm, job: LocalJob) -> None:
+        """Print once, which is for this client's own log, which columns lie far off the federation's scale."""
+        if warm.has_remarks or self.data is None or self.columns.bounds is None or warm.engine.world.rank:
+            return
+        warm.has_remarks = True
+        if isinstance(training := self.data(job)[0], Split):
+            for line in remarks_on_scale(warm.engine.model, np.asarray(training.x)):
+                print(line, flush=True)  # noqa: T201 - what user code prints stays in the client's log
+
     def _check_optimizer(self, algorithm: LocalAlgorithm) -> None:
         state = self.definition.optimizer_state
         if state == "average" or (algorithm.needs_sgd and state != "reset"):
@@ -317,6 +330,7 @@ class LocalApp(TensorApp):
 
     def _fit(self, warm: Warm, job: LocalJob) -> Metrics:
         self._begin(warm, job.client)
+        self._remark(warm, job)
         return self._train(warm.engine, job)
 
     def tested(self, engine: Engine, job: LocalJob) -> Metrics:

@@ -15,8 +15,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +46,7 @@ from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.grid.declarations import sum_only
+from fedcore.flower.grid.known_statistics import known_statistics
 from fedcore.flower.records import merged_values
 from fedcore.run.encoding_plan import QUERY_VALUES
 
@@ -73,20 +72,6 @@ def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> Non
     A NaN is a missing value. The values of one place in all columns are a record, if records are to be protected.
     """
     _register(app, lambda question, context: columns(context))
-
-
-_known: ContextVar[Mapping[str, Any] | None] = ContextVar("statistics that are known", default=None)
-
-
-@contextmanager
-def statistics_of(configs: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block `TrainingColumns.ask` finds the statistics in a round's configuration, and asks nobody."""
-    known = {key: value for key, value in configs.items() if key.startswith(PREFIX)}
-    token = _known.set(known)
-    try:
-        yield
-    finally:
-        _known.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +109,14 @@ class TrainingColumns:
             grid: of the run.
             config: the run config.
             min_nodes: the fewest clients.
-            earlier: what the model that the run begins with says of its columns. If it says all, nobody is asked.
+            earlier: what the model that the run begins with says of its columns. If it says all, nobody is asked, nor
+                if the statistics are known (`known_statistics`).
         """
         if self.bounds is None:
             return {}
-        if (known := _known.get()) is not None:
-            return dict(known)
         bounds = self._all_bounds(self.bounds, config)
+        if (known := known_statistics()) is not None:
+            return known.take(bounds)
         if isinstance(bounds, Mapping) and set(bounds) <= set(earlier.get(f"{PREFIX}columns", ())):
             return dict(earlier)
         return federated_statistics(grid, bounds, min_nodes=min_nodes).as_config()

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import AppBundle
-from fedcore.flower.apps.statistics import statistics_of
 from fedcore.flower.first_model.messages import TO_PROCESS, Derivation, FirstModel, FirstModelStart, NotDerived
 from fedcore.flower.first_model.recorder import FirstModelRecorder, no_central_tests
+from fedcore.flower.grid.known_statistics import statistics_of
 from fedcore.flower.serverside import begin_server_process, run_started
 from fedcore.system.json_lines import BlockingConnection
 

@@ -17,6 +17,7 @@ from flwr.supercore.run import Run
 from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed, UsageError
 from fedcore.flower.figures import NewFigures
 from fedcore.flower.grid.aggregation_guard import DEFAULT_WEIGHT_KEY, reply_consumer
+from fedcore.flower.grid.known_statistics import known_statistics
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.sampling import NodeWait, Polling, node_wait, samples
 from fedcore.flower.grid.training_means import MeanRecorder
@@ -211,7 +212,9 @@ class ExchangeGrid(Grid):
             self.backend.report_figures(figures)
 
     def _check_started(self, messages: Sequence[Message] = ()) -> None:
-        """Refuse to go past a model that the run is to start from; raises ConfigurationError."""
+        """Refuse to go past a model or statistics that the run is to start from; raises ConfigurationError."""
+        if (known := known_statistics()) is not None:
+            known.check_use()
         asks = any(not is_query(message.metadata.message_type) for message in messages)
         if self.awaits_start and (asks or not messages):
             raise ConfigurationError(

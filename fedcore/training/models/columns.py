@@ -20,6 +20,9 @@ from fedcore.data.statistics import BALANCED, PREFIX, WEIGHT_KEY, class_columns
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training.rules import WeighingLayer
 
+MUCH_BEYOND: Final = 0.1
+"""The share of a site's values of a column from which on it is remarkable that they are beyond a layer's limit."""
+
 
 class _Columns(nn.Module):
     """Mean and standard deviation of some columns, float32 [d]; nan until `know` has set them.
@@ -157,6 +160,34 @@ class ClassWeights(WeighingLayer, _Columns):
     @property
     def _shares(self) -> Tensor:
         return self.mean.clamp(min=_LEAST_SHARE)
+
+
+def remarks_on_scale(model: nn.Module, x: NDArray[np.floating[Any]]) -> list[str]:
+    """Which columns of a site's own rows lie far off the federation's scale, a sentence each, for its owner alone.
+
+    A column is remarkable if more than `MUCH_BEYOND` of its values lie beyond the limit of the model's `Standardise`.
+    Categories never are.
+
+    Args:
+        model: of the app, with its statistics.
+        x: features [n, d] of the site's rows, nan if missing; d other than the layer's says nothing.
+    """
+    made = []
+    for layer in (module for module in model.modules() if isinstance(module, Standardise)):
+        if layer.limit is None or x.ndim != 2 or x.shape[1] != len(layer.names) or bool(torch.isnan(layer.mean).any()):
+            continue
+        mean, std = (buffer.detach().cpu().numpy() for buffer in (layer.mean, layer.std))
+        for name, values, middle, deviation in zip(layer.names, x.T, mean, std, strict=True):
+            known = values[~np.isnan(values)]
+            if name in layer.spreads or not deviation or not known.size:
+                continue
+            if (share := float((np.abs(known - middle) > layer.limit * deviation).mean())) > MUCH_BEYOND:
+                made.append(
+                    f"column {name!r}: {share:.0%} of this site's values lie more than {layer.limit:g} deviations from "
+                    "the federation's mean, and count as that far. If the scale is of an earlier run with other sites, "
+                    "it may not fit this one"
+                )
+    return made
 
 
 def statistics_in(model: nn.Module, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.apps.progress_protocol import progress_enabled
+from fedcore.flower.grid.known_statistics import statistics_of
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.training_means import FOLDER, MeanRecorder
 from fedcore.flower.results import Results
@@ -172,15 +174,16 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
     (folder / APP_FILES).mkdir(exist_ok=True)
     os.chdir(folder / APP_FILES)
     means = MeanRecorder(start.aggregation == "secure") if progress_enabled() else None
-    outcome = run_started(
-        start,
-        backend=backend,
-        most_nodes=lambda: backend.members,
-        on_results=lambda results: _save_results(results, folder),
-        initial=None if start.initial is None else ModelState.open(Path(start.initial)),
-        on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
-        means=means,
-    )
+    with _known_statistics(start.known_statistics):
+        outcome = run_started(
+            start,
+            backend=backend,
+            most_nodes=lambda: backend.members,
+            on_results=lambda results: _save_results(results, folder),
+            initial=None if start.initial is None else ModelState.open(Path(start.initial)),
+            on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
+            means=means,
+        )
     if means is not None:
         means.save(folder / APP_FILES / FOLDER)
     if outcome.state is None:
@@ -188,6 +191,16 @@ def _run_app(start: Start, backend: ServerBackend) -> AppEnd:
     path = folder / "final.safetensors"
     outcome.state.save(path)
     return AppEnd(model=str(path))
+
+
+def _known_statistics(known: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """The statistics that the app finds; a line of its output says whose they are."""
+    if known is None:
+        return statistics_of(None)
+    print(  # noqa: T201 - what a ServerApp's process prints comes home with the run
+        f"the statistics of the columns are those of run {known['run']}: no site is asked for them", flush=True
+    )
+    return statistics_of(known["values"], source=known["run"])
 
 
 def _save_results(results: Results, folder: Path) -> None:

@@ -28,12 +28,15 @@ class Start(ServerAppStart):
         For statistics, in place of the app's ServerApp; None for an app.
     initial
         The path of the model that its strategy starts from; None for the app's own.
+    known_statistics
+        Of columns, with the earlier run that they are of, as `RunRow.known_statistics`; None to ask the clients.
     """
 
     op: Literal["start"] = "start"
     folder: str
     question: dict[str, Any] | None = None
     initial: str | None = None
+    known_statistics: dict[str, Any] | None = None
 
 
 class NodesCall(Message):

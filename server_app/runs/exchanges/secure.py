@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcore.errors import RoundFailed
 from fedcore.federation import Roster
+from fedcore.federation.admission.checks import DIFFERENCING
 from fedcore.run.engine.announcing import Cohort
 from fedcore.run.engine.attempts import Attempt, attempts_at_sum, run_attempts
 from fedcore.run.engine.events import sums_done
@@ -20,6 +21,7 @@ from fedcore.wire.tasks import ModelRef, StoredTask, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.secure import SecureExchange
 from server_app.runs.files.downloads import SentModel
+from server_app.runs.known_statistics import refused_query_advice
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
 
@@ -55,9 +57,23 @@ class SecureExchanges:
 
     async def exchange(self, request: SecureRequest) -> int:
         """Attempts until one succeeds: its number; raises RoundFailed."""
-        task, end = await run_attempts(_CohortRunner(self._run, self, request), self.attempts())
+        runner = _CohortRunner(self._run, self, request)
+        try:
+            task, end = await run_attempts(runner, self.attempts())
+        except RoundFailed as error:
+            if advice := await self._advice(runner.refused_query):
+                raise RoundFailed(f"{error}. {advice}", check=error.check) from error
+            raise
         self.note_success(task, end)
         return task.exchange
+
+    async def _advice(self, query: Task | None) -> str:
+        """What can be done about a query that was refused since others were asked before."""
+        if query is None:
+            return ""
+        services = self._run.services
+        members = [member.id for member in services.roster.current.members]
+        return await refused_query_advice(services.store, self._run.plan.app, query.cohort, members, services.names)
 
     def attempts(self) -> Attempts:
         """The attempts at one sum, of which there was none yet."""
@@ -143,6 +159,8 @@ class _CohortRunner:
         self._sums = sums
         self._request = request
         self._past = run.past_of(request.step)
+        self.refused_query: Task | None = None
+        """The last attempt, if it was a query that some refused for what it reveals with earlier ones."""
 
     async def attempt(self, attempt: Attempt) -> tuple[Task, ExchangeOutcome]:
         if (row := next(self._past, None)) is not None:
@@ -158,4 +176,6 @@ class _CohortRunner:
 
     def failed(self, task: Task, end: ExchangeOutcome, error: RoundFailed, *, again: bool) -> str:
         self._run.note_attempt(task, end, error, again=again)
+        differs = any(withdrawal.check == DIFFERENCING for withdrawal in end.withdrawals.values())
+        self.refused_query = task if differs and task.queries else None
         return self._run.explain(task, end, error)

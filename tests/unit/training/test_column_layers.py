@@ -14,7 +14,7 @@ from fedcore.errors import ConfigurationError, UsageError
 from fedcore.flower.records import state_from_arrays
 from fedcore.training import OptimizerConfig, local_engine, losses, train
 from fedcore.training.models import ClassWeights, Rescale, Standardise
-from fedcore.training.models.columns import set_statistics, statistics_in
+from fedcore.training.models.columns import MUCH_BEYOND, remarks_on_scale, set_statistics, statistics_in
 
 KNOWN = {
     "statistics-columns": ["b", "a", "same", "y"],
@@ -50,6 +50,23 @@ def test_a_trained_model_says_what_its_columns_were_told() -> None:
     set_statistics(other, statistics_in(other, trained))
     assert all((state_of(other)[name] == trained[name]).all() for name in ("0.mean", "0.std", "2.mean", "2.std"))
     assert statistics_in(other, {"0.mean": trained["0.mean"]}) == {}, "another app's"
+
+
+def test_a_site_hears_which_of_its_columns_lie_far_off_the_scale() -> None:
+    layer = Standardise(["a", "b", "ward=north", "same"], limit=3.0, spreads={"ward=north": 0.1})
+    model = nn.Sequential(layer, nn.Linear(4, 1))
+    near = np.tile(np.array([12.0, 2.5, 1.0, 5.0], np.float32), (100, 1))
+    assert remarks_on_scale(model, near) == [], "nothing is known yet"
+    set_statistics(model, KNOWN)
+    near[: int(100 * MUCH_BEYOND), 0] = 26.0  # as many as may be
+    near[50:, 1] = np.nan
+    near[:, 3] = 9.0
+    assert remarks_on_scale(model, near) == []
+    near[: int(100 * MUCH_BEYOND) + 1, 0] = 26.0
+    (line,) = remarks_on_scale(model, near)
+    assert "'a'" in line
+    assert "26" not in line, "no value of a cell"
+    assert remarks_on_scale(model, near[:, :2]) == [], "rows of another table"
 
 
 def state_of(model: nn.Module) -> dict[str, np.ndarray]:
