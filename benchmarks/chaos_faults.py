@@ -225,7 +225,7 @@ async def _set_clock(target: Target) -> bool:
 
 
 async def _upgrade(target: Target) -> bool:
-    """In the order of docs/howto/upgrade.md, to the version that is there already."""
+    """In the order of docs/howto/operating.md, to the version that is there already."""
     await target.stop_all()
     await asyncio.to_thread(target.servers[0].upgrade)
     await target.start_all()
@@ -233,7 +233,7 @@ async def _upgrade(target: Target) -> bool:
 
 
 async def _restore(target: Target) -> bool:
-    """A backup is put back; if clients are beyond it, the newest one follows, as docs/howto/backup.md says."""
+    """A backup is put back; if clients are beyond it, the newest one follows, as docs/howto/operating.md says."""
     storage = target.storage
     backup = await asyncio.to_thread(storage.back_up)
     await asyncio.sleep(random.uniform(*LINE_SECONDS))

@@ -31,7 +31,7 @@ class Storage:
     _copies: int = field(default=0, init=False)
 
     def back_up(self) -> Path:
-        """A copy as docs/howto/backup.md makes it: the database first, since a surplus object does no harm."""
+        """A copy as docs/howto/operating.md makes it: the database first, since a surplus object does no harm."""
         self._copies += 1
         copy = self.spare / f"backup-{self._copies}"
         copy.mkdir(parents=True)

@@ -62,7 +62,7 @@ router = APIRouter(
 
 LOST_RECORDS: Final = (
     "this server does not have the last record of the transcript that the client knows, or signed: an older state of "
-    "its database was put back, or another one. Put the newest backup back (docs/howto/backup.md)"
+    "its database was put back, or another one. Put the newest backup back (docs/howto/operating.md)"
 )
 """Why a client is refused whose transcript is not the beginning of this server's."""
 

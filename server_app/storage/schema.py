@@ -87,7 +87,7 @@ def refuse_lost(database: Path, runs: Path) -> None:
         lost, what, rest = runs.is_dir() and any(runs.iterdir()), f"is missing, and {runs} has files of its runs", runs
     if lost:
         raise ConfigurationError(
-            f"the server's database {database} {what}: put the newest backup back (docs/howto/backup.md). To begin "
+            f"the server's database {database} {what}: put the newest backup back (docs/howto/operating.md). To begin "
             f"without the earlier runs, remove {rest}; clients that took part in them then refuse until their owners "
             "take the new transcript",
             check="database-lost",

@@ -21,7 +21,7 @@ FIRST = ("README.md", "docs/tutorial/ten-minutes.md")
 AS_THEY_STAND = ("README.md",)
 """Pages whose commands all start by themselves."""
 
-OPERATING = tuple(f"docs/howto/{name}.md" for name in ("server", "client", "runs", "verify", "backup", "proxy"))
+OPERATING = tuple(f"docs/howto/{name}.md" for name in ("operating", "client", "runs", "verify", "proxy"))
 """How a federation is run: each page goes on with what those before it started."""
 
 

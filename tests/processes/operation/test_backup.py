@@ -1,4 +1,4 @@
-"""The commands of docs/howto/backup.md, as they are written there."""
+"""The commands of docs/howto/operating.md, as they are written there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.deployment import Deployment, fedcore, wait_until
 
 from fedcore.state import ModelState
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "howto" / "backup.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "howto" / "operating.md"
 
 
 def commands() -> str:
     page = DOCUMENT.read_text(encoding="utf-8")
-    [block, _] = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)  # the second is for PostgreSQL
+    [block] = [text for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "sqlite3" in text]
     return block
 
 
