@@ -49,7 +49,11 @@ def unanswered(url: str, error: Exception) -> Unauthorized | ServerUnreachable:
         if (why := _OUT_OF_TIME.get(failure.verify_code)) is not None:
             return ServerUnreachable(f"the certificate of the server at {url} {why}")
         what = clean(failure.verify_message)
-        return Unauthorized(f"the server at {url} is not the one of this kit ({what}); check server-url and ca.crt")
+        return Unauthorized(
+            f"the server at {url} is not the one of this kit ({what}); check server-url and ca.crt. A proxy that opens "
+            "TLS shows a certificate of its own: have it make an exception for this address, or name its authority in "
+            "tls-ca"
+        )
     return ServerUnreachable(f"no fedcore server answers at {url} ({clean(str(error)) or type(error).__name__})")
 
 
