@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ async def _run_agent(options: Options) -> None:
         with (
             Ledger(state_dir) as ledger,
             ClientTranscript(state_dir, kit.roster) as transcript,
-            ResultCache(state_dir) as results,
+            ResultCache(state_dir, partial(output.warning, "answer")) as results,
             closing(open_traces(kit.traces, service="fedcore-client", instance=kit.name)) as traces,
         ):
             offers = Offers(state_dir)

@@ -103,15 +103,19 @@ class LocalUpdate:
                 raise AppError("the work for this sum had failed")
             return self.client.pending.answer
 
+        runs = 0
+
         async def run() -> LocalAnswer:
+            nonlocal runs
+            runs += 1
             answer = await self.run_app(model.path if model else None)
             if answer.trained != self.task.trains:
                 raise AppError("the worker returned a model that was not requested, or none although one was")
             return answer
 
-        again = " (a repeated exchange; the app does not run again)" if cache.has(self.task) else ""
         keep_failure = not tells_failures(self.task, self.client.kit.policy)
         local = await cache.get_or_run(self.task, run, keep_failure=keep_failure)
+        again = "" if runs else " (a repeated exchange; the app does not run again)"
         self.channel.log(self.task.message_type, f"{summary(local)}{again}", started)
         return local
 

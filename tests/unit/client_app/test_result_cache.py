@@ -118,6 +118,21 @@ class TestExchange:
         assert [path.name for path in client.results.model.parent.iterdir()] == ["local.safetensors"]
         assert ModelState.open(client.results.model)["bias"][0] == pytest.approx(state["bias"][0] + 2)
 
+    async def test_one_that_the_disk_has_changed_is_not_sent(
+        self, script: Script, client: Client, make_task: Make, log: StringIO
+    ) -> None:
+        await take(script, client)
+        once = script.decoded
+        content = bytearray(client.results.model.read_bytes())
+        content[-1] ^= 0x40  # an exponent
+        client.results.model.write_bytes(content)
+        script.go_on(make_task(exchange=2, attempt=2))
+        await take(script, client)
+        assert client.work.calls == 2
+        for name, value in once.state.items():
+            np.testing.assert_allclose(script.decoded.state[name], value, atol=1e-5)
+        assert "the app does not run again" not in log.getvalue()
+
     async def test_a_plain_exchange_too(
         self, script: Script, client: Client, allow: Callable[..., Client], make_task: Make
     ) -> None:
@@ -171,6 +186,20 @@ class TestFolder:
             assert stat.S_IMODE(cache.model.parent.stat().st_mode) == 0o700
             assert cache.has(make_task(exchange=2, attempt=2))
         assert not cache.model.parent.exists()
+
+    async def test_a_result_that_the_disk_has_changed_is_made_again(self, tmp_path: Path, make_task: Make) -> None:
+        warnings: list[str] = []
+        with ResultCache(prepare_state_dir(tmp_path / "state"), warnings.append) as cache:
+            await self.answered(cache, make_task())
+            cache.model.write_bytes(b"a muddle")
+            await self.answered(cache, make_task(exchange=2, attempt=2))
+            assert cache.model.read_bytes() == b"a model"
+            assert len(warnings) == 1
+            cache.model.unlink()
+            await self.answered(cache, make_task(exchange=3, attempt=3))
+            assert len(warnings) == 2
+            await self.answered(cache, make_task(exchange=4, attempt=4))
+            assert len(warnings) == 2
 
     async def test_a_restart_knows_nothing(self, tmp_path: Path, make_task: Make) -> None:
         folder = prepare_state_dir(tmp_path / "state")
