@@ -104,6 +104,7 @@ class Leadership:
         """Suspend everything, and let another server lead at once."""
         if self._task is not None:
             await end(self._task)
+            await self._give(self._services.store.give_all(self._holder))  # also one that it was about to take
         elif self._leading:
             self._leading = False
             await self._cease()
@@ -196,7 +197,7 @@ class Leadership:
             await end(beginning)
             await self._cease()
             if owns:
-                await self._give(lease)
+                await self._give(self._services.store.give_lease(lease))
 
     async def _start_leading(self) -> None:
         await self._begin()
@@ -228,10 +229,10 @@ class Leadership:
                 self._note("")
                 self._until = before + self._seconds
 
-    async def _give(self, lease: Lease) -> None:
+    async def _give(self, giving: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._seconds):
-                await self._services.store.give_lease(lease)
+                await giving
         except (FedcoreError, TimeoutError) as error:  # it runs out by itself
             log.warning("the lease is not given back: %s", error)
 

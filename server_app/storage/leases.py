@@ -38,6 +38,11 @@ class LeaseTables:
         """Let anybody take it at once; LeaseLost if another has done so."""
         await self._extend(lease, -1.0)
 
+    async def give_all(self, holder: str) -> None:
+        """Let anybody take at once what this holder has."""
+        mine = update(LeaseRow).where(LeaseRow.holder == holder, LeaseRow.until > now())
+        await self.database.execute(mine.values(until=now() - 1.0), fenced=False)
+
     async def _extend(self, lease: Lease, seconds: float) -> None:
         mine = (LeaseRow.name == lease.name, LeaseRow.generation == lease.generation)
         statement = update(LeaseRow).where(*mine).values(until=now() + seconds)

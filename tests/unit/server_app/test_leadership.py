@@ -132,6 +132,26 @@ async def test_one_leads_and_gives_the_lead_back_at_its_stop(servers: Any) -> No
         await first.store.remember_client(1, "ab" * 32, "1")
 
 
+async def test_one_that_is_stopped_while_it_takes_the_lead_gives_it_back(
+    servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await servers(30.0)
+    take, taken = first.store.take_lease, asyncio.Event()
+
+    async def takes(*words: Any, **named: Any) -> None:
+        await take(*words, **named)
+        taken.set()
+        await asyncio.Event().wait()  # it is in the database, and the server does not know it yet
+
+    monkeypatch.setattr(first.store, "take_lease", takes)
+    await first.leadership.start()
+    await taken.wait()
+    await first.leadership.stop()
+    await second.leadership.start()
+    async with asyncio.timeout(10):
+        await until(lambda: second.leads)
+
+
 @pytest.mark.parametrize(("address", "named"), [("https://a:8443", "https://a:8443"), ("", None)])
 async def test_one_that_stands_by_names_the_one_that_leads(servers: Any, address: str, named: str | None) -> None:
     """Not one that was not told its address: it knows only that it listens on all of its machine's."""
