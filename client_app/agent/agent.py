@@ -66,6 +66,8 @@ class Agent:
     _last_exchange: ExchangeId | None = field(default=None, init=False)
     _pending_withdrawal: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
     """A withdrawal that did not reach the server, for the next contact."""
+    _before_task: tuple[int, int] | None = field(default=None, init=False)
+    """The bytes sent and received before the last request for a task, which belongs to the traffic of the task."""
 
     def __post_init__(self, client: Client) -> None:
         self._presence = AgentPresence(client)
@@ -225,6 +227,8 @@ class Agent:
         )
         if self._background.last[0]:
             query |= {"work": self._background.last[0], "version": self._background.last[1]}
+        traffic = self._client.transport.traffic
+        self._before_task = traffic.up, traffic.down
         return await self._client.transport.get(
             "/v1/task",
             Task,
@@ -246,7 +250,7 @@ class Agent:
         exchange_id = self._last_exchange = (task.run, task.exchange)
         self._client.pending.evict_for(task)
         traffic = self._client.transport.traffic
-        up, down = traffic.up, traffic.down
+        up, down = self._before_task or (traffic.up, traffic.down)
         self._presence.begin(task)
         try:
             self._presence.client = await catch_up(self._client, task.roster)
@@ -259,8 +263,7 @@ class Agent:
             await self._leave(exchange_id, error)
         finally:
             self._presence.end()
-            if self._client.ledger.open_exchange == exchange_id:
-                self._client.ledger.leave(*exchange_id, up=traffic.up - up, down=traffic.down - down)
+            self._client.ledger.leave(*exchange_id, up=traffic.up - up, down=traffic.down - down)
             self._presence.note_idle()
 
     async def _leave(self, exchange_id: ExchangeId, error: FedcoreError | OSError) -> None:

@@ -19,6 +19,7 @@ from client_app.output import clean
 from client_app.records.activity import ActivityFile, Doing
 from client_app.records.ledger import ExchangeId
 from fedcore.errors import FedcoreError, ProtocolViolation, ServerUnreachable
+from fedcore.monitoring.formatting import the_federation
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.wire.presence import HeartbeatIn
 from fedcore.wire.tasks import Task
@@ -55,7 +56,9 @@ class AgentPresence:
         """Log that a server has accepted this client."""
         client = self.client
         again = " again" if self.away and self.joined else ""
-        client.output.info("join", f"connected{again} to {client.kit.federation} at {client.transport.url}")
+        client.output.info(
+            "join", f"connected{again} to {the_federation(client.kit.federation)} at {client.transport.url}"
+        )
         self.away, self._last_refusal = False, ""
         self.note_idle()
 

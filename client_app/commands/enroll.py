@@ -11,6 +11,7 @@ from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits.site_node import site_values
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.node.keys import NodeKeys, checked_node
+from fedcore.monitoring.formatting import the_federation
 
 
 def request(folder: Path, name: str, as_json: bool) -> str:
@@ -47,7 +48,7 @@ def complete(
             }
         )
     return (
-        f"{kit.name} is client {kit.client_id} of the federation {kit.federation!r} (roster {kit.roster.version})\n"
+        f"{kit.name} is client {kit.client_id} of {the_federation(kit.federation)} (roster {kit.roster.version})\n"
         f"  policy  {kit.folder}/policy.toml    what this client insists on; read it\n"
         f"{_to_fill_in(kit, keys)}"
         f"  start   fedcore client --kit {kit.folder} --app {app or 'APP_DIR'}"

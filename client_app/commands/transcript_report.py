@@ -15,6 +15,7 @@ from rich.table import Table
 from client_app.operator.client import OperatorClient
 from client_app.output import clean
 from client_app.records.journal import whole_lines
+from client_app.records.offers import Offers
 from client_app.records.spending import SpentBudget, spending_of
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of
@@ -22,11 +23,23 @@ from fedcore.codec.privacy import Release
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
-from fedcore.federation.transcript import TRANSCRIPT_FORK, Chain, ChainLink, SignedRecord, keys_of, record_hash
+from fedcore.federation.transcript import (
+    TRANSCRIPT_FORK,
+    Chain,
+    ChainLink,
+    SignedRecord,
+    keys_of,
+    record_hash,
+    update_bytes_of,
+)
+from fedcore.monitoring.formatting import contribution_text, count_of, the_federation
 from fedcore.system.terminal import escape
 from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import Contribution, contributions
 
 STATE: Final = "state"
+MOST_RUNS: Final = 200
+"""Of the newest runs the server says how their apps are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,8 @@ class ExchangeLine:
     survivors: int
     signers: list[int]
     complete: bool
+    update_bytes: int
+    """Of each survivor's update; 0 of an unfinished record."""
     epsilon: float | None
 
 
@@ -72,12 +87,32 @@ class TranscriptReport:
     Hashes if complete and if unfinished, and the draw of the group.
     """
     releases: dict[str, list[Release | None]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    """Of the members, by their numbers."""
+    apps: dict[str, str] = field(default_factory=dict)
+    """Names of apps that this machine knows, by their hashes."""
+    updates: dict[str, list[dict[int, int]]] = field(default_factory=dict)
+    """Of each run's records the bytes of the updates in their sums, by client."""
+
+    def know(self, rosters: Iterable[Roster]) -> list[Roster]:
+        """Take the names of these rosters' members, and return the rosters."""
+        listed = list(rosters)
+        for roster in listed:
+            self.names |= roster.names
+        return listed
+
+    def contributions(self, run: str) -> dict[str, Contribution]:
+        """What each site gave to a run, by name."""
+        by_name = ({self.names.get(i, f"client {i}"): size for i, size in one.items()} for one in self.updates[run])
+        return contributions(by_name)
 
     def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
         """Add a checked record."""
         release = release_of(task.encoding) if task.encoding is not None else None
         self.federation = signed.record.federation
         self.releases.setdefault(task.run, []).append(release)
+        updates = update_bytes_of(signed)
+        self.updates.setdefault(task.run, []).append(updates)
         self.lines.append(
             ExchangeLine(
                 record=name,
@@ -92,6 +127,7 @@ class TranscriptReport:
                 survivors=len(signed.record.survivors),
                 signers=sorted(signed.signatures),
                 complete=signed.complete,
+                update_bytes=max(updates.values(), default=0),
                 epsilon=_spending([release], delta).epsilon,
             )
         )
@@ -129,10 +165,12 @@ def _check(source: TranscriptSource, findings: TranscriptReport, delta: float) -
         raise ConfigurationError("name one transcript: a PATH, --kit KIT or --operator KIT")
     if source.operator is not None:
         with OperatorClient(OperatorKit.load(source.operator)) as client:
-            _extend(Chain(), client.rosters(), client.records(), findings, delta)
+            findings.apps = {run.app_sha256: run.app for run in client.list_runs(limit=MOST_RUNS).runs}
+            _extend(Chain(), findings.know(client.rosters()), client.records(), findings, delta)
         return
     if source.kit is not None:
         kit = ClientKit.load(source.kit)
+        findings.apps = dict(Offers(kit.folder / STATE).names())
         _check_copy(kit.folder / STATE / TRANSCRIPT_FILE, kit.authority, findings, delta)
         return
     if source.authority is None:
@@ -158,7 +196,7 @@ def _check_copy(path: Path, authority: bytes, findings: TranscriptReport, delta:
     content = path.read_bytes()
     entries = list(read_entries(path, content[: whole_lines(content)]))
     rosters = [entry.roster for entry in entries if entry.roster is not None]
-    for roster in rosters:
+    for roster in findings.know(rosters):
         roster.verify(authority)
     findings.anchor = next((entry.hash for entry in entries if entry.event == "began"), "")
     chain = Chain(anchor=findings.anchor)
@@ -202,7 +240,13 @@ def _print_json(findings: TranscriptReport, delta: float, error: ProtocolViolati
         "delta": delta,
         "epsilon": findings.spending(delta).epsilon,
         "runs": [
-            {"run": run, "exchanges": len(findings.releases[run]), "epsilon": spending.epsilon}
+            {
+                "run": run,
+                "exchanges": sum(map(bool, findings.updates[run])),
+                "unfinished": len(findings.updates[run]) - sum(map(bool, findings.updates[run])),
+                "contributions": {name: gave.model_dump() for name, gave in findings.contributions(run).items()},
+                "epsilon": spending.epsilon,
+            }
             for run, spending in findings.runs(delta).items()
         ],
         "exchanges": [asdict(line) for line in findings.lines],
@@ -218,12 +262,26 @@ def _print(findings: TranscriptReport, delta: float, every: bool) -> None:
     if every and findings.lines:
         console.print(_table(findings.lines))
     for run, spending in findings.runs(delta).items():
-        console.print(f"run {_text(run)}: {len(findings.releases[run])} exchanges, {spending}")
+        complete = sum(map(bool, findings.updates[run]))
+        unfinished = len(findings.updates[run]) - complete
+        more = f", and {count_of(unfinished, 'record')} without a sum" if unfinished else ""
+        apps = _apps_of(findings, run)
+        console.print(f"run {_text(run)}{apps}: {count_of(complete, 'exchange')}{more}, {spending}")
+        for name, gave in sorted(findings.contributions(run).items()):
+            console.print(f"  {_text(name)}: {contribution_text(gave)}")
     if findings.lines:
         console.print(f"a client in all of them: {findings.spending(delta)}")
     if findings.open:
         console.print(f"{len(findings.open)} records signed by this client are not in the chain yet")
-    console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")
+    of = f" of {_text(the_federation(findings.federation))}" if findings.federation else ""
+    console.print(f"{count_of(len(findings.lines), 'record')}{of}")
+
+
+def _apps_of(findings: TranscriptReport, run: str) -> str:
+    """The apps of a run, by name if this machine knows them; hashes stand next to the names."""
+    apps = dict.fromkeys(line.app for line in findings.lines if line.run == run)
+    names = [f"{_text(findings.apps.get(app, 'app'))} {app[:12]}" for app in apps]
+    return f" ({', '.join(names)})"
 
 
 def _table(lines: list[ExchangeLine]) -> Table:

@@ -59,6 +59,7 @@ def create(
     from fedcore.federation import create as create_federation
     from fedcore.federation.authority import Authority
     from fedcore.federation.fingerprint import fingerprint
+    from fedcore.monitoring.formatting import the_federation
 
     name = name or name_after(folder)
     made = create_federation(
@@ -68,7 +69,7 @@ def create(
     _say(
         as_json,
         {"folder": str(folder), "federation": name, "server": made.server_url, "authority_fingerprint": code},
-        f"made the federation {name!r} in {folder}, without clients yet",
+        f"made {the_federation(name)} in {folder}, without clients yet",
         f"  authority    {folder}/authority    keep it offline: it admits clients",
         f"  fingerprint  {code}    tell it to every client's owner",
         f"  server       {folder}/server       fedcore server --federation {folder}",

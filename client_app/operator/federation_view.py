@@ -16,6 +16,7 @@ from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits.expiry import warning
 from fedcore.federation.kits.kits import CA_FILE, CERTIFICATE_FILE
+from fedcore.monitoring.formatting import the_federation
 from fedcore.wire.watch import LinkIn
 
 
@@ -40,7 +41,7 @@ def describe(authority: Authority, now: datetime) -> dict[str, Any]:
 
 def lines_of(content: Mapping[str, Any]) -> Iterator[str]:
     """The content as lines of text."""
-    yield f"{content['federation']} at {content['server']}, roster {content['roster']}"
+    yield f"{the_federation(content['federation'])} at {content['server']}, roster {content['roster']}"
     yield f"authority    {content['authority_fingerprint']}"
     for member in content["members"]:
         yield f"{member['id']:6}  {member['name']:<24} {member['fingerprint']}"

@@ -18,7 +18,7 @@ from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.download import fetch_results
 from fedcore.cli.card import write_card_next_to
 from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
-from fedcore.monitoring.formatting import size
+from fedcore.monitoring.formatting import contribution_text, count_of, size
 from fedcore.monitoring.output_paths import OutputPaths, saved_lines, server_line
 from fedcore.monitoring.progress import PLAIN_WARNING, ProgressView, ended_line, epsilon_line
 from fedcore.monitoring.promise import promise_of
@@ -27,6 +27,7 @@ from fedcore.monitoring.trackers import Track, TrackedRun, Tracking
 from fedcore.system.terminal import escape, visible_json
 from fedcore.wire.events import EventSink, Recorded, RunOut, RunStarted, ignore
 from fedcore.wire.operator import RunStatus
+from fedcore.wire.uploads import in_all
 
 LIVE_SECONDS: Final = 2.0
 """How long the server may hold a request for a live table."""
@@ -125,7 +126,7 @@ def save_results(
         else:
             _print_lines(Console(), [*_checkpoint_line(final, out), *saved_lines(summary)])
         raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
-    _print_summary(record, summary, screen.as_json)
+    _print_summary(record, summary, screen.as_json, str(final.settings.get("best-model", "")))
     if final.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
 
@@ -148,19 +149,32 @@ def _show(event: Recorded, view: ProgressView, screen: Screen) -> None:
             screen.note(promise_of(event.event.privacy))
 
 
-def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool) -> None:
+def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool, best_model: str) -> None:
     if as_json:
         _write(summary)
         return
     console = Console()
-    ended = ended_line(f"run {summary['run']}", summary["rounds"], summary["metrics"])
-    lines = [ended, server_line(summary["results"]), _traffic_line(record)]
+    ended = ended_line(f"run {summary['run']}", summary["rounds"], summary["metrics"], best_model=best_model)
+    lines = [ended, server_line(summary["results"]), _updates_line(record), _traffic_line(record)]
     _print_lines(console, [*filter(None, lines), *saved_lines(summary)])
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         console.print(line, highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")
+
+
+def _updates_line(record: RunRecord) -> str:
+    """What the sites gave, in the figures that their owners and the transcript have too."""
+    sites = record.contributions()
+    if not sites:
+        return ""
+    each = {contribution_text(gave) for gave in sites.values()}
+    who = count_of(len(sites), "site") if len(sites) > 1 else next(iter(sites))
+    if len(each) == 1:
+        return f"{who}, each {each.pop()}" if len(sites) > 1 else f"{who} {each.pop()}"
+    gave = in_all(sites.values())
+    return f"{who}, updates of {size(gave.update_bytes)}; each site's: fedcore runs show RUN"
 
 
 def _traffic_line(record: RunRecord) -> str:

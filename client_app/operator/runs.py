@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,10 +16,13 @@ from client_app.operator.resolve_run import resolve_run
 from client_app.operator.run_follower import Screen, begin_tracking, follow, save_results
 from fedcore.errors import ConfigurationError
 from fedcore.monitoring.event_lines import event_line
+from fedcore.monitoring.formatting import contribution_text
+from fedcore.monitoring.run_record import RunRecord
 from fedcore.monitoring.trackers import Track
 from fedcore.system.terminal import escape, visible, visible_json
 from fedcore.wire.events import AppPrinted, RunOut
 from fedcore.wire.operator import RunClientsOut, RunInfo, RunStatus
+from fedcore.wire.uploads import NOTHING, Contribution
 
 _HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")
 _EVENTS = {"events"}
@@ -44,16 +47,20 @@ def show_list(client: OperatorClient, *, limit: int, before: str, status: str, a
 def show_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
     """Print one run, without its events."""
     run = resolve_run(client, word)
-    state, clients = client.state_of(run), client.clients_of(run)
+    state, clients = client.show(run), client.clients_of(run)
+    gave = _contributions(state)
     if as_json:
-        content = state.model_dump(mode="json", exclude=_EVENTS) | {"now": clients.model_dump(mode="json")}
+        content = state.model_dump(mode="json", exclude=_EVENTS) | {
+            "now": clients.model_dump(mode="json"),
+            "contributions": {name: one.model_dump() for name, one in gave.items()},
+        }
         typer.echo(json.dumps(content, indent=2))
         return
     console = Console()
     for name, value in _facts(state, datetime.now(UTC)):
         if value:
             console.print(f"{name:<10} {escape(value)}", highlight=False, soft_wrap=True)
-    for line in _clients(clients):
+    for line in _clients(clients, gave):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -127,12 +134,23 @@ def _facts(state: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
     yield "run config", " ".join(f"{key}={value}" for key, value in state.run_config.items())
 
 
-def _clients(now: RunClientsOut) -> Iterator[str]:
+def _contributions(state: RunOut) -> dict[str, Contribution]:
+    """What each site gave, by its name."""
+    record = RunRecord()
+    for item in state.events:
+        record.add(item.event, item.seconds)
+    return record.contributions()
+
+
+def _clients(now: RunClientsOut, gave: Mapping[str, Contribution]) -> Iterator[str]:
     if now.exchange:
         groups = f", in {now.groups} groups" if now.groups > 1 else ""
         yield f"exchange   {now.exchange}, round {now.server_round}{groups}, stage {now.stage}"
     for client in now.clients:
-        yield f"  {client.name:<24} {client.state:<10} {client.why}".rstrip()
+        own = contribution_text(gave.get(client.name, NOTHING))
+        yield f"  {client.name:<24} {client.state:<10} {own}{f'; {client.why}' if client.why else ''}"
+    for name in sorted(gave.keys() - {client.name for client in now.clients}):
+        yield f"  {name:<24} {'no member':<10} {contribution_text(gave[name])}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:

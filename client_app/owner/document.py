@@ -14,7 +14,9 @@ from client_app.owner.record_sections import processing_sections
 from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import Status, status_json
 from fedcore.errors import ConfigurationError, EnvironmentFailure
+from fedcore.monitoring.formatting import count_of, the_federation
 from fedcore.system.files import write_file
+from fedcore.wire.uploads import in_all
 
 _TEMPLATES = "templates"
 
@@ -75,7 +77,7 @@ def as_markdown(status: Status) -> str:
 
 
 def _title(status: Status) -> str:
-    return f"What the client {status.client} gave to the federation {status.federation}"
+    return f"What the client {status.client} gave to {the_federation(status.federation)}"
 
 
 def _lines(table: Table) -> list[str]:
@@ -115,12 +117,14 @@ def _security(status: Status) -> str:
 
 
 def _uploads(status: Status) -> StatusSection:
-    masked = sum(run.masked for run in status.runs)
+    gave = in_all(run.gave for run in status.runs)
     readable = sum(run.readable for run in status.runs)
+    masked = gave.exchanges - readable
+    unused = sum(run.masked for run in status.runs) - masked
     rows = (
         (
             "updates, masked",
-            str(masked),
+            f"{masked}{f', and {unused} that came into no sum' if unused > 0 else ''}",
             "a list of numbers that looks random; readable only as a part of the sum over all that took part",
         ),
         (
@@ -134,8 +138,9 @@ def _uploads(status: Status) -> StatusSection:
     )
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
     text = (
-        f"In {masked + readable} exchanges {up:,} bytes were sent and {down:,} received. The size of a masked update "
-        "follows from the task, not from the data.",
+        f"The updates of {count_of(gave.exchanges, 'exchange')} have {gave.update_bytes:,} bytes. The requests of all "
+        f"attempts, with keys, models and what was refused, took {up:,} bytes to the server and {down:,} back. The "
+        "size of a masked update follows from the task, not from the data.",
         f"{status.spending.promise}.",
     )
     table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)

@@ -35,6 +35,7 @@ from client_app.owner.status import read_status, status_json
 from client_app.records.offers import Offers
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
+from fedcore.monitoring.formatting import the_federation
 from fedcore.system.concurrency import in_thread
 
 HEADERS: Final = {
@@ -124,7 +125,7 @@ class OwnerPage:
 
     def _status(self, _: Request) -> Response:
         status = read_status(self.kit, self.state_dir)
-        title = f"{status.client} in {status.federation}"
+        title = f"{status.client} in {the_federation(status.federation)}"
         return _html(render("page.html.j2", title=title, made=status.made, sections=sections(status)))
 
     def _style(self, _: Request) -> Response:

@@ -11,7 +11,8 @@ from client_app.output import clean
 from client_app.owner.status import Apps, RunHistory, Status
 from fedcore.federation.admission.checks import DIFFERENCING
 from fedcore.federation.admission.refusals import SENTENCES
-from fedcore.monitoring.formatting import size
+from fedcore.monitoring.formatting import contribution_text, count_of, size
+from fedcore.wire.uploads import in_all
 
 MOST_RUNS: Final = 50
 """Most runs in a table, the newest first; JSON has all of them."""
@@ -113,11 +114,6 @@ def moment(seconds: float | datetime) -> str:
     return f"{when.astimezone():%Y-%m-%d %H:%M}"
 
 
-def count_of(count: int, what: str) -> str:
-    """A count with its noun."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _general(sentence: str) -> str:
     """A sentence for the operator without its numbers: the brackets name the key of policy.toml."""
     named = sentence[sentence.find("(") + 1 : sentence.find(")")] if "(" in sentence else ""
@@ -179,10 +175,14 @@ def _runs(status: Status) -> StatusSection:
     newest = sorted(status.runs, key=lambda run: run.last, reverse=True)
     up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
     runs = count_of(len(status.runs), "run")
-    text = [f"{runs} asked this client. {size(up)} were sent and {size(down)} received in exchanges."]
+    gave = contribution_text(in_all(run.gave for run in status.runs))
+    text = [
+        f"{runs} asked this client. It was {gave}; the requests of all attempts took {size(up)} up and {size(down)} "
+        "down."
+    ]
     text += [f"The newest {MOST_RUNS} are shown."] if len(newest) > MOST_RUNS else []
-    headings = ("run", "first", "last", "app", "asked for", "updates", "sums", "with others", "refused", "sent",
-                "received", "epsilon")  # fmt: skip
+    headings = ("run", "first", "last", "app", "asked for", "exchanges", "updates", "with others", "refused",
+                "traffic up", "traffic down", "epsilon")  # fmt: skip
     rows = tuple(_run(run, status.apps.names) for run in newest[:MOST_RUNS])
     table = Table(headings=headings, rows=rows) if rows else None
     return StatusSection(name="runs", title="Runs taken part in", text=tuple(text), table=table)
@@ -195,8 +195,8 @@ def _run(run: RunHistory, names: Mapping[str, str]) -> tuple[str, ...]:
         moment(run.last),
         ", ".join(f"{clean(names.get(app, ''))} {app[:12]}".lstrip() for app in run.apps) or "-",
         ", ".join(f"{count} {clean(kind)}" for kind, count in run.kinds.items()) or "-",
-        f"{run.masked}{f', {run.readable} readable' if run.readable else ''}",
-        str(run.summed),
+        f"{run.gave.exchanges}{f', {run.readable} readable' if run.readable else ''}",
+        size(run.gave.update_bytes) if run.gave.update_bytes else "-",
         "-" if run.others is None else f"at least {run.others}",
         str(run.refused),
         size(run.up),

@@ -18,7 +18,7 @@ from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
 from client_app.owner.processing import columns_of, read_processing
 from client_app.records.activity import Activity, StepsDone, is_running, read_activity, read_sandbox, read_steps
-from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger
+from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger, site_contributions
 from client_app.records.journal import whole_lines
 from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
@@ -29,6 +29,7 @@ from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate
 from fedcore.federation.kits.identity import IDENTITY_FILE, next_identity
+from fedcore.wire.uploads import NOTHING, Contribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,15 @@ class RunHistory:
     """Updates that began to leave masked."""
     readable: int
     """Updates that began to leave in a form that the server can read."""
-    summed: int
-    """Sums that this client agreed to."""
+    gave: Contribution
+    """The exchanges whose sums have this client's update, and the bytes of these updates."""
     others: int | None
     """How many more clients those sums have, at least."""
     refused: int
     up: int
+    """Bytes of all requests of the run's attempts."""
     down: int
+    """Bytes of their answers."""
     spending: SpentBudget
 
 
@@ -180,7 +183,7 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
         now=now,
         steps=read_steps(state, now) if running else None,
         sandbox=read_sandbox(state),
-        runs=tuple(_runs(exchanges, by_run, kit.policy.delta)),
+        runs=tuple(_runs(exchanges, by_run, kit.policy.delta, site_contributions(state, kit.client_id, exchanges))),
         refusals=tuple(_refusals(exchanges)),
         spending=spent,
         training=_training(kit, now if running else None, at),
@@ -193,14 +196,18 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
     )
 
 
-def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, SpentBudget], delta: float) -> Iterable[RunHistory]:
+def _runs(
+    exchanges: Iterable[AuditedExchange],
+    spent: Mapping[str, SpentBudget],
+    delta: float,
+    gave: Mapping[str, Contribution],
+) -> Iterable[RunHistory]:
     nothing = spending_of((), 0, delta=delta)
     by_run: dict[str, list[AuditedExchange]] = {}
     for exchange in exchanges:
         by_run.setdefault(exchange.run, []).append(exchange)
     for run, own in by_run.items():
         times = [exchange.at for exchange in own if exchange.at]
-        outcomes = Counter(exchange.outcome for exchange in own)
         forms = Counter(exchange.sent for exchange in own)
         yield RunHistory(
             run=run,
@@ -210,7 +217,7 @@ def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, SpentBudget]
             kinds=dict(Counter(exchange.message_type for exchange in own if exchange.message_type)),
             masked=forms["masked"],
             readable=forms["readable"],
-            summed=outcomes["released"],
+            gave=gave.get(run, NOTHING),
             others=min((exchange.others for exchange in own if exchange.outcome == "released"), default=None),
             refused=sum(bool(exchange.check) for exchange in own),
             up=sum(exchange.up for exchange in own),

@@ -15,6 +15,7 @@ from client_app.owner.sections import StatusSection, Table, sections
 from client_app.owner.status import read_status, status_json
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
+from fedcore.monitoring.formatting import the_federation
 from fedcore.system.files import write_file
 from fedcore.system.terminal import escape, visible_json
 
@@ -52,7 +53,7 @@ def show_status(kit: Path, state_dir: Path | None, options: StatusOptions) -> No
         typer.echo(visible_json(status_json(status)))
     else:
         console = Console(highlight=False)
-        console.print(f"[bold]{escape(status.client)}[/] in {escape(status.federation)}\n")
+        console.print(f"[bold]{escape(status.client)}[/] in {escape(the_federation(status.federation))}\n")
         _print(sections(status), console)
         if status.apps.offers:
             console.print(f"\nto see an offered app: fedcore client offers --kit {kit} --diff", soft_wrap=True)

@@ -29,11 +29,16 @@ from client_app.records.ledger_entries import (
     WorkEntry,
     read_entries,
 )
+from client_app.records.offers import Offers
 from client_app.records.spending import SpentBudget, spent_by_run
+from client_app.records.transcript import TRANSCRIPT_FILE, contributions_by_run
+from client_app.records.transcript import read_entries as read_transcript
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
 from fedcore.federation.admission.owner import AgreedSum, ids_from_text
+from fedcore.monitoring.formatting import contribution_text, count_of, size, the_federation
 from fedcore.system.terminal import escape
+from fedcore.wire.uploads import NOTHING, Contribution, in_all
 
 WORK: Final = "work"
 """The message type of background training, which is no exchange."""
@@ -65,10 +70,12 @@ class AuditedExchange:
     subject: str = ""
     sent: str = ""
     """In which form an update began to leave, "" for none."""
+    update_bytes: int = 0
+    """Of that update."""
     up: int = 0
-    """Bytes sent in an exchange that this client entered and left."""
+    """Bytes of all requests of this attempt; those of the update alone if the agent was ended in the middle of it."""
     down: int = 0
-    """Bytes received in it."""
+    """Bytes of their answers."""
 
     def follow(self, entry: Entry) -> None:
         """Apply a ledger entry about this exchange."""
@@ -85,9 +92,10 @@ class AuditedExchange:
                 self.outcome = "released" if self.outcome == "released" else "refused"
                 self.check, self.subject = entry.check, entry.subject
             case UploadEntry():
-                self.sent = entry.form
+                self.sent, self.update_bytes = entry.form, entry.size
+                self.up = max(self.up, entry.size)
             case LeaveEntry():
-                self.up, self.down = entry.up, entry.down
+                self.up, self.down = max(entry.up, self.update_bytes), entry.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +105,31 @@ class Audit:
     client: str
     federation: str
     exchanges: tuple[AuditedExchange, ...]
+    """All attempts that the server asked for."""
+    contributions: dict[str, Contribution]
+    """What the client gave to each run."""
+    apps: dict[str, str]
+    """Names of the apps that ran here, by their hashes."""
     spending: SpentBudget
 
 
 def audit(kit: Path, state_dir: Path | None = None) -> Audit:
     """Read the ledger of a kit's client; raises ConfigurationError if there is none, or KitError."""
     loaded = ClientKit.load(kit)
-    path = (state_dir or loaded.folder / "state") / LEDGER_FILE
+    state = state_dir or loaded.folder / "state"
+    path = state / LEDGER_FILE
     if not path.exists():
         raise ConfigurationError(
             f"{path} does not exist: either no server ever asked this client for anything, or --state-dir is wrong"
         )
     entries = read_ledger(path)
+    exchanges = tuple(exchanges_of(entries))
     return Audit(
         client=loaded.name,
         federation=loaded.federation,
-        exchanges=tuple(exchanges_of(entries)),
+        exchanges=exchanges,
+        contributions=site_contributions(state, loaded.client_id, exchanges),
+        apps=dict(Offers(state).names()),
         spending=spent_by_run(entries, loaded.policy)[0],
     )
 
@@ -121,6 +138,24 @@ def read_ledger(path: Path) -> tuple[Entry, ...]:
     """Read the complete lines of a ledger, which may grow meanwhile; raises ConfigurationError if one is damaged."""
     content = path.read_bytes()
     return tuple(read_entries(path, content[: whole_lines(content)]))
+
+
+def site_contributions(state: Path, client: int, exchanges: Iterable[AuditedExchange]) -> dict[str, Contribution]:
+    """What a client gave to each run (`fedcore.wire.uploads.Contribution`).
+
+    Args:
+        state: the agent's state folder; its copy of the transcript has the sums.
+        client: its number.
+        exchanges: its attempts; those whose updates the server may read are in no transcript.
+    """
+    path = state / TRANSCRIPT_FILE
+    content = path.read_bytes() if path.exists() else b""
+    runs = contributions_by_run(read_transcript(path, content[: whole_lines(content)]), client)
+    for exchange in exchanges:
+        if exchange.sent == "readable":
+            gave = Contribution(exchanges=1, update_bytes=exchange.update_bytes)
+            runs[exchange.run] = runs.get(exchange.run, NOTHING) + gave
+    return runs
 
 
 def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
@@ -146,13 +181,16 @@ def _work(entry: WorkEntry) -> AuditedExchange:
 
 def audit_json(content: Audit) -> str:
     """Every exchange, the epsilon spent and what that promises, as JSON; an unbounded epsilon is null."""
-    return json.dumps({**asdict(content), "promise": content.spending.promise}, indent=2)
+    gave = {run: one.model_dump() for run, one in content.contributions.items()}
+    return json.dumps({**asdict(content), "contributions": gave, "promise": content.spending.promise}, indent=2)
 
 
 def print_audit(content: Audit, console: Console) -> None:
     """Print a row for each run, one for each kind of refusal, and the epsilon spent."""
-    console.print(f"{content.client} of {content.federation}: {len(content.exchanges)} exchanges asked for")
-    console.print(_runs(content.exchanges))
+    gave = contribution_text(in_all(content.contributions.values()))
+    times = count_of(len(content.exchanges), "time")
+    console.print(f"{content.client} of {the_federation(content.federation)}: asked {times}; {gave}")
+    console.print(_runs(content))
     if any(exchange.check for exchange in content.exchanges):
         console.print(_refusals(content.exchanges))
     spending = content.spending
@@ -160,10 +198,10 @@ def print_audit(content: Audit, console: Console) -> None:
     console.print(spending.promise)
 
 
-def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
-    table = _table("run", "first asked", "asked for", "models", "sums", "with", "refused", "set")
+def _runs(content: Audit) -> Table:
+    table = _table("run", "app", "first asked", "asked for", "models", "exchanges", "updates", "with", "refused", "set")
     by_run: dict[str, list[AuditedExchange]] = {}
-    for exchange in exchanges:
+    for exchange in content.exchanges:
         by_run.setdefault(exchange.run, []).append(exchange)
     for run, own in by_run.items():
         kinds = Counter(exchange.message_type for exchange in own if exchange.message_type)
@@ -172,12 +210,16 @@ def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
         others = [exchange.others for exchange in own if exchange.outcome == "released"]
         changed = {key: value for exchange in own for key, value in exchange.changed.items()}
         readable = f", {outcomes['readable']} readable" if outcomes["readable"] else ""
+        gave = content.contributions.get(run, NOTHING)
+        apps = dict.fromkeys(exchange.app_sha256 for exchange in own if exchange.app_sha256)
         table.add_row(
             _text(run[:16]),
+            "\n".join(f"{_text(content.apps.get(app, ''))} {app[:8]}".lstrip() for app in apps) or "-",
             _time(min(exchange.at for exchange in own)),
             "\n".join(f"{count} {_text(kind)}{_again(repeats[kind])}" for kind, count in kinds.items()),
             str(len({exchange.model for exchange in own} - {""})),
-            f"{outcomes['released']}{readable}",
+            f"{gave.exchanges}{readable}",
+            size(gave.update_bytes) if gave.update_bytes else "-",
             str(min(others)) if others else "-",
             str(outcomes["refused"]),
             "\n".join(f"{_text(key)}={_text(value)}" for key, value in changed.items()) or "-",

@@ -15,7 +15,7 @@ After any of these the copy stays as it was, so the client takes part again only
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,12 +36,14 @@ from fedcore.federation.transcript import (
     check_signatures,
     keys_of,
     record_hash,
+    update_bytes_of,
 )
 from fedcore.secagg import Outcome, SignatureSet, verifies
 from fedcore.system.concurrency import in_thread
 from fedcore.wire.base import Message, Sha256
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.tasks import Task
+from fedcore.wire.uploads import NOTHING, Contribution
 
 TRANSCRIPT_FILE: Final = "transcript.jsonl"
 MAX_FETCHED: Final = 10_000
@@ -69,6 +71,18 @@ class TranscriptEntry(Message):
     record: ExchangeRecord | None = None
     linked: SignedRecord | None = None
     earlier: SignedRecord | None = None
+
+
+def contributions_by_run(entries: Iterable[TranscriptEntry], client: int) -> dict[str, Contribution]:
+    """What one client gave to each run, by the records that have their place in its copy."""
+    runs: dict[str, Contribution] = {}
+    for entry in entries:
+        updates = update_bytes_of(entry.linked) if entry.linked is not None else {}
+        if entry.linked is not None and client in updates:
+            run = str(entry.linked.record.task["run"])
+            gave = Contribution(exchanges=1, update_bytes=updates[client])
+            runs[run] = runs.get(run, NOTHING) + gave
+    return runs
 
 
 class ClientTranscript:

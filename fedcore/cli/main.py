@@ -116,6 +116,7 @@ def provision_command(
     from rich.console import Console
 
     from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, name_after, provision
+    from fedcore.monitoring.formatting import the_federation
 
     name, port = name or name_after(folder), port or DEFAULT_PORT
     ready = Policy.ready(policy_name, clients) or Policy.default(clients)
@@ -135,7 +136,7 @@ def provision_command(
     for text in warnings:
         Console(stderr=True).print(f"[yellow]warning:[/] {text}", highlight=False, soft_wrap=True)
     for line in (
-        f"created the federation {name!r} in {folder}, for {clients} clients",
+        f"created {the_federation(name)} in {folder}, for {clients} clients",
         f"  server    {folder}/server        fedcore server --federation {folder}",
         f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
         f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator",

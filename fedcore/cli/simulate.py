@@ -215,7 +215,7 @@ def simulate(
         else:
             outputs.check(options.settings)
             record, summary = simulator(options, outputs, seed, state)
-            print_json(summary) if as_json else _print_metrics(record, summary)
+            print_json(summary) if as_json else _print_metrics(record, summary, options.settings.best_model)
             over_budget = bool(record.reason)
     if over_budget:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
@@ -409,14 +409,15 @@ def _tracked_run(options: SimulationOptions) -> Any:
     )
 
 
-def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
+def _print_metrics(record: RunRecord, summary: Mapping[str, Any], best_model: str) -> None:
     from rich.console import Console
 
     from fedcore.monitoring.output_paths import saved_lines, server_line
     from fedcore.monitoring.progress import ended_line, epsilon_line
     from fedcore.system.terminal import escape
 
-    lines = [ended_line(summary["app"], summary["rounds"], summary["metrics"]), server_line(summary["results"])]
+    ended = ended_line(summary["app"], summary["rounds"], summary["metrics"], best_model=best_model)
+    lines = [ended, server_line(summary["results"])]
     if (best := summary.get("best")) is not None:
         advice = "" if summary["best_model"] else "; --best FILE keeps that model"
         lines.append(f"best in round {best['round']}: {best['value']}{advice}")

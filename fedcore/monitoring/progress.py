@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedcore.monitoring.eta import Eta, in_words
 from fedcore.monitoring.site_table import MOST_ROWS, SiteTable, in_sum
+from fedcore.run.model_selection import BestRule
 from fedcore.system.terminal import escape
 from fedcore.wire.events import (
     AppPrinted,
@@ -342,10 +343,19 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {_number(value)}" for name, value in visible.items())
 
 
-def ended_line(name: str, rounds: int, metrics: Mapping[str, Any]) -> str:
-    """What a run came to: its rounds, and its last metrics if it has any."""
+def ended_line(name: str, rounds: int, metrics: Mapping[str, Any], *, best_model: str = "") -> str:
+    """What a run came to: its rounds, and its last metrics if it has any.
+
+    Args:
+        name: of the run or the app.
+        rounds: how many.
+        metrics: by name.
+        best_model: the setting; the metric that it chooses by comes first.
+    """
+    rule = BestRule.parse(best_model)
+    first = {rule.metric: metrics[rule.metric]} if rule is not None and rule.metric in metrics else {}
     length = "1 round" if rounds == 1 else f"{rounds} rounds"
-    return ", ".join(filter(None, (f"{name}: {length}", metrics_text(metrics))))
+    return ", ".join(filter(None, (f"{name}: {length}", metrics_text({**first, **metrics}))))
 
 
 def _number(value: Any) -> str:

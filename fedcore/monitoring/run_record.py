@@ -24,6 +24,7 @@ from fedcore.wire.events import (
     Warned,
 )
 from fedcore.wire.tasks import is_query
+from fedcore.wire.uploads import Contribution, contributions
 
 
 @dataclass(slots=True)
@@ -120,6 +121,10 @@ class RunRecord:
         travelled = [*self.exchanges, *self.lost]
         return _per_client([e.bytes_up for e in travelled]), _per_client([e.bytes_down for e in travelled])
 
+    def contributions(self) -> dict[str, Contribution]:
+        """What each site gave, by name."""
+        return contributions([one.update_bytes for one in (*self.exchanges, *self.lost) if one.update_bytes])
+
     def seconds(self) -> float:
         """Sum of the durations of all completed exchanges."""
         return sum(exchange.seconds for exchange in self.exchanges)
@@ -146,6 +151,7 @@ class RunRecord:
             "virtual_seconds": round(ends[-1], 3) if (ends := self.virtual_ends()) else None,
             "bytes_up_per_client": round(up),
             "bytes_down_per_client": round(down),
+            "contributions": {name: gave.model_dump() for name, gave in sorted(self.contributions().items())},
             "all_bytes": None if self.traffic is None else self.traffic.model_dump(exclude={"kind"}),
             "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),

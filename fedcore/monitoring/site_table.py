@@ -13,7 +13,15 @@ from rich.text import Text
 
 from fedcore.monitoring.formatting import size
 from fedcore.system.terminal import escape
-from fedcore.wire.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
+from fedcore.wire.events import (
+    AttemptEnd,
+    ClientBlamed,
+    ClientDropped,
+    ClientsOnline,
+    ExchangeDone,
+    ExchangeStarted,
+    RunEvent,
+)
 from fedcore.wire.operator import ClientRunState, RunClientOut
 
 MOST_ROWS: Final = 16
@@ -65,9 +73,10 @@ class SiteTable:
             case ExchangeDone():
                 for name in event.survivors:
                     self._set(name, "done", "")
-                for name, site in self.sites.items():
-                    site.up += event.bytes_up.get(name, 0)
-                    site.down += event.bytes_down.get(name, 0)
+        if isinstance(event, AttemptEnd):
+            for name, site in self.sites.items():
+                site.up += event.bytes_up.get(name, 0)
+                site.down += event.bytes_down.get(name, 0)
 
     def hear(self, clients: Iterable[RunClientOut]) -> None:
         """Take what the server says of the clients now, which is more than the events do."""

@@ -21,7 +21,7 @@ from fedcore.run.settings import JobSettings
 from fedcore.wire.events import ExchangeFailed, ExchangeRepeated
 
 Traffic: TypeAlias = dict[str, dict[str, int]]
-"""`bytes_up` and `bytes_down` of an event, by the names of clients."""
+"""`bytes_up`, `bytes_down` and `update_bytes` of an event, by the names of clients."""
 
 MOST_REPEATS: Final = 4
 """How often an exchange is repeated with larger scales or wider fields, or since the server's disk had damaged it.

@@ -226,6 +226,7 @@ class _SimulatedPlain:
         usage = ExchangeUsage(
             up={reply.node: reply.size for reply in answered},
             down={reply.node: messages[reply.node].reference.size for reply in answered},
+            updates={reply.node: reply.size for reply in answered},
         )
         end = ExchangeOutcome(survivors=tuple(reply.node for reply in answered), usage=usage)
         simulation.done(task, end, self.replies, started)

@@ -202,6 +202,7 @@ class SecureAggregator:
         usage = ExchangeUsage(
             up=dict.fromkeys(survivors, encoding.words * 8),
             down={client: self.downloads.bytes_to(client, request.model) for client in survivors},
+            updates=dict.fromkeys(survivors, encoding.words * 8),
         )
         total_ = AggregateResult.of(decoded, None, "")
         return ExchangeOutcome(survivors=survivors, unmasked=True, usage=usage, total=total_), decoded

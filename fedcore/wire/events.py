@@ -140,7 +140,8 @@ class GroupEnded(Message):
     """A group has given its sum, or an attempt at it has failed for `reason`.
 
     retry: whether another one follows.
-    bytes_up, bytes_down: of one that failed, as `ExchangeFailed`; those of the others are in `ExchangeDone`.
+    bytes_up, bytes_down, update_bytes: of one that failed, as `ExchangeFailed`; those of the others are in
+        `ExchangeDone`.
     """
 
     kind: Literal["group-ended"] = "group-ended"
@@ -155,6 +156,7 @@ class GroupEnded(Message):
     retry: bool = False
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
+    update_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class StageProgress(Message):
@@ -212,6 +214,7 @@ class ExchangeDone(Message):
     stage_seconds: by stage; of groups the longest.
     groups: how many sums there are of it; the metrics are their mean, weighted by examples.
     bytes_up, bytes_down: sent and received by each client, by name.
+    update_bytes: of each client's update that is in a sum, by name (`fedcore.wire.uploads.Contribution`).
     epsilon_spent: of the whole run up to here, None without differential privacy.
     staleness: of a buffered training, how many models came between a survivor's start and its sum.
     """
@@ -233,6 +236,7 @@ class ExchangeDone(Message):
     stage_seconds: dict[str, float] = Field(default_factory=dict)
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
+    update_bytes: dict[str, int] = Field(default_factory=dict)
     epsilon_spent: float | None = None
     staleness: dict[str, int] = Field(default_factory=dict)
     groups: int = 1
@@ -253,6 +257,7 @@ class ExchangeFailed(Message):
 
     retry: whether another one follows.
     bytes_up, bytes_down: sent and received anyway by each client, by name.
+    update_bytes: as `ExchangeDone`, of a sum that others may know although the attempt failed.
     """
 
     kind: Literal["exchange-failed"] = "exchange-failed"
@@ -262,13 +267,14 @@ class ExchangeFailed(Message):
     retry: bool
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
+    update_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class ExchangeRepeated(Message):
     """An exchange is repeated: the updates of `large` of its `survivors` exceeded the scales.
 
     coarse: or too much of the update of the tensor of this name was rounding; "" if none was.
-    bytes_up, bytes_down: as `ExchangeFailed`.
+    bytes_up, bytes_down, update_bytes: as `ExchangeFailed`.
     """
 
     kind: Literal["exchange-repeated"] = "exchange-repeated"
@@ -279,6 +285,11 @@ class ExchangeRepeated(Message):
     coarse: str = ""
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
+    update_bytes: dict[str, int] = Field(default_factory=dict)
+
+
+AttemptEnd: TypeAlias = ExchangeDone | ExchangeFailed | ExchangeRepeated | GroupEnded
+"""What says how an attempt ended, and what travelled in it; of groups that gave their sums `ExchangeDone` says it."""
 
 
 class FiguresFound(Message):

@@ -1,7 +1,8 @@
-"""How a client ends its part in an exchange: with an update, or by a withdrawal that says why."""
+"""How a client ends its part in an exchange, with an update or by a withdrawal that says why, and how that counts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
@@ -125,3 +126,46 @@ class WithdrawIn(Message):
                 f"policy demands {self.allowed:.10g} (policy key allow-differencing)"
             )
         return f"{name} (the run: {self.asked:.10g}, the policy: {self.allowed:.10g})"
+
+
+class Contribution(Message):
+    """What one site gave to one run, or to several: one count for its owner, for the operator and in the transcript.
+
+    An exchange counts for a site once its update is in a sum that a quorum of the sum's clients signed: from then on
+    others may read that sum, also if the exchange fails afterwards. In secure aggregation the signed records say so;
+    the server and the clients count the same exchanges as they run. In plain aggregation an exchange counts once the
+    server has the reply. What differs by nature has other names: attempts, and the traffic of exchanges, which also
+    has the keys, the models and the heads of HTTP, each side as it sees it.
+
+    exchanges: in whose sums the site's update is.
+    update_bytes: of these updates, as they were uploaded.
+    """
+
+    exchanges: int = 0
+    update_bytes: int = 0
+
+    def __add__(self, other: Contribution) -> Contribution:
+        return Contribution(
+            exchanges=self.exchanges + other.exchanges, update_bytes=self.update_bytes + other.update_bytes
+        )
+
+
+NOTHING = Contribution()
+
+
+def contributions(exchanges: Iterable[Mapping[str, int]]) -> dict[str, Contribution]:
+    """The sites by name.
+
+    Args:
+        exchanges: of each the bytes of the updates in its sum, by site.
+    """
+    sites: dict[str, Contribution] = {}
+    for updates in exchanges:
+        for name, size in updates.items():
+            sites[name] = sites.get(name, NOTHING) + Contribution(exchanges=1, update_bytes=size)
+    return sites
+
+
+def in_all(sites: Iterable[Contribution]) -> Contribution:
+    """Of several together; an exchange counts once for each of its sites."""
+    return sum(sites, NOTHING)

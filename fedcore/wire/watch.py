@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
 
 from fedcore.wire.base import Message, MetricValue
 from fedcore.wire.events import PrivacyTerms
+from fedcore.wire.uploads import NOTHING, Contribution
 
 MOST_MARKS: Final = 200
 """Exchanges of which the marks are kept."""
@@ -130,10 +131,14 @@ class RoundsOut(ViewerMessage):
 
 
 class ClientMarks(ViewerMessage):
-    """One client's line of marks, one character for each exchange, as `Mark` says."""
+    """One client's line of marks, one character for each exchange, as `Mark` says.
+
+    gave: to the whole run, also before the exchanges that have marks.
+    """
 
     name: str
     marks: str
+    gave: Contribution = NOTHING
 
 
 class MarksOut(ViewerMessage):

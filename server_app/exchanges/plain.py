@@ -138,6 +138,8 @@ class PlainExchange(Exchange):
         self._note(client, ManifestIn.model_validate_json(body))
 
     def _note(self, client: int, manifest: ManifestIn) -> None:
+        if manifest.size:
+            self.usage.updates[client] = manifest.size
         self._replies[client] = StoredReply(
             node=client,
             content=self.uploads.key(client) if manifest.size else None,

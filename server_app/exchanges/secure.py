@@ -202,6 +202,8 @@ class SecureExchange(Exchange):
     def make_outcome(self, **fields: Any) -> ExchangeOutcome:
         """Clients may have sent shares once the last stage has begun, here or by the database's word."""
         unmasked = self.stages.is_past(CONSISTENCY) or self._stored_stage == UNMASK
+        if unmasked:
+            self.usage.updates = dict.fromkeys(sorted(self.survivors), self.encoding.words * WORD_BYTES)
         return super().make_outcome(**{"unmasked": unmasked, **fields})
 
     async def finish(self) -> ExchangeOutcome:

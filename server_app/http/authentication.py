@@ -13,6 +13,7 @@ from typing import Final
 from starlette.types import Scope
 
 from fedcore.errors import PeerError, Unauthorized, WrongClock
+from fedcore.monitoring.formatting import the_federation
 from fedcore.wire.problems import ProblemKind
 from fedcore.wire.signing import NonceCache, verify_headers
 from fedcore.wire.watch import Role
@@ -166,7 +167,7 @@ class Authenticator:
         if client in current.names:
             raise Rejection(
                 ProblemKind.REVOKED,
-                f"{current.names[client]} was revoked from the federation {current.federation}, by its authority",
+                f"{current.names[client]} was revoked from {the_federation(current.federation)}, by its authority",
             )
         raise Rejection(ProblemKind.BUSY, "the roster that has this client comes into use when the open exchange ends")
 

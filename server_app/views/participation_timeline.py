@@ -6,8 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fedcore.wire.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, GroupStarted, Recorded
+from fedcore.wire.events import (
+    AttemptEnd,
+    ClientBlamed,
+    ClientDropped,
+    ExchangeDone,
+    ExchangeStarted,
+    GroupStarted,
+    Recorded,
+)
 from fedcore.wire.tasks import is_query, is_training
+from fedcore.wire.uploads import NOTHING, Contribution, contributions
 from fedcore.wire.watch import MOST_MARKS, ClientMarks, Mark, MarksOut
 from server_app.exchanges.exchange import Exchange
 
@@ -22,15 +31,19 @@ class _TimelineColumn:
 
 
 class ParticipationTimeline:
-    """Takes the events of one run in order; of exchanges before the last `MOST_MARKS` nothing is kept."""
+    """Takes the events of one run in order; of exchanges before the last `MOST_MARKS` no mark is kept."""
 
     def __init__(self) -> None:
         self._exchanges: dict[int, _TimelineColumn] = {}
         self._groups: dict[int, int] = {}
         """Of the last drawn exchange: the number of each of its groups -> its own."""
+        self._gave: dict[str, Contribution] = {}
 
     def take(self, item: Recorded) -> None:
         """One more event."""
+        if isinstance(item.event, AttemptEnd):
+            for name, gave in contributions([item.event.update_bytes]).items():
+                self._gave[name] = self._gave.get(name, NOTHING) + gave
         match item.event:
             case ExchangeStarted() as started:
                 joined: dict[str, Mark] = dict.fromkeys(started.cohort, "j")
@@ -66,7 +79,7 @@ class ParticipationTimeline:
             Number of the open exchange; 0 if none is open.
         """
         chosen = dict(list(self._exchanges.items())[-last:])
-        lines = {name: [_NO_PART] * len(chosen) for name in members}
+        lines = {name: [_NO_PART] * len(chosen) for name in (*members, *self._gave)}
         for index, (number, exchange) in enumerate(chosen.items()):
             for name, mark in exchange.marks.items():
                 line = lines.setdefault(name, [_NO_PART] * len(chosen))
@@ -74,7 +87,10 @@ class ParticipationTimeline:
         return MarksOut(
             exchanges=list(chosen),
             kinds=[exchange.kind for exchange in chosen.values()],
-            clients=[ClientMarks(name=name, marks="".join(line)) for name, line in lines.items()],
+            clients=[
+                ClientMarks(name=name, marks="".join(line), gave=self._gave.get(name, NOTHING))
+                for name, line in lines.items()
+            ],
         )
 
 

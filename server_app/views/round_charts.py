@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from fedcore.monitoring.promise import promise_of
 from fedcore.wire.base import MetricValue
-from fedcore.wire.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
+from fedcore.wire.events import (
+    ExchangeDone,
+    ExchangeFailed,
+    ExchangeRepeated,
+    ExchangeStarted,
+    FiguresFound,
+    GroupEnded,
+    PrivacyTerms,
+    Recorded,
+    RunStarted,
+)
 from fedcore.wire.watch import RoundOut, RoundsOut
 
 MOST_ROUNDS = 10_000
@@ -38,6 +49,8 @@ class RoundCharts:
         self._promise = ""
         self._cohort = (0, 0)
         """The exchange that was opened last, and how many clients were asked."""
+        self._lost_up, self._lost_down = Counter[int](), Counter[int]()
+        """Bytes of attempts that failed, by round."""
 
     def take(self, item: Recorded) -> None:
         """One more event."""
@@ -54,6 +67,9 @@ class RoundCharts:
                 )
             case ExchangeDone() as done if done.trains or done.evaluates:
                 self._add(done)
+            case ExchangeFailed() | ExchangeRepeated() | GroupEnded() as lost:
+                self._lost_up[lost.server_round] += sum(lost.bytes_up.values())
+                self._lost_down[lost.server_round] += sum(lost.bytes_down.values())
 
     def _round(self, number: int) -> _Round:
         entry = self._rounds.setdefault(number, _Round())
@@ -88,8 +104,8 @@ class RoundCharts:
                     train=one.train,
                     evaluate=one.evaluate,
                     server=one.server,
-                    up=one.up,
-                    down=one.down,
+                    up=one.up + self._lost_up[number],
+                    down=one.down + self._lost_down[number],
                     epsilon=one.epsilon,
                     cohort=one.cohort,
                     survivors=one.survivors,

@@ -202,7 +202,9 @@ def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float
     classes.sort(key=(lambda one: (float(one), one)) if values is not None else str.lower)
     if {one.lower() for one in classes} <= TRUE | FALSE:
         classes.sort(key=lambda one: one.lower() in TRUE)
-    notes = [f"the target {name!r} is {classes[1]!r} or not"] if len(classes) == 2 else []
+    notes = []
+    if len(classes) == 2:
+        notes.append(f"the app predicts whether the column {name!r} is {classes[1]!r}; else it is {classes[0]!r}")
     if values is not None and len(classes) > 2:
         notes.append(f"the target {name!r} is taken for {len(classes)} classes; --task regression makes it a number")
     if (least := int(counts.min())) < RARE:

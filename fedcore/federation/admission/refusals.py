@@ -82,9 +82,12 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         checks.OTHER_QUESTION: (
             "something else was asked about the same model before: another round, message, weight or setting, and two "
-            "answers about one model could together reveal what each hides; start from another model, or ask the same. "
-            "If one key has to vary, the owners write a line allow-config for it into policy.toml (server-round for a "
-            "strategy that sends one model in several rounds)"
+            "answers about one model could together reveal what each hides. In a further run ask the same, or begin "
+            "with another model: the last one of an earlier run (--initial-model), or that of another seed. If a round "
+            "left the model exactly as it was (a learning rate of 0, as a rate that falls to 0 ends with), stop before "
+            "it: fewer rounds, patience, or a rate that stays above 0. If one key has to vary, the owners write a line "
+            "allow-config for it into policy.toml (server-round for the round); it counts for models that were not "
+            "asked about before"
         ),
         checks.OTHER_LAYOUT: (
             "the model has other tensors than the models before it in this run: the names, shapes, dtypes and order of "

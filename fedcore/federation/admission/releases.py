@@ -138,7 +138,8 @@ def _check_question(task: Task, policy: Policy, ledger: ClientHistory) -> None:
                 f"exchange {one.exchange} of run {one.run[:32]!r} asked something else about the same model: another "
                 "round, message, weight or setting. Two answers about one model could together reveal what each of "
                 "them hides. Start from another model, or ask the same. If a key is to vary, the owner would have to "
-                "write a line allow-config for it into policy.toml (server-round for the round)",
+                "write a line allow-config for it into policy.toml (server-round for the round), for models that were "
+                "not asked about before",
             )
 
 

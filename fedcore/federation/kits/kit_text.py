@@ -9,6 +9,7 @@ from typing import Final
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits.kits import AUTHORITY_FILE, ROSTERS_FILE
 from fedcore.flower.node.keys import NodeKeys, node_lines
+from fedcore.monitoring.formatting import the_federation
 from fedcore.wire.base import Scalar
 
 _SEVERAL: Final = """\
@@ -20,7 +21,7 @@ _SEVERAL: Final = """\
 def server_text(name: str, *, bind: str, port: int, min_cohort: int, approve_apps: str) -> str:
     """server.toml."""
     return f"""\
-# The server of the federation {name}. Paths are relative to this file.
+# The server of {the_federation(name)}. Paths are relative to this file.
 federation = "{name}"
 # The address and port to listen on; "0.0.0.0" is every IPv4 address of this machine.
 host = "{bind}"
@@ -69,7 +70,7 @@ traces = ""
 def operator_text(name: str, server_url: str) -> str:
     """operator.toml."""
     return f"""\
-# The operator of the federation {name}: submits runs and follows them.
+# The operator of {the_federation(name)}: submits runs and follows them.
 # The file token is a secret.
 federation = "{name}"
 server-url = "{server_url}"
@@ -79,7 +80,7 @@ server-url = "{server_url}"
 def authority_text(name: str, server_url: str) -> str:
     """federation.toml, the authority's own."""
     return f"""\
-# The authority of the federation {name}. authority.key signs its rosters, ca.key the server's certificate: both are
+# The authority of {the_federation(name)}. authority.key signs its rosters, ca.key the server's certificate: both are
 # secrets, and neither is needed while the federation runs.
 federation = "{name}"
 # The server's address for new clients.
@@ -106,7 +107,7 @@ def client_text(
         keys: what the site's app asks for: comments say it, and those that are not set yet are to be filled in.
     """
     return f"""\
-# Client {client_id} of the federation {name}. Only identity.key is a secret.
+# Client {client_id} of {the_federation(name)}. Only identity.key is a secret.
 federation = "{name}"
 client-id = {client_id}
 name = "{client}"

@@ -16,6 +16,7 @@ from fedcore.federation.transcript.records import (
     TranscriptOut,
     check_signatures,
     record_hash,
+    update_bytes_of,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "never_unmasked",
     "next_head",
     "record_hash",
+    "update_bytes_of",
 ]

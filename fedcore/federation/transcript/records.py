@@ -19,6 +19,7 @@ from fedcore.federation.transcript.legacy_encodings import signed_parts
 from fedcore.run.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.crypto.domain import pack
+from fedcore.secagg.crypto.masking import WORD_BYTES
 from fedcore.wire.base import Bytes, ClientId, Message, Name, Sha256, Signature64
 from fedcore.wire.tasks import StoredTask, Task, task_digest
 
@@ -97,6 +98,11 @@ class ExchangeRecord(Message):
             survivors=tuple(self.survivors),
         )
 
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of each client's masked update."""
+        return self._signed().words * WORD_BYTES
+
     def _signed(self) -> Signed:
         """What was signed of the task and its encoding; ProtocolViolation("transcript-forged") if it is malformed.
 
@@ -117,6 +123,14 @@ class SignedRecord(Message):
     record: ExchangeRecord
     complete: bool
     signatures: dict[int, Signature64]
+
+
+def update_bytes_of(signed: SignedRecord) -> dict[int, int]:
+    """The bytes of each client's update that counts (`fedcore.wire.uploads.Contribution`); {} of an unfinished record.
+
+    Raises ProtocolViolation("transcript-forged") if the record is malformed.
+    """
+    return dict.fromkeys(signed.record.survivors, signed.record.vector_bytes) if signed.complete else {}
 
 
 class TranscriptOut(Message):

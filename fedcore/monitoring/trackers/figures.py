@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fedcore.wire.events import ClientDropped, ExchangeDone, FiguresFound, RunEvent
+from fedcore.wire.events import AttemptEnd, ClientDropped, ExchangeDone, FiguresFound, RunEvent
 from fedcore.wire.tasks import is_query
 
 _MOST_ENTRIES: Final = 16
@@ -27,10 +27,11 @@ class Figures:
             return event.server_round, {f"app/{event.source}/{name}": value for name, value in numbers(event.metrics)}
         if isinstance(event, ClientDropped):
             self.dropped += 1
+        if isinstance(event, AttemptEnd):
+            self.up += sum(event.bytes_up.values())
+            self.down += sum(event.bytes_down.values())
         if not isinstance(event, ExchangeDone):
             return None
-        self.up += sum(event.bytes_up.values())
-        self.down += sum(event.bytes_down.values())
         dropped, self.dropped = self.dropped, 0
         if is_query(event.message_type):
             return None

@@ -31,11 +31,16 @@ def by_name(counts: Mapping[int, int], name: Names) -> dict[str, int]:
 
 def traffic(usages: Collection[ExchangeUsage], name: Names) -> Traffic:
     """What travelled in all of these exchanges together."""
-    up, down = Counter[int](), Counter[int]()
+    up, down, updates = Counter[int](), Counter[int](), Counter[int]()
     for usage in usages:
         up.update(usage.up)
         down.update(usage.down)
-    return {"bytes_up": by_name(up, name), "bytes_down": by_name(down, name)}
+        updates.update(usage.updates)
+    return {
+        "bytes_up": by_name(up, name),
+        "bytes_down": by_name(down, name),
+        "update_bytes": by_name(updates, name),
+    }
 
 
 def sums_done(

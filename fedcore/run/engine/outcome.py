@@ -35,11 +35,15 @@ from fedcore.wire.uploads import ReplyError, WithdrawalReason, WithdrawIn
 
 @dataclass(slots=True)
 class ExchangeUsage:
-    """Bytes received from and sent to each client, and seconds by stage."""
+    """Bytes received from and sent to each client, and seconds by stage.
+
+    updates: bytes of each client's update that counts (`fedcore.wire.uploads.Contribution`).
+    """
 
     stage_seconds: dict[str, float] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
+    updates: dict[int, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -3,7 +3,7 @@
 
 import { el, keyed, say, section, table } from "./dom.js";
 import { drawMark, MARKS, palette, penOf, spritesOf } from "./shapes.js";
-import { capital, count } from "./words.js";
+import { bytes, capital, count } from "./words.js";
 
 export const MOST_COLUMNS = 60;
 const HEAD = 34;
@@ -36,7 +36,7 @@ export class Marks {
     this.view.addEventListener("scroll", () => this.redraw(), { passive: true });
     this.view.addEventListener("pointermove", (event) => this.#point(event));
     this.pointed = el("p", { class: "note pointed", "aria-hidden": "true" });
-    const list = table("Every site and its latest marks", ["Site", "Newest exchange", "Aggregated", "Dropped out"]);
+    const list = table("Every site and its latest marks", ["Site", "Newest exchange", "Exchanges", "Updates", "Dropped out"]);
     this.body = list.body;
     this.more = el("p", { class: "note" });
     this.list = el("details", { toggle: () => this.#fillList() }, el("summary", {}, "As a table"), list.whole, this.more);
@@ -196,10 +196,10 @@ export class Marks {
   #fillList() {
     if (!this.list.open) return;
     const rows = this.#rows.slice(0, LISTED);
-    const make = () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"));
+    const make = () => el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td"), el("td"));
     keyed(this.body, rows, (row) => row.name, make, (made, row) => {
       const marks = [...row.marks];
-      const cells = [row.name, capital(MARKS[marks.at(-1) ?? "."]), marks.filter((m) => m === "d").length, marks.filter((m) => "x!".includes(m)).length];
+      const cells = [row.name, capital(MARKS[marks.at(-1) ?? "."]), row.gave.exchanges, bytes(row.gave.update_bytes), marks.filter((m) => "x!".includes(m)).length];
       cells.forEach((text, i) => say(made.children[i], String(text)));
     });
     const left = this.#rows.length - rows.length;

@@ -86,7 +86,7 @@ def test_the_ledger_as_tables(busy: Path) -> None:
     console = Console(width=160, file=StringIO())
     print_audit(audit(busy), console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "4 exchanges asked for" in shown
+    assert "asked 4 times" in shown
     assert "[red]nosy" in shown, "what the server named is no markup"
     assert "fedcore.w-max=50" in shown
     assert "config-not-allowed" in shown

@@ -8,7 +8,7 @@ import pytest
 from support.records import Notary, make_task
 
 from fedcore.errors import ProtocolViolation
-from fedcore.federation.transcript import Chain, SignedRecord, keys_of
+from fedcore.federation.transcript import Chain, SignedRecord, keys_of, update_bytes_of
 from tests.support.raising import raises
 
 
@@ -126,3 +126,13 @@ def test_whether_a_record_is_complete_cannot_be_changed_afterwards() -> None:
 
 def test_the_record_before_is_in_the_tasks_digest() -> None:
     assert make_task(previous="").digest() != make_task(previous="00" * 32).digest()
+
+
+def test_updates_count_for_the_survivors_of_a_complete_record() -> None:
+    notary = Notary.of()
+    notary.sum(1)
+    (signed,) = notary.records
+    size = 8 * (signed.record.words or 0)
+    assert update_bytes_of(signed) == dict.fromkeys(signed.record.survivors, size)
+    assert size > 0
+    assert update_bytes_of(signed.model_copy(update={"complete": False})) == {}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from support.events import event, told
 
-from fedcore.monitoring.progress import ProgressView, epsilon_line
+from fedcore.monitoring.progress import ProgressView, ended_line, epsilon_line
 from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.wire.events import ExchangeDone, Recorded, stamp
 
@@ -32,6 +32,28 @@ DONE = {
 def evaluated(server_round: int, accuracy: float) -> dict[str, Any]:
     metrics = {"eval_acc": accuracy, "eval_loss": 0.1, "per_class": [1.0, 2.0]}
     return {**DONE, "message_type": "evaluate", "server_round": server_round, "metrics": metrics, "examples": 4}
+
+
+def test_a_sum_that_others_may_know_counts_for_its_sites_whatever_became_of_it() -> None:
+    record = RunRecord()
+    attempt = {"exchange": 1, "server_round": 1}
+    known = {"update_bytes": {"a": 80, "b": 80}}
+    record.add(event("exchange-repeated", **attempt, large=1, survivors=2, **known), 1.0)
+    record.add(event("exchange-failed", **attempt, reason="nobody is there", retry=True), 2.0)
+    record.add(event("exchange-done", **{**DONE, "update_bytes": {"a": 40}}), 3.0)
+    sites = {name: (gave.exchanges, gave.update_bytes) for name, gave in record.contributions().items()}
+    assert sites == {"a": (2, 120), "b": (1, 80)}
+    assert record.summary()["contributions"]["a"] == {"exchanges": 2, "update_bytes": 120}
+
+
+@pytest.mark.parametrize(
+    ("best_model", "first"), [("auc:max", "auc"), ("", "eval_acc"), ("absent:min", "eval_acc")], ids=str
+)
+def test_the_metric_that_chooses_the_best_model_comes_first(best_model: str, first: str) -> None:
+    metrics = {"eval_acc": 0.85, "eval_loss": 0.4, "auc": 0.7}
+    words = ended_line("run x", 3, metrics, best_model=best_model).split(", ")[-1].split()
+    assert words[0] == first
+    assert sorted(words[::2]) == sorted(metrics)
 
 
 def test_a_record_adds_up() -> None:
