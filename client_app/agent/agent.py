@@ -84,15 +84,19 @@ class Agent:
         Later the same errors may come from a server that is restarting, so the agent keeps trying.
         """
         await self._presence.check_eligibility()
+        why = ""
         try:
             await guarded(self._stay(), self._presence.watch_eligibility())
         except asyncio.CancelledError:
             await self._background.stop()
             await self._say_goodbye()
             raise
+        except FedcoreError as error:
+            why = str(error)
+            raise
         finally:
             await self._background.stop()
-            self._presence.note_stopped()
+            self._presence.note_stopped(why)
 
     async def _say_goodbye(self) -> None:
         """Tell the server that this client stops, so that it does not wait for it."""

@@ -113,9 +113,9 @@ class AgentPresence:
                 self.client.output.warning("away", text)
         self.away, self._last_refusal = True, answer or self._last_refusal
 
-    def note_stopped(self) -> None:
-        """Write down that the agent ends."""
-        self._activity.note("stopped")
+    def note_stopped(self, why: str = "") -> None:
+        """Write down that the agent ends, and why if nobody stopped it."""
+        self._activity.note("stopped", why=clean(why))
 
     # --- heartbeats and eligibility -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import jinja2
 
 from client_app.output import clean
 from client_app.owner.record_sections import processing_sections
-from client_app.owner.sections import StatusSection, Table, sections
+from client_app.owner.sections import StatusSection, Table, moment, sections
 from client_app.owner.status import Status, status_json
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.monitoring.formatting import count_of, the_federation
@@ -38,8 +38,9 @@ def document(status: Status) -> list[StatusSection]:
     return [
         _purpose(status),
         *processing_sections(
-            status.processing, status.columns, security=_security(status), reveals=status.spending.promise
+            status.processing, status.table, security=_security(status), reveals=status.spending.promise
         ),
+        _parties(status),
         _uploads(status),
         own["runs"],
         _policy(status),
@@ -48,6 +49,7 @@ def document(status: Status) -> list[StatusSection]:
         own["apps"],
         own["hours"],
         own["ends"],
+        _records(status),
         _proof(status),
     ]
 
@@ -102,8 +104,66 @@ def _purpose(status: Status) -> StatusSection:
             "either: the client adds a random number to each of its numbers, and only the clients together can remove "
             "those. The server can open the sum over many clients, but not the update of one.",
             f"This document was made on {status.made:%Y-%m-%d at %H:%M} from the records that the agent of this "
-            f"client keeps on its own disk. It holds no training data and nothing computed from them.",
+            f"client keeps on its own disk. {_period(status)} It holds no training data and nothing computed from "
+            "them.",
         ),
+    )
+
+
+def _period(status: Status) -> str:
+    if not status.runs:
+        return "No run has asked this client yet."
+    first, last = min(run.first for run in status.runs), max(run.last for run in status.runs)
+    return f"It covers {count_of(len(status.runs), 'run')}, from {moment(first)} to {moment(last)}."
+
+
+def _parties(status: Status) -> StatusSection:
+    """Who gets anything of what left, for the entry on recipients."""
+    others = [name for name in status.members if name != status.client]
+    rows = (
+        ("server", ", ".join(map(clean, status.servers)), "masked updates; the sums, and the models made of them"),
+        ("other sites", ", ".join(map(clean, others)) or "none", "the models; names, public keys and signatures"),
+        ("former sites", ", ".join(map(clean, status.former)) or "none", "nothing since they left"),
+        (
+            "operator",
+            "who starts runs; the federation names them",
+            "the models and the figures of a run",
+        ),
+    )
+    return StatusSection(
+        name="parties",
+        title="Who takes part",
+        text=(f"As of roster version {status.roster}, the newest that this client knows.",),
+        table=Table(headings=("party", "name", "gets"), rows=rows),
+    )
+
+
+def _records(status: Status) -> StatusSection:
+    """What lies on this machine, for the entry on erasure."""
+    rows = (
+        ("the training file", "wherever the site has it", "the site decides; fedcore only reads it"),
+        (
+            "ledger.jsonl",
+            "what was asked, sent and refused; no data",
+            "while the client is a member: it prevents a second answer to one question",
+        ),
+        ("transcript.jsonl", "signed records of all sums; no data", "as long as somebody may want to check them"),
+        (
+            "models, apps",
+            "global models and programs that the server sent",
+            "until removed, with the agent stopped",
+        ),
+        (
+            "kit",
+            "the identity key, the certificate, policy.toml, processing.toml",
+            "until the client leaves",
+        ),
+    )
+    return StatusSection(
+        name="records",
+        title="What is stored on this machine",
+        text=(f"The records lie in the state folder of the kit, by default {status.kit}/state.",),
+        table=Table(headings=("what", "content", "how long"), rows=rows),
     )
 
 
@@ -187,7 +247,9 @@ def _value(value: Any) -> str:
         return (
             " to ".join(map(str, value)) if all(isinstance(item, int | float) for item in value) else ", ".join(value)
         )
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (f"{value:.12g}" if isinstance(value, float) else str(value)) or "-"
 
 
 def _proof(status: Status) -> StatusSection:
@@ -198,8 +260,8 @@ def _proof(status: Status) -> StatusSection:
         name="proof",
         title="How to check it",
         text=(
-            f"This client signed {copy.own} records of exchanges. Each record names the hash of the one before, so "
-            f"none can be left out or changed unnoticed; {copy.records} are in this client's copy.",
+            f"This client signed {count_of(copy.own, 'record')} of exchanges. Each record names the hash of the one "
+            f"before, so none can be left out or changed unnoticed; {copy.records} are in this client's copy.",
             f"The last one has the hash {copy.head or 'of the beginning'}.",
             f"To check every link and every signature: fedcore transcript verify --kit {status.kit}",
             f"To see each exchange: fedcore transcript show --kit {status.kit}",

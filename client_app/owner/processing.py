@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedcore.data.tables import TableColumn, TableSchema
+from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 
@@ -46,6 +46,10 @@ ITEMS: Final = (
     Item(
         key="data-protection-officer", title="data protection officer", article="30(1)(a)", help="name and contact"
     ),
+    Item(
+        key="processors", title="processors", article="28",
+        help="who works on your behalf, with the contract: such as who runs this machine, or the server for you",
+    ),
     Item(key="purpose", title="purpose", article="30(1)(b)", help="what the model is for"),
     Item(
         key="legal-basis", title="legal basis", article="6, 9",
@@ -58,7 +62,8 @@ ITEMS: Final = (
     ),
     Item(
         key="recipients", title="recipients", article="30(1)(d)",
-        help="who gets the model and the sums: the server's owner, the operator, the other sites",
+        help="who gets the model and the sums, by name: the server's owner, the operator, the other sites; they are "
+        "listed below, with the address of the server",
     ),
     Item(
         key="third-countries", title="transfers to third countries", article="30(1)(e)",
@@ -66,7 +71,8 @@ ITEMS: Final = (
     ),
     Item(
         key="retention", title="time limits for erasure", article="30(1)(f)",
-        help="how long the training file, the kit's records and the model are kept",
+        help="how long the training file, this client's records (listed below) and the model are kept, and who erases "
+        "them; a model that was trained cannot forget single persons",
     ),
 )  # fmt: skip
 ASSESSMENT: Final = (
@@ -77,6 +83,18 @@ ASSESSMENT: Final = (
     Item(
         key="risks", title="risks to the data subjects", article="35(7)(c)",
         help="what could happen to them, how likely and how grave; see the line on what sums and models reveal",
+    ),
+    Item(
+        key="dpo-advice", title="advice of the data protection officer", article="35(2)",
+        help="what was advised, when, and what was done about it",
+    ),
+    Item(
+        key="subjects-views", title="views of the data subjects", article="35(9)",
+        help="how they or their representatives were heard, or why not",
+    ),
+    Item(
+        key="decision", title="decision and review", article="35(11), 36",
+        help="what risk remains, who accepted it and when, whether the authority was consulted, the next review",
     ),
 )  # fmt: skip
 
@@ -110,9 +128,9 @@ def form_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def columns_of(app: Path | None) -> tuple[TableColumn, ...]:
-    """The columns that an installed app uses, if its schema says so; none for no app. Raises FedcoreError."""
+def schema_of(app: Path | None) -> TableSchema | None:
+    """The columns and the target that an installed app uses; None if it does not say so. Raises FedcoreError."""
     if app is None or not app.is_dir():
-        return ()
+        return None
     loaded = FlowerApp.load(app)
-    return TableSchema.load(loaded.folder / loaded.schema).columns if loaded.schema else ()
+    return TableSchema.load(loaded.folder / loaded.schema) if loaded.schema else None

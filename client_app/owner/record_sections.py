@@ -8,19 +8,19 @@ from typing import Final
 from client_app.output import clean
 from client_app.owner.processing import ASSESSMENT, ITEMS, OPEN, PROCESSING_FILE, Item
 from client_app.owner.sections import StatusSection, Table
-from fedcore.data.tables import TableColumn
+from fedcore.data.tables import TableColumn, TableSchema
 
 _HEADINGS: Final = ("item", "article of the GDPR", "entry")
 
 
 def processing_sections(
-    filled: Mapping[str, str], columns: tuple[TableColumn, ...], *, security: str, reveals: str
+    filled: Mapping[str, str], schema: TableSchema | None, *, security: str, reveals: str
 ) -> Iterator[StatusSection]:
     """The record of processing, the columns, and the outline of an assessment.
 
     Args:
         filled: what `read_processing` gave.
-        columns: what `columns_of` gave.
+        schema: what `schema_of` gave.
         security: how the data are protected here, in a sentence.
         reveals: what sums and models tell, in a sentence.
     """
@@ -31,14 +31,18 @@ def processing_sections(
         text=(_state_of(rows),),
         table=Table(headings=_HEADINGS, rows=tuple(rows)),
     )
-    if columns:
+    if schema is not None:
         yield StatusSection(
             name="columns",
             title="Columns that are used",
-            text=("They are read from this site's own file, and no value of a row leaves this machine.",),
+            text=(
+                "They are read from this site's own file, other columns are not, and no value of a row leaves this "
+                "machine. Means and standard deviations are those of all sites together, from masked sums in which a "
+                "number counts as the nearest of its bounds; a missing value counts as the mean.",
+            ),
             table=Table(
                 headings=("column", "kind", "what is made of it"),
-                rows=tuple((clean(one.name), one.kind, _made_of(one)) for one in columns),
+                rows=(*((clean(one.name), one.kind, _made_of(one)) for one in schema.columns), _target(schema)),
             ),
         )
     described = (
@@ -64,7 +68,7 @@ def _state_of(rows: list[tuple[str, str, str]]) -> str:
     missing = sum(entry == OPEN for _, _, entry in rows)
     return (
         f"{missing} of {len(rows)} entries are not filled in: write them into {PROCESSING_FILE} of the kit, which "
-        "`fedcore client status --form` makes."
+        "fedcore client status --form makes, and export this document again."
         if missing
         else f"The entries are those of {PROCESSING_FILE} of the kit."
     )
@@ -73,10 +77,19 @@ def _state_of(rows: list[tuple[str, str, str]]) -> str:
 def _made_of(column: TableColumn) -> str:
     match column.kind:
         case "number":
-            return (
-                f"a number between {column.low:g} and {column.high:g} where it is counted; less the mean of all sites, "
-                "over their standard deviation"
-            )
+            return f"its distance from the mean, in standard deviations; bounds {column.low:g} and {column.high:g}"
         case "boolean":
-            return "yes or no; less the mean of all sites, over their standard deviation"
-    return f"one of {', '.join(map(clean, column.categories))}: a yes or no for each of them"
+            return "yes or no, as 1 or 0; its distance from the mean, in standard deviations"
+    return f"a yes or no for each of {', '.join(map(clean, column.categories))}"
+
+
+def _target(schema: TableSchema) -> tuple[str, str, str]:
+    """The row of what is predicted."""
+    if schema.classes:
+        return (
+            clean(schema.target),
+            "target",
+            f"what the model learns to predict: {', '.join(map(clean, schema.classes))}",
+        )
+    bounds = f"bounds {schema.target_low:g} and {schema.target_high:g}"
+    return clean(schema.target), "target", f"the number that the model learns to predict; {bounds}"

@@ -57,8 +57,11 @@ def doing(status: Status) -> str:
     """The agent's activity, in one sentence."""
     now = status.now
     if not status.running:
+        start = f"To start it: fedcore client --kit {status.kit} --app APP_DIR"
+        if now is not None and now.doing == "stopped" and now.why:
+            return f"No agent runs on this kit; it ended at {moment(now.since)}: {clean(now.why)}. {start}"
         last = f"; its last activity was at {moment(now.since)}" if now else ""
-        return f"No agent runs on this kit{last}. To start it: fedcore client --kit {status.kit} --app APP_DIR"
+        return f"No agent runs on this kit{last}. {start}"
     if now is None:
         return "An agent runs; its activity cannot be read."
     since, at = moment(now.since), clean(now.server)
@@ -95,6 +98,16 @@ def meaning(check: str) -> str:
         "restarted": "the agent was ended in the middle of the exchange",
         DIFFERENCING: "with earlier sums it could reveal the sum of fewer clients than min-cohort (allow-differencing)",
         "other-question": "the same model was asked about before, in another way",
+        "config-not-allowed": "the run set this key otherwise than the installed app, which policy.toml does not allow",
+        "message-not-allowed": "a message of the run set this key to what policy.toml does not allow",
+        "first-model": "the run began with a model that this client cannot trace (first-models in policy.toml)",
+        "weight-key": "updates were to be weighed by another number than the installed app says",
+        "privacy-required": "the run adds no noise, and policy.toml asks for it (max-epsilon)",
+        "plain-not-allowed": "the server would have read this client's update (allow-plain in policy.toml)",
+        "buffered-not-allowed": "the updates began from different models (allow-buffered in policy.toml)",
+        "agreement-not-allowed": "keys without protection against quantum computers (allow-x25519 in policy.toml)",
+        "cohort-below-minimum": "too few clients were sure to be in the sum (min-cohort in policy.toml)",
+        "threshold-below-minimum": "too few clients could remove a mask together (min-threshold in policy.toml)",
         "other-layout": "the model had other tensors than those before it in the run",
         "model-not-canonical": "the file of the model held more than its tensors",
         "timeout": "the server did not finish the exchange in time",
@@ -151,12 +164,15 @@ def _apps(status: Status) -> StatusSection:
 
 
 def _apps_text(apps: Apps) -> Iterator[str]:
-    installed = f"{clean(apps.names.get(apps.installed or '', ''))} {apps.installed}".lstrip()
-    yield f"Runs: {installed}." if apps.installed else "No app has run here yet."
+    def named(sha256: str | None) -> str:
+        return f"{clean(apps.names.get(sha256 or '', ''))} {sha256}".lstrip()
+
+    yield f"Runs: {named(apps.installed)}." if apps.installed else "No app has run here yet."
     if apps.installed and apps.installed != apps.named:
-        yield f"The owner approved it on {moment(apps.approved_at or 0.0)}, in place of {apps.named} that --app names."
+        approved = moment(apps.approved_at or 0.0)
+        yield f"The owner approved it on {approved}, in place of {named(apps.named)} that --app names."
     if apps.pinned:
-        yield f"policy.toml agrees to {apps.pinned} only."
+        yield f"policy.toml agrees to {named(apps.pinned)} only."
     yield "Runs need these other apps; none of them has run here." if apps.offers else "No other app is offered."
 
 
@@ -194,7 +210,7 @@ def _run(run: RunHistory, names: Mapping[str, str]) -> tuple[str, ...]:
         moment(run.first),
         moment(run.last),
         ", ".join(f"{clean(names.get(app, ''))} {app[:12]}".lstrip() for app in run.apps) or "-",
-        ", ".join(f"{count} {clean(kind)}" for kind, count in run.kinds.items()) or "-",
+        ", ".join(f"{count} {_purpose(kind)}" for kind, count in run.kinds.items()) or "-",
         f"{run.gave.exchanges}{f', {run.readable} readable' if run.readable else ''}",
         size(run.gave.update_bytes) if run.gave.update_bytes else "-",
         "-" if run.others is None else f"at least {run.others}",
@@ -205,6 +221,15 @@ def _run(run: RunHistory, names: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+def _purpose(kind: str) -> str:
+    """What a message asks for, in words; a ServerApp may have types of its own after a dot."""
+    head, _, own = kind.partition(".")
+    word = {"train": "training", "evaluate": "evaluation", "query": "question", "work": "training ahead"}.get(
+        head, head
+    )
+    return clean(f"{word} ({own})" if own else word)
+
+
 def _refusals(status: Status) -> StatusSection:
     rows: Sequence[tuple[str, ...]] = [
         (refusal.check, clean(refusal.subject) or "-", str(refusal.times), moment(refusal.last), meaning(refusal.check))
@@ -212,7 +237,7 @@ def _refusals(status: Status) -> StatusSection:
     ]
     if not rows:
         return StatusSection(
-            name="refused", title="Refused", text=("Nothing was refused, and no exchange ended early.",)
+            name="refused", title="Refused", text=("This client refused no exchange, and none ended early.",)
         )
     table = Table(headings=("reason", "on", "times", "last", "meaning"), rows=tuple(rows))
     return StatusSection(name="refused", title="Refused, or ended early", table=table)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from client_app.commands.offers import both_bundles
 from client_app.owner.hours import rules_text, windows
-from client_app.owner.processing import columns_of, read_processing
+from client_app.owner.processing import read_processing, schema_of
 from client_app.records.activity import Activity, StepsDone, is_running, read_activity, read_sandbox, read_steps
 from client_app.records.audit import AuditedExchange, exchanges_of, read_ledger, site_contributions
 from client_app.records.journal import whole_lines
@@ -24,7 +24,7 @@ from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
 from client_app.records.spending import SpentBudget, spending_of, spent_by_run
 from client_app.records.transcript import TRANSCRIPT_FILE, read_entries
-from fedcore.data.tables import TableColumn
+from fedcore.data.tables import TableSchema
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate
@@ -153,8 +153,14 @@ class Status:
     transcript: TranscriptCopy | None
     processing: Mapping[str, str]
     """What the owner filled in for the record of processing, by key."""
-    columns: tuple[TableColumn, ...]
-    """That the installed app uses, if it says so."""
+    table: TableSchema | None
+    """The columns and the target that the installed app uses, if it says so."""
+    members: tuple[str, ...]
+    """Of the newest roster in the kit, this client among them."""
+    roster: int
+    """Its version."""
+    former: tuple[str, ...]
+    """Clients that left the federation, likewise."""
 
 
 def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = None) -> Status:
@@ -192,7 +198,10 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
         policy=policy_facts(kit),
         transcript=_transcript(state),
         processing=read_processing(kit.folder),
-        columns=_columns(state),
+        table=_table(state),
+        members=tuple(member.name for member in kit.roster.members),
+        roster=kit.roster.version,
+        former=tuple(member.name for member in kit.roster.revoked),
     )
 
 
@@ -276,12 +285,12 @@ def _apps(kit: ClientKit, state: Path) -> Apps:
     )
 
 
-def _columns(state: Path) -> tuple[TableColumn, ...]:
+def _table(state: Path) -> TableSchema | None:
     installed = Offers(state).installed()
     try:
-        return columns_of(state / "apps" / installed.app if installed else None)
+        return schema_of(state / "apps" / installed.app if installed else None)
     except FedcoreError:  # the agent says what is wrong with an app
-        return ()
+        return None
 
 
 def _difference(offers: Offers, state: Path, sha256: str) -> dict[str, Any] | None:

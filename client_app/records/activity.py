@@ -35,7 +35,7 @@ class Activity:
     since: float
     """Seconds since 1970."""
     why: str = ""
-    """The reason, in words, of `away` and `not eligible`."""
+    """The reason, in words, of `away` and `not eligible`, and of `stopped` if nobody stopped the agent."""
     server: str = ""
     run: str = ""
     """That of the exchange, or of the background training."""

@@ -74,7 +74,11 @@ def test_the_columns_of_the_installed_app_are_listed(kit: Path) -> None:
     (folder / "schema.toml").write_text(SCHEMA)
     Offers(state).note_installed(sha256, sha256)
     status = read_status(kit, None)
-    assert [column.name for column in status.columns] == ["age <b>", "sex"]
-    assert "age &lt;b&gt;" in as_html(status)
+    assert status.table is not None
+    assert [column.name for column in status.table.columns] == ["age <b>", "sex"]
+    page = as_html(status)
+    assert "age &lt;b&gt;" in page
+    assert ">ill<" in page, "what is predicted is processed as well"
+    assert all(name in page for name in (*status.members, *status.servers))
     shutil.rmtree(folder)
-    assert read_status(kit, None).columns == ()
+    assert read_status(kit, None).table is None
