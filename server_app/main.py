@@ -38,6 +38,7 @@ def serve(
     import logging
 
     from fedcore.federation import ServerKit
+    from fedcore.federation.kits.kit_values import is_https_address
     from fedcore.system.files import write_file
     from fedcore.system.sandbox.sandbox import describe, refuse_to_show
     from server_app import logs, serving
@@ -45,6 +46,8 @@ def serve(
 
     log = logging.getLogger("fedcore.server")
     logs.configure(as_json=log_json)
+    if address and not is_https_address(address):
+        raise click.BadParameter("it must look like https://a.example.org:8443", param_hint="'--address'")
     kit = ServerKit.load(_required(federation))
     host, port = host or kit.host, kit.port if port < 0 else port
     settings = ServerSettings.of_kit(
@@ -52,7 +55,7 @@ def serve(
         data_dir=data_dir,
         database=os.environ.get("FEDCORE_DATABASE", ""),
         url=f"https://{host}:{port}",
-        address=address,
+        address=address.rstrip("/"),
     )
     refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database_file], kit.app_rules)
 

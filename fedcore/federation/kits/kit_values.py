@@ -90,9 +90,14 @@ def listen_address(path: Path, address: str) -> str:
     return address
 
 
+def is_https_address(url: str) -> bool:
+    """Whether this is https://HOST or https://HOST:PORT, with or without a slash at its end."""
+    return re.fullmatch(r"https://[^/?#@\s]+/?", url) is not None
+
+
 def https_address(path: Path, key: str, url: str) -> str:
     """An address of the server, without a slash at its end; "" for none."""
-    if url and not re.fullmatch(r"https://[^/?#@\s]+/?", url):
+    if url and not is_https_address(url):
         raise broken(path, f"{key} must look like https://fl.example.org:8443", "mend the line")
     return url.rstrip("/")
 
