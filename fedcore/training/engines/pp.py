@@ -6,6 +6,7 @@ work come from torch.distributed.pipelining; see `fedcore.training.engines.stage
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -16,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from fedcore.errors import UsageError
+from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import prepare, tied_names, unplaced
@@ -60,6 +62,11 @@ class PipelineEngine(Engine):
     _staged: StagedModel
 
     def _build(self) -> None:
+        if "loss_kwargs" not in inspect.signature(PipelineScheduleSingle.step).parameters:
+            raise ConfigurationError(
+                f"engine pp needs torch 2.13 or newer, and this is torch {torch.__version__}; train with engine fsdp",
+                check="torch-too-old",
+            )
         runs = 2 if self.config.schedule == "interleaved" else 1
         check_micro_batches(self.config.schedule, ranks=self.world.size, micro_batches=self.micro_batches)
         self.module = self.model = unplaced(self.recipe)
