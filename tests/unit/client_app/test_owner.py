@@ -546,7 +546,7 @@ def test_only_checks_of_a_task_tell_their_numbers(make: Make, kits: dict[int, Cl
     said = withdrawal_for(refused)
     assert said is not None
     assert (said.check, said.asked, said.allowed) == ("too-long", 7200.0, 3600.0)
-    assert said.why == "too-long (asked 7200, allowed 3600)"
+    assert said.why == "too-long (the run: 7200, the policy: 3600)"
     of_data = ProtocolViolation("inconsistent-survivors", "whatever it says", asked=17, allowed=3)
     assert withdrawal_for(of_data) == WithdrawIn(
         reason=WithdrawalReason.PROTOCOL_VIOLATION, check="inconsistent-survivors"
