@@ -11,8 +11,10 @@ reader's own; installing is measured by `make demo`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,11 +49,18 @@ def measure(arguments: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": folder}
         page = script([path], port, most=most) + '\nprintf "\\n=== end after %s s\\n" "$SECONDS"\n'
-        command = ["bash", "-c", page]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RunFailed(f"the page does not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    began = [(name, int(after)) for name, after in _BEGAN.findall(done.stdout)]
+        typed = subprocess.Popen(
+            ["bash", "-c", page], cwd=folder, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            told, _ = typed.communicate()
+        finally:  # the server and the clients of the page, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(typed.pid, signal.SIGTERM)
+    if typed.returncode:
+        raise RunFailed(f"the page does not run:\n{told[-4000:]}")
+    began = [(name, int(after)) for name, after in _BEGAN.findall(told)]
     known = {block.name: block for block in blocks(path) if runs(block)}
     rows = tuple((_step(known[name]), str(later - since)) for (name, since), (_, later) in pairwise(began))
     return Report(
