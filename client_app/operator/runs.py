@@ -149,8 +149,9 @@ def _clients(now: RunClientsOut, gave: Mapping[str, Contribution]) -> Iterator[s
     for client in now.clients:
         own = contribution_text(gave.get(client.name, NOTHING))
         yield f"  {client.name:<24} {client.state:<10} {own}{f'; {client.why}' if client.why else ''}"
+    state = "no member" if now.clients else ""  # of a run that is over the server names nobody
     for name in sorted(gave.keys() - {client.name for client in now.clients}):
-        yield f"  {name:<24} {'no member':<10} {contribution_text(gave[name])}"
+        yield f"  {name:<24} {state:<10} {contribution_text(gave[name])}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:

@@ -210,7 +210,7 @@ def _run(run: RunHistory, names: Mapping[str, str]) -> tuple[str, ...]:
         moment(run.first),
         moment(run.last),
         ", ".join(f"{clean(names.get(app, ''))} {app[:12]}".lstrip() for app in run.apps) or "-",
-        ", ".join(f"{count} {_purpose(kind)}" for kind, count in run.kinds.items()) or "-",
+        ", ".join(f"{count} × {_purpose(kind)}" for kind, count in run.kinds.items()) or "-",
         f"{run.gave.exchanges}{f', {run.readable} readable' if run.readable else ''}",
         size(run.gave.update_bytes) if run.gave.update_bytes else "-",
         "-" if run.others is None else f"at least {run.others}",

@@ -120,10 +120,13 @@ class RoundsOut(ViewerMessage):
 
     planned: rounds, where the app says so.
     promise: what the masks and the noise of the run promise, in one sentence; "" of a plain run.
+    up, down: bytes that all exchanges took, of questions before the first round, too.
     seq: number of the last event in it.
     """
 
     rounds: list[RoundOut]
+    up: int
+    down: int
     planned: int | None
     privacy: PrivacyTerms | None
     promise: str

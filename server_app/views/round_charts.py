@@ -51,6 +51,7 @@ class RoundCharts:
         """The exchange that was opened last, and how many clients were asked."""
         self._lost_up, self._lost_down = Counter[int](), Counter[int]()
         """Bytes of attempts that failed, by round."""
+        self._up = self._down = 0
 
     def take(self, item: Recorded) -> None:
         """One more event."""
@@ -65,11 +66,18 @@ class RoundCharts:
                 {"train": entry.train, "evaluate": entry.evaluate, "server": entry.server}[source].update(
                     _drawable(metrics)
                 )
-            case ExchangeDone() as done if done.trains or done.evaluates:
-                self._add(done)
+            case ExchangeDone() as done:
+                self._count(done)
+                if done.trains or done.evaluates:
+                    self._add(done)
             case ExchangeFailed() | ExchangeRepeated() | GroupEnded() as lost:
+                self._count(lost)
                 self._lost_up[lost.server_round] += sum(lost.bytes_up.values())
                 self._lost_down[lost.server_round] += sum(lost.bytes_down.values())
+
+    def _count(self, ended: ExchangeDone | ExchangeFailed | ExchangeRepeated | GroupEnded) -> None:
+        self._up += sum(ended.bytes_up.values())
+        self._down += sum(ended.bytes_down.values())
 
     def _round(self, number: int) -> _Round:
         entry = self._rounds.setdefault(number, _Round())
@@ -113,6 +121,8 @@ class RoundCharts:
                 )
                 for number, one in sorted(self._rounds.items())
             ],
+            up=self._up,
+            down=self._down,
             planned=self._planned,
             privacy=self._privacy,
             promise=self._promise,

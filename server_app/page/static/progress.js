@@ -5,7 +5,7 @@ import { bytes, count, duration, isOver, number, stageText, timeLeft } from "./w
 
 /** The upper part of a run's panel. */
 export class Progress {
-  #rounds = { rounds: [], planned: null, privacy: null };
+  #rounds = { rounds: [], up: 0, down: 0, planned: null, privacy: null };
   #open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0, groups: 1 };
   #info = null;
 
@@ -102,10 +102,10 @@ export class Progress {
   }
 
   #drawFacts(rounds, privacy) {
-    const sum = (key) => rounds.reduce((total, round) => total + round[key], 0);
+    const { up, down } = this.#rounds;
     say(this.facts.get("Protection"), this.#info?.aggregation === "plain" ? "none: updates are readable" : "secure aggregation");
-    say(this.facts.get("Sent by the sites"), bytes(sum("up")));
-    say(this.facts.get("Sent to the sites"), bytes(sum("down")));
+    say(this.facts.get("Sent by the sites"), bytes(up));
+    say(this.facts.get("Sent to the sites"), bytes(down));
     const spent = rounds.findLast((round) => typeof round.epsilon === "number")?.epsilon ?? this.#info?.epsilon ?? 0;
     const budget = privacy?.epsilon_budget;
     say(this.facts.get("Privacy spent"), privacy ? `epsilon ${number(spent)}${budget ? ` of ${number(budget)}` : ", no budget"}` : "none: no noise was added");

@@ -113,6 +113,7 @@ def test_a_round_is_its_training_and_its_evaluation() -> None:
         book.take(item)
     shown = book.describe(7)
     assert (shown.planned, shown.seq, shown.promise) == (9, 7, MASKS_ONLY)
+    assert (shown.up, shown.down) == (90, 9), "the question counts, too"
     (one,) = shown.rounds
     assert (one.train, one.evaluate) == ({"loss": None}, {"acc": 0.75})
     assert (one.cohort, one.survivors, one.dropped) == (3, 2, 1), "of the training"
@@ -305,5 +306,5 @@ async def test_a_model_comes_with_a_good_name(here: Site, model: ModelState) -> 
 def test_a_submission_is_what_a_run_keeps() -> None:
     """Whatever a submission has, `again` hands in too: a field that is added here is to be added there."""
     assert set(RunIn.model_fields) == {
-        "app_sha256", "files", "run_config", "settings", "statistics", "initial_model",
+        "app_sha256", "files", "run_config", "settings", "statistics", "initial_model", "statistics_from",
     }  # fmt: skip
