@@ -237,10 +237,10 @@ async def _restore(target: Target) -> bool:
     storage = target.storage
     backup = await asyncio.to_thread(storage.back_up)
     await asyncio.sleep(random.uniform(*LINE_SECONDS))
-    target.restores += 1
     await target.stop_all()
     newest = await asyncio.to_thread(storage.back_up)
     await asyncio.to_thread(storage.restore, backup)
+    target.restores += 1  # a run that was submitted until now may be unknown
     began = [_log_of(kit) for kit in target.clients]
     await target.start_all()
     deadline = time.monotonic() + RESTORE_SECONDS

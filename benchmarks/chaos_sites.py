@@ -182,7 +182,7 @@ class Site:
         deaths, restores = self.target.deaths, self.target.restores
         for run in await self.submit(plan):
             await self._judge(plan, run, deaths, restores)
-            deaths, restores = self.target.deaths, self.target.restores
+            deaths = self.target.deaths
 
     async def _judge(self, plan: RunPlan, run: str, deaths: int, restores: int) -> None:
         """Follow a run and judge it; deaths, restores: how many there were before it."""
