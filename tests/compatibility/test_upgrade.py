@@ -230,7 +230,8 @@ def test_an_upgrade_is_taken_back(federation: Federation, old_code: Sequence[str
     federation.start_server(old_code)
     federation.start_clients(by=old_code)
     federation.wait_for_end(run)
-    np.testing.assert_array_equal(federation.model(run, by=old_code), TRAINED)
+    # Not to the bit: on a busy machine one element of the older code's model was once off by 2.4e-7.
+    np.testing.assert_allclose(federation.model(run, by=old_code), TRAINED, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("federation", [commit for commit in ARCHIVES if commit not in ALIKE], indirect=True)
