@@ -87,6 +87,7 @@ def command(*words: str, **environment: str) -> tuple[str, list[str]]:
 def test_the_public_names() -> None:
     assert fedcore.__all__ == [
         "CheckReport",
+        "ClassWeights",
         "CompareJob",
         "ComparisonResult",
         "Dataset",
