@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from fedcore.monitoring.promise import promise_of
 from fedcore.wire.base import MetricValue
 from fedcore.wire.events import (
+    AttemptEnd,
     ExchangeDone,
-    ExchangeFailed,
-    ExchangeRepeated,
     ExchangeStarted,
     FiguresFound,
-    GroupEnded,
     PrivacyTerms,
     Recorded,
     RunStarted,
@@ -55,6 +53,8 @@ class RoundCharts:
 
     def take(self, item: Recorded) -> None:
         """One more event."""
+        if isinstance(item.event, AttemptEnd):
+            self._count(item.event)
         match item.event:
             case RunStarted(rounds=planned, privacy=privacy, aggregation=aggregation):
                 self._planned, self._privacy = planned, privacy
@@ -66,18 +66,16 @@ class RoundCharts:
                 {"train": entry.train, "evaluate": entry.evaluate, "server": entry.server}[source].update(
                     _drawable(metrics)
                 )
-            case ExchangeDone() as done:
-                self._count(done)
-                if done.trains or done.evaluates:
-                    self._add(done)
-            case ExchangeFailed() | ExchangeRepeated() | GroupEnded() as lost:
-                self._count(lost)
-                self._lost_up[lost.server_round] += sum(lost.bytes_up.values())
-                self._lost_down[lost.server_round] += sum(lost.bytes_down.values())
+            case ExchangeDone() as done if done.trains or done.evaluates:
+                self._add(done)
 
-    def _count(self, ended: ExchangeDone | ExchangeFailed | ExchangeRepeated | GroupEnded) -> None:
-        self._up += sum(ended.bytes_up.values())
-        self._down += sum(ended.bytes_down.values())
+    def _count(self, ended: AttemptEnd) -> None:
+        up, down = sum(ended.bytes_up.values()), sum(ended.bytes_down.values())
+        self._up += up
+        self._down += down
+        if not isinstance(ended, ExchangeDone):
+            self._lost_up[ended.server_round] += up
+            self._lost_down[ended.server_round] += down
 
     def _round(self, number: int) -> _Round:
         entry = self._rounds.setdefault(number, _Round())
