@@ -13,12 +13,11 @@ from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
-from client_app.operator.resolve_run import resolve_earlier, resolve_run
-from client_app.operator.run_submission import make_submission
+from client_app.operator.resolve_run import resolve_run
+from client_app.operator.run_submission import make_submission, send_submission
 from client_app.operator.stats import StatisticsRequest, ask_federation
 from fedcore.data.statistics import Statistics
 from fedcore.monitoring.output_paths import OutputPaths
-from fedcore.state import open_initial, sha256_file
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import MOST_LISTED, RunInfo, ServerOut
 
@@ -40,17 +39,9 @@ class Remote:
         statistics_from: str = "",
     ) -> str:
         """Check a run here, submit it, and return its id."""
-        submission = make_submission(app, run_config, settings)
-        if initial is not None:
-            open_initial(initial)
+        submission = make_submission(app, run_config, settings, initial)
         with self._client() as client:
-            if initial is not None:
-                submission = submission.model_copy(update={"initial_model": sha256_file(initial)})
-                client.send_model(initial, submission.initial_model)
-            if statistics_from:
-                earlier = resolve_earlier(client, statistics_from)
-                submission = submission.model_copy(update={"statistics_from": earlier})
-            return client.submit(submission).run
+            return send_submission(client, submission, initial, statistics_from)
 
     def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut:
         """Emit the events of a run until it has ended; returns its final state. `away` gets the reason of an outage."""

@@ -71,33 +71,51 @@ def _submission(options: RunOptions) -> RunIn | None:
     """The submission, checked as far as possible here; None to resume a run."""
     if options.app is None:
         return None
-    submission = make_submission(
-        options.app, parse_assignments(options.run_config), parse_assignments(options.settings)
+    return make_submission(
+        options.app, parse_assignments(options.run_config), parse_assignments(options.settings), options.initial
     )
-    if options.initial is None:
-        return submission
-    open_initial(options.initial)
-    return submission.model_copy(update={"initial_model": sha256_file(options.initial)})
 
 
 def _begin(client: OperatorClient, options: RunOptions, submission: RunIn | None) -> str:
     """Queue the run at the server; returns its id."""
     if submission is None:
         return client.resume(resolve_run(client, options.resume)).run
-    if options.initial is not None:
-        client.send_model(options.initial, submission.initial_model)
-    if options.statistics_from:
-        earlier = resolve_earlier(client, options.statistics_from)
+    return send_submission(client, submission, options.initial, options.statistics_from)
+
+
+def send_submission(client: OperatorClient, submission: RunIn, initial: Path | None, statistics_from: str) -> str:
+    """Queue a run at the server, its first model before it; returns its id.
+
+    Args:
+        submission: of `make_submission`.
+        initial: the file that it was made with.
+        statistics_from: word for the earlier run whose statistics it takes; "" for none.
+    """
+    if initial is not None:
+        client.send_model(initial, submission.initial_model)
+    if statistics_from:
+        earlier = resolve_earlier(client, statistics_from)
         submission = submission.model_copy(update={"statistics_from": earlier})
     return client.submit(submission).run
 
 
-def make_submission(app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> RunIn:
-    """Check an app and its settings here, before anything is sent; raises ConfigurationError."""
+def make_submission(
+    app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None = None
+) -> RunIn:
+    """Check an app, its settings and the file of a first model here, before anything is sent.
+
+    Raises ConfigurationError, and for the model what `open_initial` raises.
+    """
     flower = FlowerApp.load(app)
     override(flower.run_config, run_config, "the run config")
     JobSettings.from_mapping({**flower.settings.to_mapping(), **settings}, where="--set")
     bundle = AppBundle.from_folder(app)
+    if initial is not None:
+        open_initial(initial)
     return RunIn(
-        app_sha256=bundle.sha256, files=dict(bundle.files), run_config=dict(run_config), settings=dict(settings)
+        app_sha256=bundle.sha256,
+        files=dict(bundle.files),
+        run_config=dict(run_config),
+        settings=dict(settings),
+        initial_model="" if initial is None else sha256_file(initial),
     )
