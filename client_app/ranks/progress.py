@@ -7,7 +7,7 @@ steps is never stuck: for it only the task's deadline counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,9 +54,15 @@ class TaskProgress:
     ranks: dict[int, RankProgress] = field(default_factory=dict, init=False)
     _last: float = field(default_factory=lambda: asyncio.get_running_loop().time(), init=False)
 
+    def expect(self, numbers: Iterable[int]) -> None:
+        """These ranks begin the task: one that stops before its first report is as silent as any other."""
+        for number in numbers:
+            self.ranks.setdefault(number, RankProgress())
+
     def take(self, rank: int, report: Progress) -> None:
         """A rank has reported."""
-        self.ranks.setdefault(rank, RankProgress()).take(report)
+        self.expect([rank])
+        self.ranks[rank].take(report)
 
     def look(self) -> None:
         """Raise RankFailed if a rank is stuck. To be called every LOOK_SECONDS.

@@ -148,6 +148,8 @@ class _LocalRanks:
                 self.ranks.append(await self.start_rank(number, shared, sandbox, listening, output))
 
     async def ask(self, message: ToRank, limit: Limit, progress: TaskProgress | None = None) -> list[FromRank]:
+        if progress is not None:
+            progress.expect(rank.number for rank in self.ranks)
         asking = [asyncio.create_task(rank.ask(message, progress)) for rank in self.ranks]
         try:
             while True:

@@ -13,6 +13,7 @@ from fedcore.comparison.workers.processes import PRELOADED
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
+        "tests.support.fork_server",
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
         "client_app.ranks.rank", "client_app.startup", "client_app.operator.run_submission", "server_app.serving",
         "fedcore.flower.clientside", "fedcore.system.process_group", "flwr.clientapp", "fedcore.cli.compare_console",

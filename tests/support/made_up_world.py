@@ -204,8 +204,15 @@ class World:
         return {
             "exchanges": [number for number, _, _ in shown],
             "kinds": [kind for _, kind, _ in shown],
-            "clients": [{"name": name, "marks": "".join(line)} for name, line in zip(self.names, lines, strict=True)],
+            "clients": [
+                {"name": name, "marks": "".join(line), "gave": self.gave("".join(line))}
+                for name, line in zip(self.names, lines, strict=True)
+            ],
         }
+
+    def gave(self, marks: str) -> dict[str, int]:
+        """What a client with these marks gave."""
+        return {"exchanges": marks.count("d"), "update_bytes": 50_000 * marks.count("d")}
 
     def standings(self) -> dict[str, Any]:
         """What each client does."""
