@@ -61,10 +61,7 @@ class _Site:
         world, what = self.world, request.path_params.get("what", "")
         match what:
             case "rounds":
-                seq = len(world.events)
-                return JSONResponse(
-                    {"rounds": world.rounds, "planned": world.planned, "privacy": world.terms(), "seq": seq}
-                )
+                return JSONResponse(world.charts())
             case "marks":
                 return JSONResponse(world.marks(int(request.query_params.get("last", "60"))))
             case "clients":

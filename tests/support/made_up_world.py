@@ -153,6 +153,7 @@ class World:
                 "train": {"train_loss": 1.9 * 0.9**n + 0.31 + wobble},
                 "evaluate": {"eval_acc": 0.91 - 0.5 * 0.87**n + wobble, "eval_loss": 1.8 * 0.91**n + 0.42 - wobble},
                 "up": 52_000 * here,
+                "server": {},
                 "down": 50_000 * self.clients,
                 "epsilon": 0.62 * n**0.5 if self.private else None,
                 "cohort": self.clients,
@@ -257,4 +258,25 @@ class World:
 
     def terms(self) -> dict[str, Any] | None:
         """Of differential privacy."""
-        return {"epsilon_budget": 4.0, "delta": 1e-5, "mechanism": "gaussian"} if self.private else None
+        if not self.private:
+            return None
+        return {
+            "mechanism": "gaussian",
+            "noise_multiplier": 1.1,
+            "clip_norm": 1.0,
+            "metric_bound": 0.0,
+            "epsilon_budget": 4.0,
+            "delta": 1e-5,
+        }
+
+    def charts(self) -> dict[str, Any]:
+        """Its rounds."""
+        return {
+            "rounds": self.rounds,
+            "up": sum(each["up"] for each in self.rounds),
+            "down": sum(each["down"] for each in self.rounds),
+            "planned": self.planned,
+            "privacy": self.terms(),
+            "promise": "Who runs the server reads sums of all sites, and no site's update.",
+            "seq": len(self.events),
+        }
