@@ -8,6 +8,7 @@ server that does not answer may be starting, and one whose certificate has expir
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,16 @@ def is_for_now(error: Refused) -> bool:
 def leads_elsewhere(error: BaseException) -> bool:
     """Whether the next address of the federation may do better."""
     return is_away(error) and not (isinstance(error, Refused) and error.kind in _STAYS)
+
+
+def next_server(urls: Sequence[str], at: int, error: BaseException) -> int:
+    """Which address follows on one that failed: the leader's, if the server named it, or the next one.
+
+    Only addresses of the kit count: no server sends anybody to one that the kit's owner does not know.
+    """
+    leader = error.leader if isinstance(error, Refused) else ""
+    known = leader in urls and leader != urls[at]
+    return urls.index(leader) if known else (at + 1) % len(urls)
 
 
 def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:

@@ -33,6 +33,7 @@ from client_app.http.errors import (
     is_away,
     is_for_now,
     leads_elsewhere,
+    next_server,
     may_pass,
     refusal,
     unanswered,
@@ -380,15 +381,10 @@ class HttpTransport:
             raise unanswered(url, error) from error
 
     def _note_failure(self, url: str, error: Exception) -> None:
-        """Go on to the next address, or the leader's if the server named one, unless another request has already.
-
-        Only addresses of the kit count: no server sends a client to one that its owner does not know.
-        """
+        """Go on to the next address, or the leader's if the server named one, unless another request has already."""
         self.interruptions += is_away(error)
         if leads_elsewhere(error) and url == self.url:
-            leader = error.leader if isinstance(error, Refused) else ""
-            known = leader in self._urls and leader != url
-            self._at = self._urls.index(leader) if known else (self._at + 1) % len(self._urls)
+            self._at = next_server(self._urls, self._at, error)
 
     async def _leads(self, url: str) -> bool:
         """Whether a server says that it leads."""

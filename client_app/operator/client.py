@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import tenacity
 
-from client_app.http.errors import is_away, leads_elsewhere, may_pass, refusal, tls_context, unanswered
+from client_app.http.errors import is_away, leads_elsewhere, may_pass, next_server, refusal, tls_context, unanswered
 from client_app.http.silence import ANSWER_SECONDS, connect_seconds
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import OperatorKit, Roster
@@ -242,7 +242,7 @@ class OperatorClient:
                 _raise_problem(answer)
             except (httpx.TransportError, Refused) as error:
                 if leads_elsewhere(error):
-                    self._next_server()
+                    self._go_on(error)
                 raise
             return answer
 
@@ -273,9 +273,9 @@ class OperatorClient:
     def _url(self) -> str:
         return self.kit.servers[self._at]
 
-    def _next_server(self) -> None:
-        """Switch to the next address of the federation."""
-        self._at = (self._at + 1) % len(self.kit.servers)
+    def _go_on(self, error: Exception) -> None:
+        """Switch to the leader's address, or to the next one."""
+        self._at = next_server(self.kit.servers, self._at, error)
         self._http.base_url = self._url
 
     def _failure(self, error: httpx.TransportError) -> FedcoreError:
