@@ -33,8 +33,8 @@ from client_app.http.errors import (
     is_away,
     is_for_now,
     leads_elsewhere,
-    next_server,
     may_pass,
+    next_server,
     refusal,
     unanswered,
 )
