@@ -62,6 +62,9 @@ class Target:
     flips: set[Place] = field(default_factory=set)
     """Exchanges of which an update was changed that was needed still."""
     restores: int = 0
+    """How often a backup was put in place."""
+    restores_over: int = 0
+    """After how many of these the servers serve what they go on with: what is submitted before may be unknown."""
 
     async def inflict(self, kind: str, patience: float) -> None:
         """One fault, and the time until a message is accepted again, `patience` seconds at most."""
@@ -240,7 +243,7 @@ async def _restore(target: Target) -> bool:
     await target.stop_all()
     newest = await asyncio.to_thread(storage.back_up)
     await asyncio.to_thread(storage.restore, backup)
-    target.restores += 1  # a run that was submitted until now may be unknown
+    target.restores += 1
     began = [_log_of(kit) for kit in target.clients]
     await target.start_all()
     deadline = time.monotonic() + RESTORE_SECONDS
@@ -254,6 +257,7 @@ async def _restore(target: Target) -> bool:
         if all("join" in text for text in news):
             break
         await asyncio.sleep(0.2)
+    target.restores_over = target.restores
     for copy in (backup, newest):
         shutil.rmtree(copy)
     return True

@@ -179,13 +179,13 @@ class Site:
     async def carry_out(self, plan: RunPlan) -> None:
         """One run, judged."""
         self.target.runs, self.calm = plan.kind, False
-        deaths, restores = self.target.deaths, self.target.restores
+        deaths, restores = self.target.deaths, self.target.restores_over
         for run in await self.submit(plan):
             await self._judge(plan, run, deaths, restores)
             deaths = self.target.deaths
 
     async def _judge(self, plan: RunPlan, run: str, deaths: int, restores: int) -> None:
-        """Follow a run and judge it; deaths, restores: how many there were before it."""
+        """Follow a run and judge it; deaths, restores: how many were over before it."""
         target, verdict, began = self.target, self.verdicts[plan.kind], time.monotonic()
         state, final = await self.follow(run)
         history = History(
