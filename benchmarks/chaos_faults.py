@@ -36,6 +36,8 @@ KILL_SERVER: Final = "killed-server"
 KILL_APP: Final = "killed-app"
 FLIP: Final = "flipped-bits"
 FORK: Final = "transcript-fork"
+GOES_ON: Final = ("connected", "exchanged with", "masked and sent")
+"""Of a client's log: what it says after it has accepted a transcript, be it at a join or in an exchange."""
 
 
 @dataclass(slots=True)
@@ -101,8 +103,7 @@ class Target:
     @property
     def is_forked(self) -> bool:
         """Whether a client refuses the servers' transcript since a backup was put back that is older than it knew."""
-        ends = [(text.rfind(FORK), text.rfind("connected")) for text in map(_log_of, self.clients)]
-        return any(fork > connected for fork, connected in ends)
+        return any(text.rfind(FORK) > max(map(text.rfind, GOES_ON)) for text in map(_log_of, self.clients))
 
     async def stop_all(self) -> None:
         """End all servers as their owner would."""
