@@ -192,7 +192,7 @@ class Site:
             strategy=plan.strategy,
             server_kills=target.deaths - deaths,
             flips=frozenset(exchange for run, exchange in target.flips if run == state["run"]),
-            restored=target.restores > restores,
+            restored=target.restores > restores or self.forked,
         )
         judge_run(verdict, state, target.log, final, history)
         self.number[plan.kind] += 1
