@@ -17,6 +17,7 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
+from fedcore.data import table_one
 from fedcore.data.statistics import LEAST_IN_CELL, Statistics, StatisticsQuery
 from fedcore.data.statistics_report import (
     STATISTICS,
@@ -29,7 +30,8 @@ from fedcore.data.statistics_report import (
     quantiles_from,
     rows,
 )
-from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
+from fedcore.data.tables import TableSchema
+from fedcore.errors import ConfigurationError, PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
@@ -43,13 +45,17 @@ from fedcore.wire.operator import RunStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsRequest:
-    """A request for statistics; `folder` is the app's."""
+    """A request for statistics; `folder` is the app's.
+
+    table: the table one that is made of the answer; None for a row for each column.
+    """
 
     folder: Path
     question: StatisticsQuery
     quantiles: tuple[float, ...]
     run_config: dict[str, Any]
     settings: dict[str, Any]
+    table: table_one.TableOneQuestion | None = None
 
     @classmethod
     def of(
@@ -63,17 +69,36 @@ class StatisticsRequest:
         quantiles: str,
         epsilon: float,
         delta: float,
+        by: str | None = None,
     ) -> Self:
-        """From the command's options and the app's own table; raises ConfigurationError."""
-        table = FlowerApp.load(folder).statistics
-        within, cells = bounds_from(bounds, table), bins_from(bins, table)
+        """From the command's options and the app's own table; raises ConfigurationError.
+
+        by: the column whose values are the groups of a table one, "" for one of all rows; None for no table one.
+        """
+        app = FlowerApp.load(folder)
+        table = app.statistics
+        question = None if by is None else _table_question(app, by)
+        within = bounds_from(bounds, table) if question is None else question.bounds()
+        cells = bins_from(bins, table)
         return cls(
             folder=folder,
-            question=StatisticsQuery.of(within, bins=cells, epsilon=epsilon, delta=delta),
+            table=question,
+            question=StatisticsQuery.of(within, bins=cells, epsilon=epsilon, delta=delta, whole=question is not None),
             quantiles=quantiles_from(quantiles, table),
             run_config=parse_assignments(run_config),
             settings=parse_assignments(settings),
         )
+
+
+def _table_question(app: FlowerApp, by: str) -> table_one.TableOneQuestion:
+    """Raises ConfigurationError for an app without a table's schema, or a column that makes no groups."""
+    if not app.schema:
+        raise ConfigurationError(
+            "a table one needs to know which columns are categories: the app's pyproject.toml has to name a schema, "
+            '[tool.fedcore.statistics] schema = "schema.toml", as apps of fedcore new --csv do',
+            check="no-schema",
+        )
+    return table_one.TableOneQuestion(schema=TableSchema.load(app.folder / app.schema), by=by)
 
 
 def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
@@ -105,6 +130,8 @@ def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, c
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
     question = to_plain(TypeAdapter(StatisticsQuery), request.question)
+    if not request.question.whole:
+        del question["whole"]  # which servers of 0.2.0 do not know
     submission = make_submission(request.folder, request.run_config, request.settings)
     submission = submission.model_copy(update={"statistics": question})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
@@ -133,6 +160,34 @@ def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound |
     return state, event
 
 
+def show_table(table: table_one.TableOne, *, out: Path | None, in_json: bool) -> None:
+    """Print a table one, and save it if `out` is given, as its ending says."""
+    document = json.dumps(table_one.as_json(table), indent=2) + "\n"
+    if out is not None:
+        forms = {".csv": table_one.as_csv, ".tex": table_one.as_latex}
+        out.write_text(forms[out.suffix](table) if out.suffix in forms else document, encoding="utf-8")
+    if in_json:
+        sys.stdout.write(document)
+        return
+    _print_aligned(table_one.as_rows(table))
+    for note in _table_notes(table, out):
+        typer.echo(note)
+
+
+def _table_notes(table: table_one.TableOne, out: Path | None) -> list[str]:
+    notes = [_of_clients(table.clients, table.asked)]
+    if len(table.groups) > 1:
+        notes.append(
+            "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: largest "
+            "standardised difference of two means"
+        )
+    notes.append(
+        f"- : not shown, since it is of fewer than {LEAST_IN_CELL} rows, or would tell such a number; quartiles are "
+        "exact to a cell of the histogram (--bins)"
+    )
+    return [*notes, f"saved to {out}"] if out is not None else notes
+
+
 def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None, in_json: bool) -> None:
     """Print the statistics, and save them if `out` is given."""
     document = as_json(statistics, quantiles)
@@ -143,19 +198,26 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     table = ([visible(as_text(value)) for value in row] for row in rows(statistics, quantiles))
-    lines = [headings(quantiles), *table]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *rest in lines:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        typer.echo("  ".join(cells))
+    _print_aligned([headings(quantiles), *table])
     for note in _notes(statistics, out):
         typer.echo(note)
 
 
+def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *rest in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _of_clients(clients: int, asked: int) -> str:
+    if clients < asked:
+        return f"of {clients} clients; {asked} were asked, and the others contributed nothing"
+    return f"of {clients} clients"
+
+
 def _notes(statistics: Statistics, out: Path | None) -> list[str]:
-    notes = [f"of {statistics.clients} clients"]
-    if statistics.clients < statistics.asked:
-        notes = [f"of {statistics.clients} clients; {statistics.asked} were asked, and the others contributed nothing"]
+    notes = [_of_clients(statistics.clients, statistics.asked)]
     if statistics.epsilon:
         notes.append(
             f"with noise for every record of a client: epsilon {statistics.epsilon:g} at delta {statistics.delta:g}, "

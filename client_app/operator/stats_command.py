@@ -30,6 +30,12 @@ def stats(
     ] = None,
     bins: Annotated[int | None, typer.Option(help="Cells of each histogram, of equal width.  \\[default: 64]")] = None,
     quantiles: Annotated[str, typer.Option(help="Quantiles, separated by commas.  \\[default: 0.25,0.5,0.75]")] = "",
+    table_one: Annotated[
+        bool, typer.Option("--table-one", help="Make a table one of all columns of the app's schema, over all rows.")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The same with a column for each value of this one, and tests.")
+    ] = "",
     dp_epsilon: Annotated[
         float,
         typer.Option(
@@ -46,7 +52,7 @@ def stats(
     run_config: RunConfig = None,
     set_: Settings = None,
     data_dir: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Save the table here, .csv or .json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the table here: .csv or .json, a table one also .tex.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
@@ -55,18 +61,26 @@ def stats(
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
+    Example: fedcore stats my_app --by sex --operator fed/operator --out table.tex
+
     The server learns sums over the clients, not the values of one. The ClientApp has to answer the queries: apps made
     with supervised_app do, others need add_statistics (fedcore.flower.apps.statistics). With --clients 4 the command
     asks simulated clients in memory.
     """
-    _check_out(out, force=force)
+    _check_out(out, (".csv", ".json", ".tex") if table_one or by else (".csv", ".json"), force=force)
     if clients and server:
         raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
     if dp_delta is not None and not dp_epsilon:
         raise ConfigurationError("--dp-delta has no effect without --dp-epsilon; set both, or neither")
     if data_dir is not None and clients:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show
+    if (table_one or by) and (bounds or quantiles or dp_epsilon):
+        raise ConfigurationError(
+            "a table one has the bounds of the app's schema, the quartiles, and no noise; leave --bounds, --quantiles "
+            "and --dp-epsilon out"
+        )
+    from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show, show_table
+    from fedcore.data.table_one import TableOne
 
     request = StatisticsRequest.of(
         app,
@@ -77,21 +91,25 @@ def stats(
         quantiles=quantiles,
         epsilon=dp_epsilon,
         delta=1e-5 if dp_delta is None else dp_delta,
+        by=by if table_one or by else None,
     )
     statistics = (
         ask_in_memory(request, clients)
         if clients
         else ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
     )
+    if request.table is not None:
+        show_table(TableOne.of(request.table, statistics), out=out, in_json=as_json)
+        return
     show(statistics, request.quantiles, out=out, in_json=as_json)
 
 
-def _check_out(out: Path | None, *, force: bool) -> None:
+def _check_out(out: Path | None, endings: tuple[str, ...], *, force: bool) -> None:
     """Refuse a path before any client is asked."""
     if out is None:
         return
-    if out.suffix not in (".csv", ".json"):
-        raise ConfigurationError(f"--out: {out} must be a .csv or a .json file")
+    if out.suffix not in endings:
+        raise ConfigurationError(f"--out: the name of {out} has to end with {' or '.join(endings)}")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--out: no file can be made at {out}")
     check_replaceable(out, force=force)

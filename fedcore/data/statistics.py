@@ -2,7 +2,8 @@
 
 Everything is made of numbers that add up, within bounds that the question names for each column. A value outside of
 its bounds counts as the nearest of them: in the outer cell of the histogram, and in the mean; how many were outside is
-told. A NaN is a missing value.
+told. A NaN is a missing value. A name of the form `age | sex=male` is of the column `age` in the rows in which the
+column `sex=male` is 1, or, if there is none of that name, in which the column `sex` is the number.
 
 Sums are over values scaled to [-1, 1] within the bounds, and come in two parts, whole and fractional, so that nothing
 of them is lost in a sum of fixed-point numbers.
@@ -10,6 +11,7 @@ of them is lost in a sum of fixed-point numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +38,8 @@ BINS: Final = 64
 MOST_BINS: Final = 2048
 LEAST_IN_CELL: Final = 5
 """The fewest values of a cell that `fedcore stats` shows by itself, as statistical offices do."""
+CONDITION: Final = " | "
+"""Between the name of a column and the condition that its rows meet."""
 _FRACTION: Final = 2.0**20
 """What the fractional parts of sums are multiplied by."""
 _EXACT: Final = 7
@@ -56,6 +60,7 @@ class StatisticsQuery:
     epsilon, delta: differential privacy of each record of a client; 0 for none.
     releases: questions that share this epsilon.
     first, most: which columns if none are named.
+    whole: of all rows of a client, and not of its training part alone.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -69,9 +74,12 @@ class StatisticsQuery:
     releases: int = 1
     first: int = 0
     most: int = 0
+    whole: bool = False
 
     @classmethod
-    def of(cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0) -> StatisticsQuery:
+    def of(
+        cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0, whole: bool = False
+    ) -> StatisticsQuery:
         """The whole question; `federated_statistics` parts it if it is too long for one exchange."""
         named = bounds if isinstance(bounds, Mapping) else {"": bounds}
         return cls(
@@ -81,6 +89,7 @@ class StatisticsQuery:
             bins=bins,
             epsilon=float(epsilon),
             delta=float(delta) if epsilon else 0.0,
+            whole=whole,
         )
 
     def __post_init__(self) -> None:
@@ -135,13 +144,11 @@ class StatisticsQuery:
     ) -> dict[str, list[float] | list[int]]:
         """One client's numbers for each column; raises AppError for a column that is missing or holds no numbers."""
         names = self.names or tuple(columns)[self.first : self.first + self.most]
-        for name in names:
-            if name not in columns:
-                raise AppError(
-                    f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
-                    check="no-such-column",
-                )
-        counts = [count_column(self, name, columns[name], *self.bounds_of(at)) for at, name in enumerate(names)]
+        values = (column_values(columns, name) for name in names)
+        counts = [
+            count_column(self, name, one, *self.bounds_of(at))
+            for at, (name, one) in enumerate(zip(names, values, strict=True))
+        ]
         if not self.epsilon:
             return {name: numbers.tolist() for name, numbers in zip(names, counts, strict=True)}
         steps = self.noise().add_to(np.concatenate(counts), randomness).reshape(len(names), self.length)
@@ -162,6 +169,29 @@ class StatisticsQuery:
             name=name, low=low, high=high, missing=missing, below=outside[0], above=outside[1], first=first,
             second=second, cells=tuple(cells.tolist()),
         )  # fmt: skip
+
+
+def column_values(columns: Mapping[str, ArrayLike], name: str) -> ArrayLike:
+    """The values of a column, which `name` may restrict to rows, or which tells where another is a number: `y=1`.
+
+    Raises AppError if there is none, or if the rows of two columns are not the same.
+    """
+    if name in columns:
+        return columns[name]
+    base, bar, condition = name.rpartition(CONDITION)
+    if bar:
+        values, chosen = (np.asarray(column_values(columns, one)).reshape(-1) for one in (base, condition))
+        if len(values) != len(chosen):
+            raise AppError(f"the columns of {name!r} do not have the same rows", check="other-rows")
+        return values[chosen == 1]
+    base, _, number = name.rpartition("=")
+    with contextlib.suppress(ValueError):
+        if base in columns:
+            return np.asarray(columns[base], np.float64) == float(number)
+    raise AppError(
+        f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
+        check="no-such-column",
+    )
 
 
 def count_column(

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import ttest_ind
 from support.commands import forked
 from support.deployment import Deployment
 
@@ -93,3 +95,40 @@ def test_the_next_run_is_the_apps_own(sites: Deployment) -> None:
     done = forked("run", APP, "--operator", sites.federation.operator, "--out", sites.folder / "none", "--json")
     assert done.returncode == 0, done.stderr
     assert '"query"' in done.stdout
+
+
+def test_a_table_one_of_sites_with_their_own_files(tmp_path: Path) -> None:
+    """All rows of all sites, those of their test parts too, by the schema of an app that a CSV file made."""
+    draw = np.random.default_rng(5)
+    sites = [
+        pd.DataFrame(
+            {"age": draw.integers(20, 90, 60), "sex": draw.choice(["f", "m"], 60), "ill": draw.integers(0, 2, 60)}
+        )
+        for _ in range(SITES)
+    ]
+    for number, frame in enumerate(sites, start=1):
+        frame.to_csv(tmp_path / f"{number}.csv", index=False)
+    made = forked("new", tmp_path / "clinic", "--csv", tmp_path / "1.csv", "--target", "ill")
+    assert made.returncode == 0, made.stderr
+    with Deployment.open(tmp_path, clients=SITES) as federation:
+        federation.app = tmp_path / "clinic"
+        federation.start_server()
+        for number in range(1, SITES + 1):
+            federation.start_client(f"client-{number}", "--node-config", f'csv="{tmp_path / str(number)}.csv"')
+        for number in range(1, SITES + 1):
+            federation.wait_for_log(f"client-{number}", "connected")
+        done = forked(
+            "stats", federation.app, "--operator", federation.federation.operator, "--by", "sex", "--json",
+            "--out", tmp_path / "table.tex",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, rows = json.loads(done.stdout), pd.concat(sites)
+    groups = [rows, *(group for _, group in rows.groupby("sex"))]
+    assert found["rows"] == [len(group) for group in groups]
+    assert found["columns"]["age"]["mean"] == pytest.approx([group["age"].mean() for group in groups], abs=1e-5)
+    assert found["columns"]["age"]["std"] == pytest.approx([group["age"].std() for group in groups], abs=1e-5)
+    expected = ttest_ind(*(group["age"] for group in groups[1:]), equal_var=False).pvalue
+    assert found["columns"]["age"]["p"] == pytest.approx(expected, rel=1e-3)
+    counts = pd.crosstab(rows["ill"], rows["sex"]).to_numpy()
+    assert np.array(found["columns"]["ill"]["counts"])[:, 1:].tolist() == counts.tolist()
+    assert (tmp_path / "table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}")

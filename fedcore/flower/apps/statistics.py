@@ -96,7 +96,8 @@ class TrainingColumns:
             job = LocalJob(
                 config=context.run_config, node=context.node_config, message=question, client=context.node_id
             )
-            return _columns_of(data(job)[0], self.names, question.get(f"{PREFIX}names", ()))
+            parts = data(job) if question.get(f"{PREFIX}whole") else data(job)[:1]
+            return _together([_columns_of(part, self.names) for part in parts])
 
         _register(app, columns)
 
@@ -130,7 +131,7 @@ class TrainingColumns:
         question = StatisticsQuery.of(self._all_bounds(self.bounds, config))
         request = dict(statistics_config(question))
         splits = [data(replace(job, message={**job.message, **request}))[0] for job in jobs]
-        return pooled(question, [_columns_of(split, self.names, question.names) for split in splits]).as_config()
+        return pooled(question, [_columns_of(split, self.names) for split in splits]).as_config()
 
     def _all_bounds(self, bounds_of: Callable[[UserConfig], Bounds], config: UserConfig) -> Bounds:
         """The bounds that the run config asks for, with those of the classes if these are to be weighed."""
@@ -175,14 +176,16 @@ def _register(app: ClientApp, read: _Read) -> None:
         return Message(content, reply_to=message)
 
 
-def _columns_of(split: object, feature_names: Sequence[str] | None, also: Sequence[str] = ()) -> Columns:
-    """The columns of a split.
+def _together(parts: Sequence[Columns]) -> Columns:
+    """The rows of all parts."""
+    first, *others = parts
+    if not others:
+        return first
+    return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in first}
 
-    Args:
-        split: of `data`.
-        feature_names: as `TrainingColumns.names`.
-        also: names among which those of classes (`class_columns`) stand if they are to be columns, too.
-    """
+
+def _columns_of(split: object, feature_names: Sequence[str] | None) -> Columns:
+    """The columns of a split of `data`; feature_names: as `TrainingColumns.names`."""
     if not isinstance(split, Split):
         raise AppError("the statistics of a torch Dataset are not known; give its columns with add_statistics")
     x = np.asarray(split.x)
@@ -197,10 +200,7 @@ def _columns_of(split: object, feature_names: Sequence[str] | None, also: Sequen
             f"there are {len(names)} feature names for {x.shape[1]} columns, or one of them is y, the target"
         )
     y = np.asarray(split.y)
-    targets = {"y": y} if y.ndim == 1 else {}
-    numbers = (name.removeprefix("y=") for name in also if y.ndim == 1 and name not in names)
-    classes = {f"y={number}": y == int(number) for number in numbers if number.isdecimal()}
-    return {**dict(zip(names, x.T, strict=True)), **targets, **classes}
+    return {**dict(zip(names, x.T, strict=True)), **({"y": y} if y.ndim == 1 else {})}
 
 
 # --- the ServerApp --------------------------------------------------------------------------------------------------
@@ -323,6 +323,8 @@ def statistics_config(question: StatisticsQuery) -> ConfigRecord:
     }
     if question.names:
         values["names"] = list(question.names)
+    if question.whole:
+        values["whole"] = True
     return ConfigRecord({PREFIX + key: value for key, value in values.items()})
 
 

@@ -1,0 +1,349 @@
+"""A table one: the columns of a table in each group of rows, as epidemiologists print it, out of sums over sites.
+
+Every number comes from `Statistics` of columns that are restricted to a group ("age | sex=male"). A number shows mean,
+deviation and quartiles, a category the rows of each value. Tests compare the groups: Welch's t-test of two, an analysis
+of variance of more, and Pearson's chi-squared test of counts, as scipy has them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.data.statistics import CONDITION, LEAST_IN_CELL, Column, Statistics
+from fedcore.data.tables import TableColumn, TableSchema
+from fedcore.errors import ConfigurationError
+
+TARGET: Final = "y"
+"""The column of the target's values, or of the numbers of its classes."""
+_TRUTH: Final = ("no", "yes")
+"""Of a boolean column: 0 and 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows that are counted together. label: as it is shown. condition: that its rows meet; "" for all rows."""
+
+    label: str
+    condition: str
+
+    def of(self, name: str) -> str:
+        """The name of a column in the rows of this group."""
+        return f"{name}{CONDITION}{self.condition}" if self.condition else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOneQuestion:
+    """What is asked for a table one.
+
+    schema: of the table, with the columns that are shown.
+    by: the column whose values are the groups; "" for all rows together.
+    """
+
+    schema: TableSchema
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        self.groups()  # raises for a column that makes none
+
+    def groups(self) -> tuple[Group, ...]:
+        """All rows, and those of each value; raises ConfigurationError for a column whose values are no groups."""
+        return (Group(label="all", condition=""), *(self._values() if self.by else ()))
+
+    def _values(self) -> Iterator[Group]:
+        if self.by == self.schema.target and self.schema.classes:
+            for number, label in enumerate(self.schema.classes):
+                yield Group(label=f"{self.by} = {label}", condition=f"{TARGET}={number}")
+            return
+        column = next((one for one in self.schema.columns if one.name == self.by), None)
+        if column is None or column.kind == "number":
+            names = [one.name for one in self.schema.columns if one.kind != "number"]
+            names += [self.schema.target] if self.schema.classes else []
+            raise ConfigurationError(
+                f"the values of {self.by!r} make no groups; name one of {', '.join(names) or 'no column'}",
+                check="no-groups",
+            )
+        for number, label in enumerate(column.categories or _TRUTH):
+            value = label if column.categories else number
+            yield Group(label=f"{self.by} = {label}", condition=f"{self.by}={value}")
+
+    def shown(self) -> tuple[TableColumn, ...]:
+        """The columns of the table, the target as the last one, without the one that makes the groups."""
+        schema = self.schema
+        if schema.classes:
+            target = TableColumn(name=schema.target, kind="category", categories=schema.classes)
+        else:
+            target = TableColumn(name=schema.target, kind="number", low=schema.target_low, high=schema.target_high)
+        return tuple(one for one in (*schema.columns, target) if one.name != self.by)
+
+    def features(self, column: TableColumn) -> tuple[str, ...]:
+        """The names under which the sites have a column: one, or one for each of its values."""
+        if column.name != self.schema.target:
+            return column.features
+        return tuple(f"{TARGET}={number}" for number in range(len(self.schema.classes))) or (TARGET,)
+
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Of everything that has to be asked for, by name."""
+        unit, classes = self.schema.target_unit, len(self.schema.classes)
+        ends = (0.0, classes - 1.0) if classes else (self.schema.target_low / unit, self.schema.target_high / unit)
+        ranges = {group.of(TARGET): ends for group in self.groups()}  # every row has a target
+        for column in self.shown():
+            scale = unit if column.name == self.schema.target else 1.0
+            pair = (column.low / scale, column.high / scale) if column.kind == "number" else (0.0, 1.0)
+            ranges |= {group.of(name): pair for group in self.groups() for name in self.features(column)}
+        return ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRow:
+    """A number in each group: [groups] each. quartiles are exact to a cell of the histogram, [groups, 3].
+
+    difference: the largest standardised difference of the means of two groups. p: of the test that all means are equal.
+    """
+
+    name: str
+    count: tuple[float, ...]
+    missing: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    quartiles: tuple[tuple[float, ...], ...]
+    difference: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryRow:
+    """How many rows of each group have each value, [values, groups]; NaN for a number that is not shown.
+
+    few: whether some number is not shown since it is of fewer than LEAST_IN_CELL rows.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    counts: tuple[tuple[float, ...], ...]
+    total: tuple[float, ...]
+    p: float
+    few: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOne:
+    """The whole table. rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients, asked: as `Statistics`."""
+
+    groups: tuple[str, ...]
+    rows: tuple[float, ...]
+    columns: tuple[NumberRow | CategoryRow, ...]
+    clients: int
+    asked: int
+
+    @classmethod
+    def of(cls, question: TableOneQuestion, statistics: Statistics) -> TableOne:
+        """The answer to a question, without noise."""
+        groups, columns = question.groups(), statistics.columns
+        shown: list[NumberRow | CategoryRow] = []
+        for column in question.shown():
+            features = question.features(column)
+            unit = question.schema.target_unit if column.name == question.schema.target else 1.0
+            if column.kind == "number":
+                shown.append(_number(column.name, [columns[group.of(features[0])] for group in groups], unit))
+            else:
+                counts = np.array([[_ones(columns[group.of(name)]) for group in groups] for name in features])
+                rows = np.array([columns[group.of(features[0])].count for group in groups])
+                shown.append(_category(column, counts, rows))
+        return cls(
+            groups=tuple(group.label for group in groups),
+            rows=tuple(columns[group.of(TARGET)].count for group in groups),
+            columns=tuple(shown),
+            clients=statistics.clients,
+            asked=statistics.asked,
+        )
+
+
+def _ones(column: Column) -> float:
+    """How many of a column's values, each 0 or 1, are 1."""
+    return round((column.first + column.count) / 2)
+
+
+def _number(name: str, columns: Sequence[Column], unit: float) -> NumberRow:
+    from scipy.stats import ttest_ind_from_stats
+
+    compared = [one for one in columns[1:] if one.count >= 2]
+    count, mean = (np.array([getattr(one, what) for one in compared]) for what in ("count", "mean"))
+    variance = np.array([one.variance * one.count / (one.count - 1) for one in compared])
+    p, difference = math.nan, math.nan
+    if len(compared) == len(columns) - 1 >= 2 and variance.max() > 0:
+        pairs = list(combinations(range(len(compared)), 2))
+        gaps = [abs(mean[a] - mean[b]) / math.sqrt((variance[a] + variance[b]) / 2 or math.nan) for a, b in pairs]
+        difference = float(np.nanmax(gaps))
+        if len(compared) == 2:
+            result = ttest_ind_from_stats(
+                mean[0], math.sqrt(variance[0]), count[0], mean[1], math.sqrt(variance[1]), count[1], equal_var=False
+            )
+            p = float(result.pvalue)
+        else:
+            p = _analysis_of_variance(count, mean, variance)
+    return NumberRow(
+        name=name,
+        count=tuple(one.count for one in columns),
+        missing=tuple(one.missing for one in columns),
+        mean=tuple(one.mean * unit for one in columns),
+        std=tuple(_sample_std(one) * unit for one in columns),
+        quartiles=tuple(tuple(one.quantile(q) * unit for q in (0.25, 0.5, 0.75)) for one in columns),
+        difference=difference,
+        p=p,
+    )
+
+
+def _sample_std(column: Column) -> float:
+    return math.sqrt(column.variance * column.count / (column.count - 1)) if column.count >= 2 else math.nan
+
+
+def _analysis_of_variance(
+    count: NDArray[np.float64], mean: NDArray[np.float64], variance: NDArray[np.float64]
+) -> float:
+    """P of the F-test that all groups have one mean, from their counts, means and sample variances, [groups] each."""
+    from scipy.special import fdtrc
+
+    between, within = len(count) - 1, float(count.sum()) - len(count)
+    middle = (count @ mean) / count.sum()
+    ratio = (count @ (mean - middle) ** 2 / between) / ((count - 1) @ variance / within)
+    return float(fdtrc(between, within, ratio))
+
+
+def _category(column: TableColumn, counts: NDArray[np.float64], rows: NDArray[np.float64]) -> CategoryRow:
+    """Args: counts: rows of each value in each group, [values, groups]. rows: of each group, [groups]."""
+    values = column.categories or _TRUTH
+    if not column.categories:
+        counts = np.stack([rows - counts[0], counts[0]])
+    missing = rows - counts.sum(axis=0)
+    hidden = _hidden(np.vstack([counts, missing]))[:-1]
+    p = math.nan
+    used = counts[:, 1:]
+    if used.shape[1] >= 2 and not hidden.any():
+        p = _chi_squared(used)
+    return CategoryRow(
+        name=column.name,
+        values=values,
+        counts=tuple(tuple(row) for row in np.where(hidden, np.nan, counts).tolist()),
+        total=tuple(counts.sum(axis=0).tolist()),
+        p=p,
+        few=bool(hidden.any()),
+    )
+
+
+def _hidden(counts: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which numbers are not shown: small ones, and in each group and row the next one if a small one would follow.
+
+    counts: [values, groups], the first group being all rows.
+    """
+    few = (counts > 0) & (counts < LEAST_IN_CELL)
+    hidden = few.copy()
+    while True:
+        before = hidden.copy()
+        for lines, hides in ((counts.T, hidden.T), (counts, hidden)):
+            for line, hide in zip(lines, hides, strict=True):
+                if hide.sum() == 1 and (~hide & (line > 0)).any():
+                    hide[np.flatnonzero(~hide & (line > 0))[np.argmin(line[~hide & (line > 0)])]] = True
+        if (hidden == before).all():
+            return hidden
+
+
+def _chi_squared(counts: NDArray[np.float64]) -> float:
+    from scipy.stats import chi2_contingency
+
+    used = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
+    return float(chi2_contingency(used, correction=False).pvalue) if min(used.shape) >= 2 else math.nan
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+def as_rows(table: TableOne) -> list[list[str]]:
+    """The table as texts, headings first: a line for each number, and one for each value of a category."""
+    lines = [["", *table.groups, "p", "SMD"], ["rows", *map(_count, table.rows), "", ""]]
+    for column in table.columns:
+        if isinstance(column, NumberRow):
+            cells = [f"{_figure(mean)} ({_figure(std)})" for mean, std in zip(column.mean, column.std, strict=True)]
+            lines.append([f"{column.name}, mean (SD)", *cells, p_text(column.p), _figure(column.difference)])
+            thirds = [f"{_figure(b)} [{_figure(a)}, {_figure(c)}]" for a, b, c in column.quartiles]
+            lines.append(["  median [Q1, Q3]", *thirds, "", ""])
+            if any(column.missing):
+                lines.append(["  missing", *map(_count, column.missing), "", ""])
+            continue
+        lines.append([f"{column.name}, n (%)", *[""] * len(table.groups), p_text(column.p), ""])
+        for value, counts in zip(column.values, column.counts, strict=True):
+            pairs = zip(counts, column.total, strict=True)
+            cells = [_count(n) if math.isnan(n) or not total else f"{n:.0f} ({n / total:.1%})" for n, total in pairs]
+            lines.append([f"  {value}", *cells, "", ""])
+    return lines if len(table.groups) > 1 else [line[:2] for line in lines]  # nothing to compare
+
+
+def as_csv(table: TableOne) -> str:
+    """`as_rows` as CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([cell.strip() for cell in line] for line in as_rows(table))
+    return out.getvalue()
+
+
+def as_latex(table: TableOne) -> str:
+    """`as_rows` as a tabular of the package booktabs."""
+    first, *others = [[_escaped(cell) for cell in line] for line in as_rows(table)]
+    body = "\n".join(" & ".join(line) + r" \\" for line in others)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(first) - 1)}}}", r"\toprule", " & ".join(first) + r" \\", r"\midrule",
+            body, r"\bottomrule", r"\end{tabular}", "",
+        ]
+    )  # fmt: skip
+
+
+def as_json(table: TableOne) -> dict[str, Any]:
+    """All numbers, null for one that is not shown or not known."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(one) for key, one in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    columns = {
+        one.name: {
+            "kind": "number" if isinstance(one, NumberRow) else "category",
+            **{key: getattr(one, key) for key in type(one).__slots__ if key != "name"},
+        }
+        for one in table.columns
+    }
+    whole = {"clients": table.clients, "asked": table.asked, "groups": table.groups, "rows": table.rows}
+    answer: dict[str, Any] = plain({**whole, "columns": columns})
+    return answer
+
+
+def p_text(p: float) -> str:
+    """A p-value as it is printed."""
+    if math.isnan(p):
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _count(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.0f}"
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _escaped(cell: str) -> str:
+    indent = r"\quad " if cell.startswith("  ") else ""
+    for character in "&%$#_{}":
+        cell = cell.replace(character, f"\\{character}")
+    return indent + cell.strip().replace("<", "$<$")
