@@ -83,7 +83,9 @@ class StatisticsRequest:
         return cls(
             folder=folder,
             table=question,
-            question=StatisticsQuery.of(within, bins=cells, epsilon=epsilon, delta=delta, whole=question is not None),
+            question=StatisticsQuery.of(
+                within, bins=cells, epsilon=epsilon, delta=delta, all_rows=question is not None
+            ),
             quantiles=quantiles_from(quantiles, table),
             run_config=parse_assignments(run_config),
             settings=parse_assignments(settings),
@@ -130,8 +132,8 @@ def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, c
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
     question = to_plain(TypeAdapter(StatisticsQuery), request.question)
-    if not request.question.whole:
-        del question["whole"]  # which servers of 0.2.0 do not know
+    if not request.question.all_rows:
+        del question["all_rows"]  # which servers of 0.2.0 do not know
     submission = make_submission(request.folder, request.run_config, request.settings)
     submission = submission.model_copy(update={"statistics": question})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
@@ -175,7 +177,7 @@ def show_table(table: table_one.TableOne, *, out: Path | None, in_json: bool) ->
 
 
 def _table_notes(table: table_one.TableOne, out: Path | None) -> list[str]:
-    notes = [_of_clients(table.clients, table.asked)]
+    notes = [_of_clients(table.clients, table.cohort)]
     if len(table.groups) > 1:
         notes.append(
             "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: largest "
@@ -210,9 +212,9 @@ def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-def _of_clients(clients: int, asked: int) -> str:
-    if clients < asked:
-        return f"of {clients} clients; {asked} were asked, and the others contributed nothing"
+def _of_clients(clients: int, cohort: int) -> str:
+    if clients < cohort:
+        return f"of {clients} clients; {cohort} were asked, and the others contributed nothing"
     return f"of {clients} clients"
 
 

@@ -60,7 +60,7 @@ class StatisticsQuery:
     epsilon, delta: differential privacy of each record of a client; 0 for none.
     releases: questions that share this epsilon.
     first, most: which columns if none are named.
-    whole: of all rows of a client, and not of its training part alone.
+    all_rows: of all rows of a client, and not of its training part alone.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -74,11 +74,11 @@ class StatisticsQuery:
     releases: int = 1
     first: int = 0
     most: int = 0
-    whole: bool = False
+    all_rows: bool = False
 
     @classmethod
     def of(
-        cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0, whole: bool = False
+        cls, bounds: Bounds, *, bins: int = BINS, epsilon: float = 0.0, delta: float = 0.0, all_rows: bool = False
     ) -> StatisticsQuery:
         """The whole question; `federated_statistics` parts it if it is too long for one exchange."""
         named = bounds if isinstance(bounds, Mapping) else {"": bounds}
@@ -89,7 +89,7 @@ class StatisticsQuery:
             bins=bins,
             epsilon=float(epsilon),
             delta=float(delta) if epsilon else 0.0,
-            whole=whole,
+            all_rows=all_rows,
         )
 
     def __post_init__(self) -> None:
@@ -180,14 +180,16 @@ def column_values(columns: Mapping[str, ArrayLike], name: str) -> ArrayLike:
         return columns[name]
     base, bar, condition = name.rpartition(CONDITION)
     if bar:
-        values, chosen = (np.asarray(column_values(columns, one)).reshape(-1) for one in (base, condition))
-        if len(values) != len(chosen):
+        values, meets = (np.asarray(column_values(columns, one)).reshape(-1) for one in (base, condition))
+        if len(values) != len(meets):
             raise AppError(f"the columns of {name!r} do not have the same rows", check="other-rows")
-        return values[chosen == 1]
+        rows: NDArray[Any] = values[meets == 1]
+        return rows
     base, _, number = name.rpartition("=")
     with contextlib.suppress(ValueError):
         if base in columns:
-            return np.asarray(columns[base], np.float64) == float(number)
+            equal: NDArray[np.bool_] = np.asarray(columns[base], np.float64) == float(number)
+            return equal
     raise AppError(
         f"there is no column {name!r} to count; there are {', '.join(sorted(columns)) or 'none'}",
         check="no-such-column",

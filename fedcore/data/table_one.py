@@ -75,7 +75,7 @@ class TableOneQuestion:
             value = label if column.categories else number
             yield Group(label=f"{self.by} = {label}", condition=f"{self.by}={value}")
 
-    def shown(self) -> tuple[TableColumn, ...]:
+    def visible_columns(self) -> tuple[TableColumn, ...]:
         """The columns of the table, the target as the last one, without the one that makes the groups."""
         schema = self.schema
         if schema.classes:
@@ -95,7 +95,7 @@ class TableOneQuestion:
         unit, classes = self.schema.target_unit, len(self.schema.classes)
         ends = (0.0, classes - 1.0) if classes else (self.schema.target_low / unit, self.schema.target_high / unit)
         ranges = {group.of(TARGET): ends for group in self.groups()}  # every row has a target
-        for column in self.shown():
+        for column in self.visible_columns():
             scale = unit if column.name == self.schema.target else 1.0
             pair = (column.low / scale, column.high / scale) if column.kind == "number" else (0.0, 1.0)
             ranges |= {group.of(name): pair for group in self.groups() for name in self.features(column)}
@@ -136,34 +136,34 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOne:
-    """The whole table. rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients, asked: as `Statistics`."""
+    """The whole table. rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients: that answered. cohort: that were asked."""
 
     groups: tuple[str, ...]
     rows: tuple[float, ...]
     columns: tuple[NumberRow | CategoryRow, ...]
     clients: int
-    asked: int
+    cohort: int
 
     @classmethod
     def of(cls, question: TableOneQuestion, statistics: Statistics) -> TableOne:
         """The answer to a question, without noise."""
         groups, columns = question.groups(), statistics.columns
-        shown: list[NumberRow | CategoryRow] = []
-        for column in question.shown():
+        rows: list[NumberRow | CategoryRow] = []
+        for column in question.visible_columns():
             features = question.features(column)
             unit = question.schema.target_unit if column.name == question.schema.target else 1.0
             if column.kind == "number":
-                shown.append(_number(column.name, [columns[group.of(features[0])] for group in groups], unit))
+                rows.append(_number(column.name, [columns[group.of(features[0])] for group in groups], unit))
             else:
                 counts = np.array([[_ones(columns[group.of(name)]) for group in groups] for name in features])
-                rows = np.array([columns[group.of(features[0])].count for group in groups])
-                shown.append(_category(column, counts, rows))
+                total = np.array([columns[group.of(features[0])].count for group in groups])
+                rows.append(_category(column, counts, total))
         return cls(
             groups=tuple(group.label for group in groups),
             rows=tuple(columns[group.of(TARGET)].count for group in groups),
-            columns=tuple(shown),
+            columns=tuple(rows),
             clients=statistics.clients,
-            asked=statistics.asked,
+            cohort=statistics.asked,
         )
 
 
@@ -322,8 +322,8 @@ def as_json(table: TableOne) -> dict[str, Any]:
         }
         for one in table.columns
     }
-    whole = {"clients": table.clients, "asked": table.asked, "groups": table.groups, "rows": table.rows}
-    answer: dict[str, Any] = plain({**whole, "columns": columns})
+    head = {"clients": table.clients, "asked": table.cohort, "groups": table.groups, "rows": table.rows}
+    answer: dict[str, Any] = plain({**head, "columns": columns})
     return answer
 
 

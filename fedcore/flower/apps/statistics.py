@@ -96,7 +96,7 @@ class TrainingColumns:
             job = LocalJob(
                 config=context.run_config, node=context.node_config, message=question, client=context.node_id
             )
-            parts = data(job) if question.get(f"{PREFIX}whole") else data(job)[:1]
+            parts = data(job) if question.get(f"{PREFIX}all_rows") else data(job)[:1]
             return _together([_columns_of(part, self.names) for part in parts])
 
         _register(app, columns)
@@ -323,8 +323,8 @@ def statistics_config(question: StatisticsQuery) -> ConfigRecord:
     }
     if question.names:
         values["names"] = list(question.names)
-    if question.whole:
-        values["whole"] = True
+    if question.all_rows:
+        values["all_rows"] = True
     return ConfigRecord({PREFIX + key: value for key, value in values.items()})
 
 
