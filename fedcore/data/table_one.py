@@ -136,7 +136,10 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOne:
-    """The whole table. rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients: that answered. cohort: that were asked."""
+    """The whole table.
+
+    rows: of each group, 0 also for fewer than LEAST_IN_CELL. clients: that answered. cohort: clients that were asked.
+    """
 
     groups: tuple[str, ...]
     rows: tuple[float, ...]
