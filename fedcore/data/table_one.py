@@ -29,7 +29,7 @@ _TRUTH: Final = ("no", "yes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RowGroup:
     """Rows that are counted together. label: as it is shown. condition: that its rows meet; "" for all rows."""
 
     label: str
@@ -54,14 +54,14 @@ class TableOneQuestion:
     def __post_init__(self) -> None:
         self.groups()  # raises for a column that makes none
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[RowGroup, ...]:
         """All rows, and those of each value; raises ConfigurationError for a column whose values are no groups."""
-        return (Group(label="all", condition=""), *(self._values() if self.by else ()))
+        return (RowGroup(label="all", condition=""), *(self._values() if self.by else ()))
 
-    def _values(self) -> Iterator[Group]:
+    def _values(self) -> Iterator[RowGroup]:
         if self.by == self.schema.target and self.schema.classes:
             for number, label in enumerate(self.schema.classes):
-                yield Group(label=f"{self.by} = {label}", condition=f"{TARGET}={number}")
+                yield RowGroup(label=f"{self.by} = {label}", condition=f"{TARGET}={number}")
             return
         column = next((one for one in self.schema.columns if one.name == self.by), None)
         if column is None or column.kind == "number":
@@ -73,7 +73,7 @@ class TableOneQuestion:
             )
         for number, label in enumerate(column.categories or _TRUTH):
             value = label if column.categories else number
-            yield Group(label=f"{self.by} = {label}", condition=f"{self.by}={value}")
+            yield RowGroup(label=f"{self.by} = {label}", condition=f"{self.by}={value}")
 
     def visible_columns(self) -> tuple[TableColumn, ...]:
         """The columns of the table, the target as the last one, without the one that makes the groups."""
