@@ -17,9 +17,8 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
-from fedcore.data import table_one
-from fedcore.data.statistics import LEAST_IN_CELL, Statistics, StatisticsQuery
-from fedcore.data.statistics_report import (
+from fedcore.data.reports import table_one
+from fedcore.data.reports.statistics_report import (
     STATISTICS,
     as_csv,
     as_json,
@@ -30,6 +29,7 @@ from fedcore.data.statistics_report import (
     quantiles_from,
     rows,
 )
+from fedcore.data.statistics import LEAST_IN_CELL, Statistics, StatisticsQuery
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit

@@ -80,7 +80,7 @@ def stats(
             "and --dp-epsilon out"
         )
     from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show, show_table
-    from fedcore.data.table_one import TableOne
+    from fedcore.data.reports.table_one import TableOne
 
     request = StatisticsRequest.of(
         app,

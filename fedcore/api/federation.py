@@ -199,7 +199,7 @@ class Federation:
         """
         import pandas
 
-        from fedcore.data.statistics_report import headings, rows
+        from fedcore.data.reports.statistics_report import headings, rows
         from fedcore.flower.memory_app import folder_of
 
         chosen = self._app(None if app is None else folder_of(app, "a federation"))

@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from fedcore.codec.names import NAMES_BYTES, names_json
+from fedcore.data.reports.statistics_report import bounds_from
 from fedcore.data.statistics import (
     BALANCED,
     BINS,
@@ -40,7 +41,6 @@ from fedcore.data.statistics import (
     pooled,
     standardised,
 )
-from fedcore.data.statistics_report import bounds_from
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
 from fedcore.flower.app import FlowerApp

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from fedcore.data.reports.statistics_report import STATISTICS
 from fedcore.data.statistics import StatisticsQuery
-from fedcore.data.statistics_report import STATISTICS
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.apps.progress_protocol import progress_enabled
 from fedcore.flower.grid.known_statistics import statistics_of

@@ -13,8 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
+from fedcore.data.reports.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from fedcore.data.statistics import StatisticsQuery, pooled
-from fedcore.data.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
 from fedcore.errors import ConfigurationError, UnknownKey
 from tests.support.raising import raises
 

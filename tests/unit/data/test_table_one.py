@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcore.data import TableColumn, TableSchema
+from fedcore.data.reports.table_one import CategoryRow, NumberRow, TableOne, TableOneQuestion, as_csv, as_json, as_latex
 from fedcore.data.statistics import LEAST_IN_CELL, StatisticsQuery, column_values, pooled
-from fedcore.data.table_one import CategoryRow, NumberRow, TableOne, TableOneQuestion, as_csv, as_json, as_latex
 from fedcore.errors import AppError, ConfigurationError
 from tests.support.raising import raises
 

@@ -11,8 +11,8 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from support.raising import raises
 
+from fedcore.data.reports.statistics_report import bounds_from
 from fedcore.data.statistics import Statistics, StatisticsQuery
-from fedcore.data.statistics_report import bounds_from
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import app_bounds

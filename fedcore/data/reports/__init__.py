@@ -1,0 +1,1 @@
+"""What statistics of columns are shown as."""
