@@ -49,10 +49,17 @@ class ExchangeChannel:
         """Send a message that has no answer."""
         await self.client.transport.send("PUT", self.path(route), message)
 
-    async def step(self, route: str, message: Message, following: str, answer: type[Out]) -> Out:
-        """Send a message and get the result of its stage, in the same request if that comes soon."""
+    async def step(
+        self,
+        route: str,
+        message: Message,
+        following: str,
+        answer: type[Out],
+        send_again: Callable[[], Awaitable[None]] | None = None,
+    ) -> Out:
+        """Send a message and get the result of its stage, in the same request if that comes soon; as `poll`."""
         result = await self.client.transport.put(self.path(route), message, answer, wait=LONG_POLL_SECONDS)
-        return result if result is not None else await self.poll(following, answer)
+        return result if result is not None else await self.poll(following, answer, send_again)
 
     async def poll(self, route: str, answer: type[Out], send_again: Callable[[], Awaitable[None]] | None = None) -> Out:
         """Ask until the server has an answer; the caller bounds how long.

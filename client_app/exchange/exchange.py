@@ -33,12 +33,12 @@ from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.transcript import TranscriptOut
 from fedcore.monitoring import formatting
 from fedcore.run.groups import is_draw
-from fedcore.secagg import Check, ClientSession, RoundParameters, ShareDelivery
+from fedcore.secagg import Check, ClientSession, RoundParameters, ShareDelivery, Survivors
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire import secagg_codec
 from fedcore.wire.chunks import PART_BYTES, update_digest
-from fedcore.wire.secagg import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
+from fedcore.wire.secagg import CohortOut, ConsistencyIn, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import ComplaintIn, ManifestIn, ReplyError
 
@@ -286,7 +286,8 @@ class _ClientExchange:
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)
-        collected = await self._channel.step("consistency", agreed, "consistency", SignaturesOut)
+        agree_again = partial(self._agree_again, survivors, agreed, send_again)
+        collected = await self._channel.step("consistency", agreed, "consistency", SignaturesOut, agree_again)
         signatures = secagg_codec.signatures_from_wire(collected)
         released = await in_thread(session.unmask, signatures)
         await in_thread(transcript.complete, record, outcome, signatures)
@@ -299,6 +300,20 @@ class _ClientExchange:
         await self._channel.put("unmask", secagg_codec.unmask_to_wire(released))
         self._channel.trace("unmask", started)
         self._channel.log("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
+
+    async def _agree_again(
+        self, survivors: Survivors, agreed: ConsistencyIn, send_again: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Send the update again, and the signature once the server has the same survivors; others are refused."""
+        await send_again()
+        answer = await self._channel.poll("survivors", SurvivorsOut, send_again)
+        if secagg_codec.survivors_from_wire(answer, self.task.cohort) != survivors:
+            raise ProtocolViolation(
+                "survivors-changed",
+                "the server names other survivors than those that this client signed: an older state of it was put "
+                "back, or it hides what is summed",
+            )
+        await self._channel.put("consistency", agreed)
 
 
 def _without_file(error: ReplyError) -> ManifestIn:

@@ -113,6 +113,7 @@ def meaning(check: str) -> str:
         "timeout": "the server did not finish the exchange in time",
         "app-failed": "the app failed on this machine; the agent's log says why",
         "transcript-fork": "the server's transcript hides something that this client signed or knows",
+        "survivors-changed": "the server named other clients for a sum than those that this client had signed",
         "transcript-gap": "records are missing between the client's last one and the one that the server's task names",
         "transcript-forged": "a record's signatures are invalid",
     }

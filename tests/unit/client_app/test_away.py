@@ -27,6 +27,8 @@ from client_app.http.retry import ONCE, Retry, RetryDeadline
 from fedcore.errors import Refused, ServerUnreachable
 from fedcore.federation import ClientKit
 from fedcore.wire.presence import HeartbeatIn, JoinIn, JoinOut
+from fedcore.wire.secagg import SurvivorsOut
+from fedcore.wire.secagg_codec import pack_members
 from fedcore.wire.tasks import Task
 from fedcore.wire.uploads import WithdrawalReason
 from tests.support.raising import raises
@@ -125,6 +127,43 @@ class TestAnExchange:
                 await until(lambda: script.decoded, running)
         assert script.requests.count("PUT part 0") == 2
         assert (client.work.calls, script.withdrawals) == (1, [])
+
+    @pytest.mark.parametrize("hides", [False, True])
+    async def test_a_signature_that_a_restored_server_lacks_is_sent_again(
+        self, script: Script, client: Client, hides: bool
+    ) -> None:
+        """Over the survivors that were signed and over no others; with the update, which the server lacks, too."""
+        restored = asyncio.Event()
+        answers = [Response(status_code=204), problem(409, "parts-missing", "part 0 is missing")]
+
+        def lose() -> Response | None:
+            if not restored.is_set():
+                return None
+            script.parts.clear()
+            return answers.pop() if answers else Response(status_code=204)
+
+        def wait() -> Response | None:
+            """Others have not signed yet, and then the server lacks what this client signed."""
+            return None if script.requests.count("PUT consistency") == 2 else Response(status_code=204)
+
+        usual = script.answer
+        script.answer = lambda route: (wait() if route == "consistency" else None) or usual(route)
+        instead(script, "manifest", lose)
+        instead(script, "consistency", wait)
+        script.tasks.append(script.task)
+        async with agent_running(client) as running:
+            async with script.serving():
+                await until(lambda: "GET consistency" in script.requests, running)
+            before = client.transport.interruptions
+            await until(lambda: client.transport.interruptions > before, running)
+            restored.set()
+            if hides:
+                script.lies["survivors"] = lambda _: SurvivorsOut(survivors=pack_members((1, 2, 3), script.task.cohort))
+            async with script.serving():
+                await until(lambda: script.withdrawals if hides else script.decoded, running)
+        assert script.requests.count("PUT part 0") == 2
+        assert script.requests.count("PUT consistency") == (1 if hides else 2)
+        assert [one.check for one in script.withdrawals] == (["survivors-changed"] if hides else [])
 
     @pytest.mark.parametrize("retry", [QUICK])
     async def test_ends_where_one_request_never_gets_through(
