@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
@@ -103,7 +103,7 @@ class Remote:
             delta=delta,
         )
         statistics = ask_federation(request, self.kit, server=self.server, connect_seconds=self.connect_seconds)
-        return statistics, request.quantiles
+        return cast(Statistics, statistics), request.quantiles
 
     def _client(self) -> OperatorClient:
         return operator_client(self.kit, self.server, self.connect_seconds)

@@ -1,4 +1,4 @@
-"""Statistics of a federation: the request, over a server or in memory, and the output."""
+"""Statistics and regressions of a federation: the request, over a server or in memory, and the output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
+from fedcore.data.regression.newton import Regression
+from fedcore.data.regression.question import RegressionQuery
+from fedcore.data.regression.report import regression_csv, regression_json, regression_lines, regression_notes
+from fedcore.data.regression.resolve import regression_query
+from fedcore.data.regression.wire import REGRESSION, Question, question_to_plain
 from fedcore.data.reports import table_one
 from fedcore.data.reports.statistics_report import (
     STATISTICS,
@@ -37,7 +42,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override, parse_assignments
-from fedcore.system.plain_json import from_plain, to_plain
+from fedcore.system.plain_json import from_plain
 from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut, StatisticsFound
 from fedcore.wire.operator import RunStatus
@@ -45,16 +50,16 @@ from fedcore.wire.operator import RunStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsRequest:
-    """A request for statistics; `folder` is the app's.
+    """A request for statistics or a regression; `folder` is the app's.
 
     table: the table one that is made of the answer; None for a row for each column.
     """
 
     folder: Path
-    question: StatisticsQuery
-    quantiles: tuple[float, ...]
+    question: Question
     run_config: dict[str, Any]
     settings: dict[str, Any]
+    quantiles: tuple[float, ...] = ()
     table: table_one.TableOneQuestion | None = None
 
     @classmethod
@@ -91,6 +96,28 @@ class StatisticsRequest:
             settings=parse_assignments(settings),
         )
 
+    @classmethod
+    def regression(
+        cls,
+        folder: Path,
+        *,
+        run_config: Sequence[str],
+        settings: Sequence[str],
+        bounds: Sequence[str],
+        formula: str,
+        family: str,
+    ) -> Self:
+        """The same for a regression."""
+        app = FlowerApp.load(folder)
+        schema = TableSchema.load(folder / app.schema) if app.schema else None
+        within = bounds_from(bounds, app.statistics) if bounds or app.statistics.get("bounds") else None
+        return cls(
+            folder=folder,
+            question=regression_query(formula, family=family, bounds=within, schema=schema),
+            run_config=parse_assignments(run_config),
+            settings=parse_assignments(settings),
+        )
+
 
 def _table_question(app: FlowerApp, by: str) -> table_one.TableOneQuestion:
     """Raises ConfigurationError for an app without a table's schema, or a column that makes no groups."""
@@ -103,9 +130,9 @@ def _table_question(app: FlowerApp, by: str) -> table_one.TableOneQuestion:
     return table_one.TableOneQuestion(schema=TableSchema.load(app.folder / app.schema), by=by)
 
 
-def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
+def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics | Regression:
     """Ask simulated clients."""
-    from fedcore.flower.serverside import run_statistics
+    from fedcore.flower.serverside import run_regression, run_statistics
     from fedcore.simulation import Simulation
 
     flower = FlowerApp.load(request.folder)
@@ -120,22 +147,21 @@ def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics:
             emit=view.show,
         )
         with simulation.open() as backend:
-            question = request.question
-            return run_statistics(
-                question, backend=backend, run="simulation", aggregation=settings.aggregation
-            ).coarse()
+            question, mode = request.question, settings.aggregation
+            if isinstance(question, RegressionQuery):
+                return run_regression(question, backend=backend, run="simulation", aggregation=mode)
+            return run_statistics(question, backend=backend, run="simulation", aggregation=mode).coarse()
 
 
-def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
-    """Submit a run that only asks for statistics, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
+def ask_federation(
+    request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float
+) -> Statistics | Regression:
+    """Submit a run that only asks this, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
-    question = to_plain(TypeAdapter(StatisticsQuery), request.question)
-    if not request.question.all_rows:
-        del question["all_rows"]  # which servers of 0.2.0 do not know
     submission = make_submission(request.folder, request.run_config, request.settings)
-    submission = submission.model_copy(update={"statistics": question})
+    submission = submission.model_copy(update={"statistics": question_to_plain(request.question)})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
         run = client.submit(submission).run
         try:
@@ -148,7 +174,14 @@ def ask_federation(request: StatisticsRequest, operator: Path, *, server: str, c
         raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
     if event is None:
         raise PeerError(f"the server ended run {final.run} without statistics; does it run this version of fedcore?")
-    return from_plain(STATISTICS, event.statistics, what="the server's answer", error=RunFailed)  # type: ignore[arg-type]
+    form: TypeAdapter[Any] = REGRESSION if isinstance(request.question, RegressionQuery) else STATISTICS
+    answer: Statistics | Regression = from_plain(
+        form,
+        event.statistics,
+        what="the server's answer",
+        error=RunFailed,  # type: ignore[arg-type]
+    )
+    return answer
 
 
 def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
@@ -203,6 +236,19 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
     _print_aligned([headings(quantiles), *table])
     for note in _notes(statistics, out):
         typer.echo(note)
+
+
+def show_regression(regression: Regression, *, out: Path | None, in_json: bool) -> None:
+    """Print the coefficients, and save them if `out` is given."""
+    document = json.dumps(regression_json(regression), indent=2) + "\n"
+    if out is not None:
+        out.write_text(regression_csv(regression) if out.suffix == ".csv" else document, encoding="utf-8")
+    if in_json:
+        sys.stdout.write(document)
+        return
+    _print_aligned([[visible(cell) for cell in line] for line in regression_lines(regression)])
+    for note in regression_notes(regression) + ([f"saved to {out}"] if out is not None else []):
+        typer.echo(visible(note))
 
 
 def _print_aligned(lines: Sequence[Sequence[str]]) -> None:

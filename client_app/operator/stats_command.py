@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,21 @@ def stats(
             "\\[tool.fedcore.statistics] of the app. A value outside counts as the nearest bound.",
         ),
     ] = None,
+    glm: Annotated[
+        str,
+        typer.Option(
+            metavar="'TARGET ~ TERMS'",
+            help="Estimate a regression in place of statistics, as in 'readmitted ~ age + C(sex) + age:bmi'. Bounds "
+            "then only scale a column.",
+        ),
+    ] = "",
+    family: Annotated[
+        str,
+        typer.Option(
+            metavar="linear|logistic|poisson",
+            help="Of --glm.  \\[default: what the target is in the schema of the app's table]",
+        ),
+    ] = "",
     bins: Annotated[int | None, typer.Option(help="Cells of each histogram, of equal width.  \\[default: 64]")] = None,
     quantiles: Annotated[str, typer.Option(help="Quantiles, separated by commas.  \\[default: 0.25,0.5,0.75]")] = "",
     table_one: Annotated[
@@ -57,11 +72,13 @@ def stats(
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
 ) -> None:
-    """Ask a federation for statistics of its columns: counts, means, deviations, quantiles, histograms.
+    """Ask a federation for counts, means, deviations, quantiles and histograms of its columns, or for a regression.
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
     Example: fedcore stats my_app --by sex --operator fed/operator --out table.tex
+
+    Example: fedcore stats my_app --glm 'readmitted ~ age + C(sex)' --operator fed/operator
 
     The server learns sums over the clients, not the values of one. The ClientApp has to answer the queries: apps made
     with supervised_app do, others need add_statistics (fedcore.flower.apps.statistics). With --clients 4 the command
@@ -79,29 +96,41 @@ def stats(
             "a table one has the bounds of the app's schema, the quartiles, and no noise; leave --bounds, --quantiles "
             "and --dp-epsilon out"
         )
-    from client_app.operator.stats import StatisticsRequest, ask_federation, ask_in_memory, show, show_table
+    if glm and (bins is not None or quantiles or dp_epsilon or table_one or by):
+        raise ConfigurationError(
+            "--glm takes no --bins, --quantiles, --dp-epsilon, --by or --table-one; leave them out"
+        )
+    if family and not glm:
+        raise ConfigurationError("--family has no effect without --glm; set both, or neither")
+    from client_app.operator import stats as operation
+    from fedcore.data.regression.newton import Regression
     from fedcore.data.reports.table_one import TableOne
 
-    request = StatisticsRequest.of(
-        app,
-        run_config=run_config or [],
-        settings=set_ or [],
-        bounds=bounds or [],
-        bins=bins,
-        quantiles=quantiles,
-        epsilon=dp_epsilon,
-        delta=1e-5 if dp_delta is None else dp_delta,
-        by=by if table_one or by else None,
+    words: dict[str, Any] = {"run_config": run_config or [], "settings": set_ or [], "bounds": bounds or []}
+    request = (
+        operation.StatisticsRequest.regression(app, **words, formula=glm, family=family)
+        if glm
+        else operation.StatisticsRequest.of(
+            app,
+            **words,
+            bins=bins,
+            quantiles=quantiles,
+            epsilon=dp_epsilon,
+            delta=1e-5 if dp_delta is None else dp_delta,
+            by=by if table_one or by else None,
+        )
     )
-    statistics = (
-        ask_in_memory(request, clients)
+    answer = (
+        operation.ask_in_memory(request, clients)
         if clients
-        else ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
+        else operation.ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
     )
-    if request.table is not None:
-        show_table(TableOne.of(request.table, statistics), out=out, in_json=as_json)
-        return
-    show(statistics, request.quantiles, out=out, in_json=as_json)
+    if isinstance(answer, Regression):
+        operation.show_regression(answer, out=out, in_json=as_json)
+    elif request.table is not None:
+        operation.show_table(TableOne.of(request.table, answer), out=out, in_json=as_json)
+    else:
+        operation.show(answer, request.quantiles, out=out, in_json=as_json)
 
 
 def _check_out(out: Path | None, endings: tuple[str, ...], *, force: bool) -> None:

@@ -19,6 +19,8 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.data.regression.newton import Regression
+from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
@@ -33,6 +35,7 @@ from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.records import SERVER_NODE, run_id_of
+from fedcore.flower.regression import ask_regression
 from fedcore.flower.results import OnResults, results_of
 from fedcore.flower.start import ServerAppStart
 from fedcore.state import ModelState
@@ -165,6 +168,15 @@ def run_statistics(
     run_id = _begin(run)
     kind = SecureGrid if aggregation == "secure" else PlainGrid
     return answered(kind(backend, run_id=run_id), question)
+
+
+def run_regression(
+    query: RegressionQuery, *, backend: ExchangeBackend, run: str, aggregation: Aggregation
+) -> Regression:
+    """The same for a regression; raises what `ask_regression` does."""
+    run_id = _begin(run)
+    kind = SecureGrid if aggregation == "secure" else PlainGrid
+    return ask_regression(kind(backend, run_id=run_id), query)
 
 
 def _begin(run: str) -> int:

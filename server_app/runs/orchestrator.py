@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+from fedcore.data.regression.wire import question_to_plain
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
 from fedcore.run.engine.journal import Journal, RequestDiffers
 from fedcore.run.engine.outcome import ExchangeOutcome
@@ -16,7 +17,6 @@ from fedcore.run.plain import NODE_UNAVAILABLE, OutgoingMessage, PlainReply, rep
 from fedcore.run.settings import planned_rounds
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
-from fedcore.system.plain_json import to_plain
 from fedcore.wire.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from fedcore.wire.tasks import ModelRef, is_training
 from server_app.exchanges.context import ExchangeResult
@@ -47,7 +47,6 @@ from server_app.runs.exchanges.secure import SecureExchanges, SecureRequest
 from server_app.runs.files.downloads import ModelDownloads, SentModel
 from server_app.runs.files.run_files import reference
 from server_app.runs.journal import JournaledReply, RunInterrupted, record_of
-from server_app.runs.plan import QUESTION
 from server_app.runs.run_context import RunContext
 
 T = TypeVar("T")
@@ -127,7 +126,7 @@ class RunOrchestrator:
             run=plan.run,
             run_config=dict(plan.run_config),
             aggregation=plan.settings.aggregation,
-            question=None if plan.question is None else to_plain(QUESTION, plan.question),
+            question=None if plan.question is None else question_to_plain(plan.question),
             initial=None if initial is None else str(initial),
             known_statistics=None if plan.known_statistics is None else dict(plan.known_statistics),
             members=self._members,

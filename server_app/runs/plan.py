@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from fedcore.data.statistics import StatisticsQuery
+from fedcore.data.regression.wire import Question, question_from_plain, question_to_plain
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.buffer import buffer_size
@@ -17,12 +15,9 @@ from fedcore.run.model_selection import laid_over
 from fedcore.run.requirements import check_needs
 from fedcore.run.settings import JobSettings
 from fedcore.system.assignments import override
-from fedcore.system.plain_json import from_plain, to_plain
 from fedcore.wire.base import Scalar
 from fedcore.wire.operator import RunIn
 from server_app.storage.tables import RunRow
-
-QUESTION: Final[TypeAdapter[StatisticsQuery]] = TypeAdapter(StatisticsQuery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +39,7 @@ class RunPlan:
     app_sha256: str
     run_config: Mapping[str, Scalar]
     settings: JobSettings
-    question: StatisticsQuery | None = None
+    question: Question | None = None
     initial_sha256: str = ""
     known_statistics: Mapping[str, Any] | None = None
 
@@ -93,7 +88,7 @@ class RunPlan:
             "app_sha256": self.app_sha256,
             "run_config": dict(self.run_config),
             "settings": self.settings.to_mapping(),
-            "question": None if self.question is None else to_plain(QUESTION, self.question),
+            "question": None if self.question is None else question_to_plain(self.question),
             "initial_sha256": self.initial_sha256,
             "known_statistics": None if self.known_statistics is None else dict(self.known_statistics),
         }
@@ -105,8 +100,6 @@ class RunPlan:
         check_needs(self.settings, members, min_cohort)
 
 
-def _question(data: object) -> StatisticsQuery | None:
+def _question(data: object) -> Question | None:
     """A question from its JSON; raises ConfigurationError if it is none."""
-    if data is None:
-        return None
-    return from_plain(QUESTION, data, what="the question for statistics", error=ConfigurationError)
+    return None if data is None else question_from_plain(data)

@@ -95,6 +95,11 @@ CASES = {
     "flower_examples": Case("run_in_secure_mode", lacks=lambda: "needs a checkout of Flower's repository"),
     "front": Case("nginx_over_direct", lacks=proxy),
     "fuzz": Case("crashes"),
+    "glm": Case(
+        "largest_coefficient_difference",
+        lacks=module("statsmodels"),
+        holds=("largest_coefficient_difference", "largest_error_difference", "other_answers_with_dropouts"),
+    ),
     "gpt": Case("model_flops_overmatrix_rate"),
     "gpu": Case("parts_that_hold", lacks=gpu),
     "headlines": Case("false_headlines", holds=("falls_unsaid",)),

@@ -48,6 +48,7 @@ from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.grid.declarations import sum_only
 from fedcore.flower.grid.known_statistics import known_statistics
 from fedcore.flower.records import merged_values
+from fedcore.flower.regression import REGRESSION_ACTION, step_answer
 from fedcore.run.encoding_plan import QUERY_VALUES
 
 __all__ = ["Statistics", "TrainingColumns", "add_statistics", "app_bounds", "federated_statistics", "standardised"]
@@ -174,6 +175,11 @@ def _register(app: ClientApp, read: _Read) -> None:
         counts = {"clients": 1, "columns": len(columns)}
         content = RecordDict({_COLUMNS: MetricRecord(cast(Any, numbers)), _COUNTS: MetricRecord(cast(Any, counts))})
         return Message(content, reply_to=message)
+
+    @app.query(REGRESSION_ACTION)
+    def answer_regression(message: Message, context: Context) -> Message:
+        config = merged_values(message.content.config_records.values())
+        return Message(step_answer(config, read(config, context)), reply_to=message)
 
 
 def _together(parts: Sequence[Columns]) -> Columns:

@@ -1,0 +1,5 @@
+"""There is nothing to train."""
+
+from flwr.serverapp import ServerApp
+
+app = ServerApp()

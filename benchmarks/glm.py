@@ -1,0 +1,233 @@
+"""Regressions over a federation with secure sums, against statsmodels on the rows of all sites in one place.
+
+    python benchmarks/glm.py [--quick] [--json]
+
+Made tables of hospital stays: linear, logistic and Poisson, over 3, 10 and 50 sites of very unequal size whose patients
+differ, with missing values. Each is that of `fedcore stats --glm --clients N`: real secure sums, in memory. A
+difference is relative to statsmodels' number, or absolute if that is below 1. With dropouts each client leaves each
+exchange with a probability: then there is to be an error or the answer of all clients, and no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
+from numpy.typing import NDArray
+
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
+from fedcore.data.regression.newton import Regression
+from fedcore.data.regression.resolve import regression_query
+from fedcore.errors import FedcoreError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.serverside import run_regression
+from fedcore.run.settings import JobSettings
+from fedcore.simulation import Simulation
+
+Rows: TypeAlias = Mapping[str, NDArray[Any]]
+
+COEFFICIENT_AIM: Final = 1e-6
+ERROR_AIM: Final = 1e-5
+MILLIONTH: Final = 1e-6
+"""The unit of the two figures, whose reports have four digits after the point."""
+BOUNDS: Final = {"age": (0.0, 120.0), "bmi": (10.0, 80.0), "lactate": (0.0, 40.0), "cost": (0.0, 200_000.0)}
+FORMULAS: Final = {
+    "linear": "cost ~ age + bmi + log1p(lactate) + C(sex, [0, 1]) + C(ward, [0, 1, 2, 3, 4])",
+    "logistic": "readmitted ~ age * C(sex, [0, 1]) + bmi + lactate + C(ward, [0, 1, 2, 3, 4])",
+    "poisson": "days ~ age + I(age ** 2) + lactate + C(ward, [0, 1, 2, 3, 4])",
+}
+THEIRS: Final = {
+    "linear": "cost ~ age + bmi + np.log1p(lactate) + C(sex) + C(ward)",
+    "logistic": "readmitted ~ age * C(sex) + bmi + lactate + C(ward)",
+    "poisson": "days ~ age + I(age ** 2) + lactate + C(ward)",
+}
+DROP: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One regression both ways: the largest differences, seconds of both, and what ours took."""
+
+    coefficient: float
+    error: float
+    ours: float
+    theirs: float
+    queries: int
+
+
+def main() -> int:
+    """The command line."""
+    return run(measure, parser("Regressions with secure sums against statsmodels on the pooled rows.").parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Every family on every table, then with dropouts."""
+    sizes: list[tuple[int, int]] = sized(
+        arguments,
+        smallest=[(2_000, 3)],
+        quick=[(10_000, 3), (10_000, 10)],
+        whole=[(10_000, 3), (10_000, 10), (10_000, 50), (1_000_000, 10)],
+    )
+    trials: dict[tuple[str, int, int], Trial] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for rows, sites in sizes:
+            parts = made(rows, sites)
+            for family in FORMULAS:
+                say(f"{family}: {rows} rows at {sites} sites")
+                trials[family, rows, sites] = trial(family, parts, Path(folder))
+        answered, refused, wrong = dropouts(sized(arguments, smallest=2, quick=10, whole=40), Path(folder))
+    figures = (
+        Figure(
+            name="largest_coefficient_difference",
+            value=max(one.coefficient for one in trials.values()) / MILLIONTH,
+            unit="millionths",
+            aim=COEFFICIENT_AIM / MILLIONTH,
+        ),
+        Figure(
+            name="largest_error_difference",
+            value=max(one.error for one in trials.values()) / MILLIONTH,
+            unit="millionths",
+            aim=ERROR_AIM / MILLIONTH,
+        ),
+        Figure(name="other_answers_with_dropouts", value=wrong, unit="answers", aim=0),
+        Figure(name="most_queries", value=max(one.queries for one in trials.values()), unit="queries", aim=10),
+        Figure(name="largest_seconds", value=max(one.ours for one in trials.values()), unit="s", aim=60),
+    )
+    header = ("regression", "rows", "sites", "queries", "seconds", "statsmodels", "coefficients", "errors")
+    lines = tuple(
+        (family, f"{rows:,}", str(sites), str(one.queries), f"{one.ours:.2f}", f"{one.theirs:.2f}",
+         f"{one.coefficient:.1e}", f"{one.error:.1e}")
+        for (family, rows, sites), one in trials.items()
+    )  # fmt: skip
+    return Report(
+        benchmark="Regressions by secure sums",
+        figures=figures,
+        tables=(Table(title="Largest differences", header=header, rows=lines),),
+        notes=(
+            f"{answered + refused} regressions over 10 sites, each of which leaves each exchange with a probability of "
+            f"{DROP:g}: {refused} ended with an error, {answered} gave that of all clients, "
+            f"{wrong} another one.",
+        ),
+    )
+
+
+def made(rows: int, sites: int) -> list[Rows]:
+    """The sites' tables: the k-th has a share of the rows that falls as 1 / k, and its own mean age."""
+    chance = np.random.default_rng(rows + sites)
+    shares = 1 / np.arange(1, sites + 1)
+    sizes = np.maximum((rows * shares / shares.sum()).astype(int), 20)
+    return [_site(chance, int(size), chance.normal(60, 8)) for size in sizes]
+
+
+def _site(chance: np.random.Generator, rows: int, middle: float) -> Rows:
+    age, bmi = chance.normal(middle, 12, rows).clip(18, 105), chance.normal(27, 5, rows).clip(14, 70)
+    lactate, ward = chance.lognormal(0.5, 0.6, rows), chance.choice(5, rows, p=[0.4, 0.3, 0.15, 0.1, 0.05])
+    sex = chance.integers(0, 2, rows)
+    risk = -4 + 0.03 * age + 0.02 * bmi + 0.3 * lactate - 0.4 * sex + 0.2 * (ward == 2)
+    columns: dict[str, NDArray[Any]] = {
+        "age": np.where(chance.random(rows) < 0.03, np.nan, age),
+        "bmi": bmi,
+        "lactate": np.where(chance.random(rows) < 0.1, np.nan, lactate),
+        "sex": sex.astype(float),
+        "ward": ward.astype(float),
+        "readmitted": (chance.random(rows) < 1 / (1 + np.exp(-risk))).astype(float),
+        "days": chance.poisson(np.exp(0.5 + 0.015 * age + 0.1 * lactate)).astype(float),
+        "cost": 2000 + 150 * age + 4000 * np.log1p(lactate) - 800 * sex + chance.gamma(2, 3000, rows),
+    }
+    return columns
+
+
+def trial(family: str, parts: list[Rows], folder: Path) -> Trial:
+    """One regression both ways."""
+    start = time.perf_counter()
+    found = ours(family, parts, folder)
+    middle = time.perf_counter()
+    coefficients, errors = theirs(family, parts)
+    end = time.perf_counter()
+    return Trial(
+        coefficient=_largest(found.terms, found.coefficients, coefficients),
+        error=_largest(found.terms, found.errors, errors),
+        ours=middle - start,
+        theirs=end - middle,
+        queries=found.queries,
+    )
+
+
+def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, seed: int = 0) -> Regression:
+    """By secure sums; raises FedcoreError if there is no answer."""
+    home = Path(tempfile.mkdtemp(dir=folder))
+    for at, columns in enumerate(parts):
+        np.savez(home / f"part-{at}.npz", **dict[str, Any](columns))
+    query = regression_query(FORMULAS[family], family=family, bounds=BOUNDS)
+    settings = JobSettings()
+    simulation = Simulation(
+        app=FlowerApp.load(APPS / "rows"),
+        clients=len(parts),
+        run_config={"folder": str(home)},
+        settings=settings,
+        drop=drop,
+        seed=seed,
+    )
+    with contextlib.redirect_stdout(sys.stderr), simulation.open() as backend:
+        return run_regression(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+
+
+def theirs(family: str, parts: list[Rows]) -> tuple[dict[str, float], dict[str, float]]:
+    """Coefficients and standard errors by name, of all rows in one place."""
+    frame = pd.concat([pd.DataFrame(dict(columns)) for columns in parts]).dropna(subset=_missing(family))
+    frame = frame.astype({"sex": int, "ward": int})
+    if family == "linear":
+        model = smf.ols(THEIRS[family], frame).fit()
+    else:
+        kind = sm.families.Binomial() if family == "logistic" else sm.families.Poisson()
+        model = smf.glm(THEIRS[family], frame, family=kind).fit(tol=1e-13)
+    names = [str(name).replace("np.", "") for name in model.params.index]
+    return dict(zip(names, model.params, strict=True)), dict(zip(names, model.bse, strict=True))
+
+
+def _missing(family: str) -> list[str]:
+    return [name for name in ("age", "bmi", "lactate") if name in THEIRS[family]]
+
+
+def dropouts(count: int, folder: Path) -> tuple[int, int, int]:
+    """How many regressions gave the answer of all clients, an error, or another answer."""
+    parts = made(5_000, 10)
+    results = {"answered": 0, "refused": 0, "wrong": 0}
+    for seed in range(count):
+        say(f"dropouts: {seed + 1} of {count}")
+        try:
+            found = ours("logistic", parts, folder, drop=DROP, seed=seed)
+        except FedcoreError:
+            results["refused"] += 1
+            continue
+        results["answered" if found.clients == len(parts) and _same(found, parts) else "wrong"] += 1
+    return results["answered"], results["refused"], results["wrong"]
+
+
+def _same(found: Regression, parts: list[Rows]) -> bool:
+    coefficients, _ = theirs("logistic", parts)
+    return _largest(found.terms, found.coefficients, coefficients) < COEFFICIENT_AIM
+
+
+def _largest(names: Sequence[str], values: Sequence[float], reference: Mapping[str, float]) -> float:
+    """Of all differences, relative to the reference if that is above 1."""
+    pairs = [(value, reference[name]) for name, value in zip(names, values, strict=True)]
+    return max(abs(value - other) / max(abs(other), 1.0) for value, other in pairs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

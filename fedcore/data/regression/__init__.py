@@ -1,0 +1,1 @@
+"""Generalised linear models over a federation, by Newton steps on sums over clients."""

@@ -1,0 +1,129 @@
+"""What the first sums of a regression say against it: too few rows, small cells, levels that foretell the target.
+
+Numbers of fewer than `LEAST_IN_CELL` rows are not shown, as in `fedcore stats`: coefficients and errors of a regression
+on categories give the numbers of its cells away.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.data.regression.question import Array, RegressionQuery, RegressionStep, Sums
+from fedcore.data.statistics import LEAST_IN_CELL
+from fedcore.errors import ConfigurationError
+
+
+def check_rows(query: RegressionQuery, sums: Sums) -> None:
+    """Refuse rows that are too few, and targets that the family does not have; raises ConfigurationError."""
+    if sums.wrong:
+        of_family = "0 and 1" if query.family == "logistic" else "0 and above"
+        raise ConfigurationError(
+            f"{query.target_name} has other values than {of_family}, which a {query.family} regression needs",
+            check="wrong-target",
+        )
+    if sums.rows < max(LEAST_IN_CELL, query.size + 1):
+        number = str(sums.rows) if sums.rows >= LEAST_IN_CELL else f"fewer than {LEAST_IN_CELL}"
+        raise ConfigurationError(
+            f"there are {number} complete rows for {query.size} coefficients; leave out terms, or columns that are "
+            "often missing",
+            check="too-few-rows",
+        )
+    if query.family == "logistic":
+        _check_cell(f"{query.target_name} = 1", sums.target, query, outcome=True)
+        _check_cell(f"{query.target_name} = 0", sums.rows - sums.target, query, outcome=True)
+    if query.family == "poisson" and sums.target <= 0:
+        raise separation([query.target_name])
+
+
+def check_categories(query: RegressionQuery, first: Sums, step: RegressionStep) -> None:
+    """Refuse coefficients that rest on fewer rows than `fedcore stats` shows, and those of levels without an event."""
+    events, indicators = _column_events(query, first, step), _indicators(query, first, step)
+    rest: dict[str, tuple[float, float]] = {}
+    for at, column in enumerate(query.columns, start=int(query.intercept)):
+        count, happened = float(first.nonzero[at]), float(events[at])
+        if count or column.category:
+            _check_cell(column.name, count, query)
+        if not indicators[at] or not count:
+            continue
+        _check_outcomes(column.name, count, happened, query)
+        if len(column.factors) == 1:
+            category = column.category or column.name
+            others = rest.get(category, (float(first.rows), first.target))
+            rest[category] = others[0] - count, others[1] - happened
+    for category, (count, happened) in rest.items() if query.intercept else ():
+        name = f"the reference of {category}"
+        _check_cell(name, count, query)
+        _check_outcomes(name, count, happened, query)
+
+
+def _indicators(query: RegressionQuery, first: Sums, step: RegressionStep) -> NDArray[np.bool_]:
+    """Which columns hold 0 and 1 alone: as many rows as are not 0 are their sum, and that of their squares [p]."""
+    center, scale = np.asarray(step.center), np.asarray(step.scale)
+    moments = first.information * (4.0 if query.family == "logistic" else 1.0)
+    scaled_squares = scale**2 * np.diag(moments)
+    if query.intercept:
+        totals = scale * moments[0] + center * first.rows
+        squares = scaled_squares + 2 * center * totals - center**2 * first.rows
+    else:
+        totals = squares = scaled_squares
+    near: NDArray[np.bool_] = (np.abs(totals - first.nonzero) < 1e-3) & (np.abs(squares - first.nonzero) < 1e-3)
+    return near
+
+
+def _column_events(query: RegressionQuery, first: Sums, step: RegressionStep) -> Array:
+    """The sum of the target over each column's rows of 1; at coefficients of 0 the gradient and the moments tell it."""
+    if query.family == "linear":
+        return np.zeros(query.size)
+    expected, weight = (0.5, 4.0) if query.family == "logistic" else (1.0, 1.0)
+    if not query.intercept:
+        return np.asarray(step.scale) * first.gradient + expected * first.nonzero
+    totals = weight * first.information[0]
+    return np.asarray(
+        np.asarray(step.scale) * (first.gradient + expected * totals) + np.asarray(step.center) * first.target
+    )
+
+
+def _check_outcomes(name: str, count: float, happened: float, query: RegressionQuery) -> None:
+    if query.family == "linear" or round(count) == 0:
+        return
+    if round(happened * 1024) == 0 or (query.family == "logistic" and round((count - happened) * 1024) == 0):
+        raise separation([name])
+    if query.family == "logistic":
+        _check_cell(f"{name} with {query.target_name} = 1", happened, query)
+        _check_cell(f"{name} with {query.target_name} = 0", count - happened, query)
+
+
+def _check_cell(name: str, count: float, query: RegressionQuery, *, outcome: bool = False) -> None:
+    number = round(count)
+    if number == 0:
+        if outcome:
+            raise separation([name])
+        raise ConfigurationError(
+            f"no row has {name}; leave the term or the level out of the regression of {query.target_name}",
+            check="empty-level",
+        )
+    if number < LEAST_IN_CELL:
+        raise ConfigurationError(
+            f"fewer than {LEAST_IN_CELL} rows have {name}, and fedcore shows nothing that rests on so few; leave the "
+            f"term out of the regression of {query.target_name}, or join its level with another",
+            check="small-cell",
+        )
+
+
+def constant_column(names: list[str]) -> ConfigurationError:
+    """The error for columns that have no coefficient."""
+    return ConfigurationError(
+        f"{', '.join(names)} is the same in all rows, or differs by less than a millionth of its bounds, so that it "
+        "has no coefficient; leave it out, or give narrower bounds",
+        check="constant",
+    )
+
+
+def separation(names: list[str]) -> ConfigurationError:
+    """The error for terms whose coefficients would grow for ever."""
+    return ConfigurationError(
+        f"there is no finite estimate: {', '.join(names)} tells the target of some rows apart from all others "
+        "(complete or quasi-complete separation); leave it out, or join its levels with others",
+        check="separation",
+    )

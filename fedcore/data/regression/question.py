@@ -1,0 +1,347 @@
+"""What a regression asks of every client: sums at given coefficients, and nothing that depends on a site's own rows.
+
+A client makes the design columns [n, p], scales them by numbers that all clients share, and answers sums over its
+complete rows: the log-likelihood, its gradient [p] and its information matrix (p (p + 1) / 2 numbers), the deviance,
+and the number of rows. Each sum comes in two parts, whole and fractional, so that a sum of fixed-point numbers loses
+nothing of it (McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5: the information of canonical links).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, gammaln, xlogy
+
+from fedcore.data.regression.formula import FUNCTIONS
+from fedcore.errors import AppError, ConfigurationError
+from fedcore.system.plain_json import NO_OTHER_KEYS
+
+Family: TypeAlias = Literal["linear", "logistic", "poisson"]
+FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+Array: TypeAlias = NDArray[np.float64]
+
+MOST_VALUES: Final = 4096
+"""Numbers in the answer to a query."""
+LARGEST: Final = 2.0**39
+"""What a client's sum is cut off at, so that one step that goes too far ends no run."""
+_FRACTION: Final = 2.0**30
+_COUNTS: Final = 3
+_SUMS: Final = 3
+_ROWS_AT_ONCE: Final = 1 << 16
+_LARGEST_ETA: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A column of the app, or what is made of each of its values.
+
+    function: one of `FUNCTIONS`, or "" for none.
+    power: from 1 on.
+    level: 1 if the value is this one, else 0; None for the value itself.
+    """
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    column: str
+    function: str = ""
+    power: int = 1
+    level: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.function and self.function not in FUNCTIONS:
+            raise ConfigurationError(f"{self.function!r} is no function of a formula")
+
+    def of(self, values: Array) -> Array:
+        """Float64 [n]; nan if there is no such number, such as the logarithm of 0."""
+        if self.level is not None:
+            return np.where(np.isnan(values), np.nan, values == self.level)
+        with np.errstate(all="ignore"):
+            result: Array = getattr(np, self.function)(values) if self.function else values
+            result = result**self.power
+        return np.where(np.isfinite(result), result, np.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignColumn:
+    """A column of the design: a product.
+
+    name: in the output.
+    low, high: between what it lies, roughly; they scale it, and no value is cut off.
+    category: the column whose levels it stands for, with others; "" for none.
+    """
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    name: str
+    factors: tuple[Factor, ...]
+    low: float = -1.0
+    high: float = 1.0
+    category: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ConfigurationError(f"the bounds of {self.name} are {self.low:g} and {self.high:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionQuery:
+    """A regression; raises ConfigurationError for one that cannot be.
+
+    target, unit: a column of the app, and what its numbers are multiplied by.
+    target_name: in the output.
+    target_low, target_high: its bounds, by which a linear regression scales it.
+    intercept: whether a constant comes before the columns.
+    one_of: groups of columns of 0 and 1 that are the levels of a category; a row without a 1 in them is missing.
+    levels: of the categories that are one column of numbers; a row with another number is left out.
+    """
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    family: Family
+    target: str
+    target_name: str
+    columns: tuple[DesignColumn, ...]
+    intercept: bool = True
+    unit: float = 1.0
+    target_low: float = -1.0
+    target_high: float = 1.0
+    one_of: tuple[tuple[str, ...], ...] = ()
+    levels: tuple[tuple[str, tuple[float, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.size:
+            raise ConfigurationError("a regression without an intercept has at least one term")
+        if self.length > MOST_VALUES:
+            raise ConfigurationError(
+                f"the formula makes {self.size} coefficients, and a query has room for {_most_coefficients()}; leave "
+                "out terms, or levels of categories",
+                check="too-many-terms",
+            )
+        names = self.names
+        if len(set(names)) < len(names):
+            raise ConfigurationError("two terms of the formula have the same name")
+        if not self.target_low < self.target_high or not self.unit > 0:
+            raise ConfigurationError("the bounds of the target have to be two numbers, the first the lower one")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the coefficients."""
+        return (*(("Intercept",) if self.intercept else ()), *(column.name for column in self.columns))
+
+    @property
+    def size(self) -> int:
+        """p, how many coefficients there are."""
+        return len(self.columns) + self.intercept
+
+    @property
+    def target_center(self) -> float:
+        """What a linear regression subtracts from its target; nothing if no intercept would take it up."""
+        return (self.target_low + self.target_high) / 2 if self.intercept else 0.0
+
+    @property
+    def target_scale(self) -> float:
+        """What a linear regression divides the rest by."""
+        return max(self.target_high - self.target_center, self.target_center - self.target_low)
+
+    @property
+    def length(self) -> int:
+        """How many numbers a client answers."""
+        return answer_length(self.size)
+
+    @property
+    def app_columns(self) -> tuple[str, ...]:
+        """The columns of the app that are read, the target first."""
+        of_factors = [factor.column for column in self.columns for factor in column.factors]
+        of_groups = [name for group in self.one_of for name in group]
+        return tuple(dict.fromkeys([self.target, *of_factors, *of_groups, *(name for name, _ in self.levels)]))
+
+
+def answer_length(size: int) -> int:
+    """How many numbers answer a question about `size` coefficients."""
+    return _COUNTS + size + 2 * (_SUMS + size + size * (size + 1) // 2)
+
+
+def _most_coefficients() -> int:
+    size = 1
+    while answer_length(size + 1) <= MOST_VALUES:
+        size += 1
+    return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionStep:
+    """One question: the sums at these coefficients.
+
+    center, scale: what is subtracted from each design column, and what the rest is divided by [p].
+    coefficients: of the scaled columns [p].
+    exponent: the sums are divided by 2 to the power of it.
+    """
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    query: RegressionQuery
+    center: tuple[float, ...]
+    scale: tuple[float, ...]
+    coefficients: tuple[float, ...]
+    exponent: int = 0
+
+    def __post_init__(self) -> None:
+        numbers = (*self.center, *self.scale, *self.coefficients)
+        sizes = {len(self.center), len(self.scale), len(self.coefficients)}
+        if sizes != {self.query.size} or not all(map(math.isfinite, numbers)) or not all(self.scale):
+            raise ConfigurationError(f"a step of this regression has {self.query.size} finite numbers of each kind")
+
+    def answer(self, columns: Mapping[str, ArrayLike]) -> list[float]:
+        """One client's numbers [query.length]; raises AppError for a column that is missing or holds no numbers."""
+        values = _values(self.query, columns)
+        complete = _complete(self.query, values)
+        rows = np.flatnonzero(complete)
+        target = values[self.query.target][rows] * self.query.unit
+        wrong = int(np.count_nonzero(~_possible(self.query.family, target)))
+        counts = np.array([len(rows), len(complete) - len(rows), wrong], np.float64)
+        nonzero, sums = np.zeros(self.query.size), np.zeros(_SUMS + _upper(self.query.size)[0].size + self.query.size)
+        if not wrong:
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                some = rows[start : start + _ROWS_AT_ONCE]
+                design = _design(self.query, {name: column[some] for name, column in values.items()})
+                nonzero += np.count_nonzero(design, axis=0)
+                sums += self._sums(design, target[start : start + _ROWS_AT_ONCE])
+        cut = np.clip(np.nan_to_num(sums * 2.0**-self.exponent, nan=LARGEST), -LARGEST, LARGEST)
+        parts = np.floor(cut)
+        numbers: list[float] = np.concatenate([counts, nonzero, parts, (cut - parts) * _FRACTION]).tolist()
+        return numbers
+
+    def _sums(self, design: Array, target: Array) -> Array:
+        """Log-likelihood, deviance, the target's sum, the gradient [p], the information's upper triangle."""
+        query = self.query
+        scaled = (design - np.asarray(self.center)) / np.asarray(self.scale)
+        eta = scaled @ np.asarray(self.coefficients)
+        match query.family:
+            case "linear":
+                target = (target - query.target_center) / query.target_scale
+                mean, weight = eta, np.ones_like(eta)
+                deviance = (target - eta) ** 2
+                likelihood = -deviance / 2
+            case "logistic":
+                mean = expit(eta)
+                weight = mean * (1 - mean)
+                likelihood = target * eta - np.logaddexp(0.0, eta)
+                deviance = -2 * likelihood
+            case "poisson":
+                eta = np.clip(eta, -_LARGEST_ETA, _LARGEST_ETA)
+                mean = weight = np.exp(eta)
+                likelihood = target * eta - mean - gammaln(target + 1)
+                deviance = 2 * (xlogy(target, target) - target * eta - target + mean)
+        gradient = scaled.T @ (target - mean)
+        information = (scaled * weight[:, None]).T @ scaled
+        three = np.array([likelihood.sum(), deviance.sum(), target.sum()])
+        return np.concatenate([three, gradient, information[_upper(query.size)]])
+
+    def sums(self, numbers: Sequence[float], clients: int) -> Sums:
+        """What the sums over all clients say."""
+        size, values = self.query.size, np.asarray(numbers, np.float64)
+        if values.shape != (self.query.length,):
+            raise AppError(f"the answer has {values.size} numbers, and {self.query.length} were expected")
+        counts, nonzero, rest = values[:_COUNTS], values[_COUNTS : _COUNTS + size], values[_COUNTS + size :]
+        parts, fractions = np.split(rest, 2)
+        sums = (parts + fractions / _FRACTION) * 2.0**self.exponent
+        information = np.zeros((size, size))
+        information[_upper(size)] = sums[_SUMS + size :]
+        information += np.triu(information, 1).T
+        return Sums(
+            clients=clients,
+            rows=round(counts[0]),
+            missing=round(counts[1]),
+            wrong=round(counts[2]),
+            nonzero=nonzero.round(),
+            log_likelihood=float(sums[0]),
+            deviance=float(sums[1]),
+            target=float(sums[2]),
+            gradient=sums[_SUMS : _SUMS + size],
+            information=information,
+            cut_off=bool(np.abs(parts).max() >= LARGEST),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The sums over clients.
+
+    clients, rows: how many contributed, and their complete rows.
+    missing: rows that were left out.
+    wrong: rows whose target the family does not have; if there are any, the other sums lack those clients.
+    nonzero: of each design column, how many rows are not 0 [p].
+    target: the sum of the target, scaled if the regression is linear.
+    gradient, information: of the log-likelihood, in the scaled columns [p], [p, p].
+    cut_off: whether a number was larger than a client may answer.
+    """
+
+    clients: int
+    rows: int
+    missing: int
+    wrong: int
+    nonzero: Array
+    log_likelihood: float
+    deviance: float
+    target: float
+    gradient: Array
+    information: Array
+    cut_off: bool
+
+
+def _upper(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(size)
+
+
+def _values(query: RegressionQuery, columns: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    values = {}
+    for name in query.app_columns:
+        if name not in columns:
+            raise AppError(
+                f"there is no column {name!r}; there are {', '.join(sorted(columns)) or 'none'}", check="no-such-column"
+            )
+        try:
+            values[name] = np.asarray(columns[name], np.float64).reshape(-1)
+        except (TypeError, ValueError):
+            raise AppError(
+                f"column {name!r} holds values that are no numbers; give each of its categories a number",
+                check="not-numbers",
+            ) from None
+    if len({len(column) for column in values.values()}) > 1:
+        raise AppError("the columns of the regression have different numbers of rows", check="uneven-columns")
+    return values
+
+
+def _complete(query: RegressionQuery, values: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """Of each row, whether nothing that the regression uses is missing in it [n]."""
+    complete = np.isfinite(values[query.target])
+    for factor in {factor for column in query.columns for factor in column.factors}:
+        complete &= np.isfinite(factor.of(values[factor.column]))
+    for group in query.one_of:
+        complete &= np.any([values[name] == 1 for name in group], axis=0)
+    for name, levels in query.levels:
+        complete &= np.isin(values[name], levels)
+    return complete
+
+
+def _possible(family: Family, target: Array) -> NDArray[np.bool_]:
+    if family == "logistic":
+        return np.isin(target, (0.0, 1.0))
+    return np.greater_equal(target, 0.0 if family == "poisson" else -np.inf)
+
+
+def _design(query: RegressionQuery, values: Mapping[str, Array]) -> Array:
+    """Float64 [n, p], not scaled."""
+    rows = len(values[query.target])
+    columns = [np.ones(rows)] if query.intercept else []
+    for column in query.columns:
+        product = np.ones(rows)
+        for factor in column.factors:
+            product = product * factor.of(values[factor.column])
+        columns.append(product)
+    return np.stack(columns, axis=1)

@@ -1,0 +1,72 @@
+"""Regressions over a federation: what a ClientApp answers to each step, and how a ServerApp's process asks them.
+
+Each step is a query of its own, in which every client weighs 1; `fedcore.data.regression` has what is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import ArrayLike
+
+from fedcore.data.regression.newton import Regression, fit
+from fedcore.data.regression.question import RegressionQuery, RegressionStep, Sums
+from fedcore.data.regression.wire import STEP
+from fedcore.data.statistics import PREFIX
+from fedcore.errors import AppError, RepliesDiffer
+from fedcore.flower.grid.declarations import sum_only
+from fedcore.system.plain_json import from_plain, to_plain
+
+REGRESSION_ACTION: Final = "regression"
+_TYPE: Final = f"query.{REGRESSION_ACTION}"
+_RECORD: Final = "regression"
+_STEP: Final = f"{PREFIX}regression"
+_SUMS: Final = "sums"
+_CLIENTS: Final = "clients"
+
+
+def step_config(step: RegressionStep) -> ConfigRecord:
+    """What a message says to ask this step of all rows, in columns that are not standardised (`standardised`)."""
+    return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, _STEP: json.dumps(to_plain(STEP, step))})
+
+
+def step_answer(config: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> RecordDict:
+    """A client's reply to the step in a message's configuration; raises AppError."""
+    try:
+        plain = json.loads(str(config.get(_STEP, "")))
+    except ValueError:
+        raise AppError("the query for a regression cannot be read: it holds no step") from None
+    step = from_plain(STEP, plain, what="the query for a regression", error=AppError)
+    numbers = {_CLIENTS: 1, _SUMS: step.answer(columns)}
+    return RecordDict({_RECORD: MetricRecord(cast(Any, numbers))})
+
+
+@sum_only
+def ask_regression(grid: Grid, query: RegressionQuery, min_nodes: int = 1, timeout: float | None = None) -> Regression:
+    """What the connected clients, at least `min_nodes`, say together; raises what `fit` does, and AppError."""
+    while len(nodes := sorted(grid.get_node_ids())) < max(min_nodes, 1):
+        time.sleep(1.0)
+    return fit(query, lambda step: _sums(grid, step, nodes, timeout), nodes=len(nodes))
+
+
+@sum_only
+def _sums(grid: Grid, step: RegressionStep, nodes: Sequence[int], timeout: float | None) -> Sums:
+    """One query, over the clients that answer."""
+    config = step_config(step)
+    messages = [Message(RecordDict({_RECORD: config}), node, _TYPE) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    contents = [reply.content for reply in replies if not reply.has_error()]
+    if not contents:
+        failed = [reply.error.reason for reply in replies]
+        raise AppError(f"no client answered the query for a regression: {failed[0] if failed else 'no reply came'}")
+    records = [cast(Mapping[str, Any], content.metric_records[_RECORD]) for content in contents]
+    if any(len(record[_SUMS]) != step.query.length for record in records):
+        raise RepliesDiffer
+    total = np.sum([record[_SUMS] for record in records], axis=0)
+    return step.sums(total.tolist(), round(sum(record[_CLIENTS] for record in records)))
