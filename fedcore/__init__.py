@@ -9,7 +9,7 @@ is first used, so that `import fedcore` loads neither flwr nor torch.
 
     Calls           check (CheckReport), simulate (Run), compare (ComparisonResult), Federation
     An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig,
-                    mean_only, sum_only, group_means
+                    mean_only, sum_only, group_means; trees_app, trees_server
     Its data        Split, Dataset, client_data, load_digits, load_image, load_image_folder, TableSchema, table_data
     Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale, ClassWeights; fedcore.training.losses and
                     .metrics
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from fedcore.flower.apps.supervised import supervised_app
     from fedcore.flower.grid.declarations import group_means, mean_only, sum_only
     from fedcore.flower.strategies.registry import averaging_server, make_strategy
+    from fedcore.flower.trees.client import trees_app
+    from fedcore.flower.trees.server import trees_server
     from fedcore.monitoring.run_record import RunRecord
     from fedcore.run.engine_config import EngineConfig
     from fedcore.run.settings import JobSettings
@@ -106,6 +108,8 @@ __all__ = [
     "sum_only",
     "supervised_app",
     "table_data",
+    "trees_app",
+    "trees_server",
 ]
 
 _HOMES = {
@@ -138,7 +142,9 @@ _HOMES = {
     "fedcore.flower.apps.engine_app": ("LocalJob", "local_app"),
     "fedcore.flower.apps.supervised": ("supervised_app",),
     "fedcore.flower.apps.statistics": ("TrainingColumns",),
+    "fedcore.flower.trees.client": ("trees_app",),
     "fedcore.flower.strategies.registry": ("averaging_server", "make_strategy"),
+    "fedcore.flower.trees.server": ("trees_server",),
     "fedcore.monitoring.run_record": ("RunRecord",),
     "fedcore.simulation": ("Simulation",),
     "fedcore.state": ("ModelState",),

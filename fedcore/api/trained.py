@@ -27,11 +27,13 @@ from torch import Tensor, nn
 
 from fedcore.data.table_graph import OPSET, answer_names, fed_columns, made_rows, with_columns
 from fedcore.data.tables import TableSchema
-from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
+from fedcore.errors import AppError, ConfigurationError, EncodingError, EnvironmentFailure, PeerError
 from fedcore.flower.apps.trained import TrainedModel, load_trained
+from fedcore.state import ModelState
 from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_no_folder, check_own_folder, check_target, write_file
 from fedcore.system.standard_output import user_output_to_stderr
+from fedcore.trees import Ensemble
 
 
 def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedModel:
@@ -48,7 +50,7 @@ def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedMo
     return trained
 
 
-KINDS: Final = {"onnx": ".onnx", "torch": ".pt2", "peft": ""}
+KINDS: Final = {"onnx": ".onnx", "torch": ".pt2", "peft": "", "xgboost": ".json"}
 """What can be made, and how such a file usually ends; for PEFT it is a folder."""
 FACTS_FILE: Final = "fedcore.json"
 _ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors", FACTS_FILE)
@@ -73,6 +75,9 @@ class Export:
         self._check()
         if self.kind == "peft":
             self._write_adapter(as_json)
+            return
+        if self.kind == "xgboost":
+            self._write_trees(as_json)
             return
         with user_output_to_stderr():
             trained = open_trained(self.app, self.model, self.run_config)
@@ -143,6 +148,25 @@ class Export:
             typer.echo(json.dumps(summary, indent=2))
         else:
             typer.echo(f'saved {self.out}: PeftModel.from_pretrained(base, "{self.out}") loads it')
+
+    def _write_trees(self, as_json: bool) -> None:
+        """Write boosted trees as XGBoost's JSON, with no need of the app's code."""
+        try:
+            state = ModelState.open(self.model)
+        except (OSError, PeerError, EncodingError) as error:
+            raise ConfigurationError(f"{self.model} is no safetensors file of a model: {error}") from None
+        model = Ensemble.from_arrays({name: state[name] for name in state})
+        with self._draft() as draft:
+            draft.write_text(json.dumps(model.to_xgboost()), encoding="utf-8")
+        if as_json:
+            facts = {"trees": len(model.trees), "inputs": model.names, "objective": model.settings.objective}
+            typer.echo(json.dumps({"model": str(self.model), "out": str(self.out), "to": self.kind, **facts}, indent=2))
+        else:
+            columns = ", ".join(model.names)
+            typer.echo(
+                f"saved {self.out}: {len(model.trees)} trees of {model.settings.objective} over the columns {columns}; "
+                f'xgboost.Booster(model_file="{self.out}") loads it'
+            )
 
     def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
         """Write next to `out`, check, and only then take its place; what it was checked with."""

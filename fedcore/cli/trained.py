@@ -45,10 +45,18 @@ def export(
     model: Model,
     app: App,
     to: Annotated[
-        str, typer.Option(metavar="onnx|torch|peft", help="ONNX, a torch.export program, or an adapter as PEFT has it.")
+        str,
+        typer.Option(
+            metavar="onnx|torch|peft|xgboost",
+            help="ONNX, a torch.export program, an adapter as PEFT has it, or boosted trees as XGBoost's JSON.",
+        ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="File to save; usually .onnx, or .pt2 for torch. For peft, a folder.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="File to save; usually .onnx, .pt2 for torch, or .json for xgboost. For peft, a folder.",
+        ),
     ],
     force: Force = False,
     run_config: RunConfig = None,
@@ -61,7 +69,8 @@ def export(
     The app gives an example input: its pyproject.toml has a line example-input = "my_app.predict:example_input" under
     \\[tool.fedcore]. The program is saved only if its output for that input equals the model's. It carries the
     metadata of the model's file. With peft the adapter of a language model becomes adapter_config.json and
-    adapter_model.safetensors, and no example input is needed. To export a site's own model, save it first with
+    adapter_model.safetensors, and with xgboost boosted trees the JSON of an XGBoost model; neither needs an example
+    input. To export a site's own model, save it first with
     fedcore client export.
     """
     from fedcore.api.trained import Export

@@ -1,0 +1,1 @@
+"""A Flower app: boosted trees over the rows of all sites, grown from secure sums."""
