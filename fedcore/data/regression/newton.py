@@ -167,10 +167,7 @@ class _Fit:
         start = np.zeros(query.size)
         if query.intercept:
             start[0] = _constant_estimate(query, first)
-        exponent = max(0, math.frexp(first.target / first.rows)[1]) if query.family == "poisson" else 0
-        return first, RegressionStep(
-            query=query, center=center, scale=scale, coefficients=tuple(start.tolist()), exponent=exponent
-        )
+        return first, RegressionStep(query=query, center=center, scale=scale, coefficients=tuple(start.tolist()))
 
     def _better(self, step: RegressionStep, sums: Sums, direction: Array) -> tuple[RegressionStep, Sums]:
         """The step along the direction, halved until the deviance does not grow."""

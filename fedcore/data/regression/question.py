@@ -179,7 +179,6 @@ class RegressionStep:
 
     center, scale: what is subtracted from each design column, and what the rest is divided by [p].
     coefficients: of the scaled columns [p].
-    exponent: the sums are divided by 2 to the power of it.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -188,7 +187,6 @@ class RegressionStep:
     center: tuple[float, ...]
     scale: tuple[float, ...]
     coefficients: tuple[float, ...]
-    exponent: int = 0
 
     def __post_init__(self) -> None:
         numbers = (*self.center, *self.scale, *self.coefficients)
@@ -205,13 +203,12 @@ class RegressionStep:
         wrong = int(np.count_nonzero(~_possible(self.query.family, target)))
         counts = np.array([len(rows), len(complete) - len(rows), wrong], np.float64)
         nonzero, sums = np.zeros(self.query.size), np.zeros(_SUMS + _upper(self.query.size)[0].size + self.query.size)
-        if not wrong:
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                some = rows[start : start + _ROWS_AT_ONCE]
-                design = _design(self.query, {name: column[some] for name, column in values.items()})
-                nonzero += np.count_nonzero(design, axis=0)
-                sums += self._sums(design, target[start : start + _ROWS_AT_ONCE])
-        cut = np.clip(np.nan_to_num(sums * 2.0**-self.exponent, nan=LARGEST), -LARGEST, LARGEST)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            design = _design(self.query, {name: column[some] for name, column in values.items()})
+            nonzero += np.count_nonzero(design, axis=0)
+            sums += self._sums(design, target[start : start + _ROWS_AT_ONCE])
+        cut = np.clip(np.nan_to_num(sums, nan=LARGEST), -LARGEST, LARGEST)
         parts = np.floor(cut)
         numbers: list[float] = np.concatenate([counts, nonzero, parts, (cut - parts) * _FRACTION]).tolist()
         return numbers
@@ -249,7 +246,7 @@ class RegressionStep:
             raise AppError(f"the answer has {values.size} numbers, and {self.query.length} were expected")
         counts, nonzero, rest = values[:_COUNTS], values[_COUNTS : _COUNTS + size], values[_COUNTS + size :]
         parts, fractions = np.split(rest, 2)
-        sums = (parts + fractions / _FRACTION) * 2.0**self.exponent
+        sums = parts + fractions / _FRACTION
         information = np.zeros((size, size))
         information[_upper(size)] = sums[_SUMS + size :]
         information += np.triu(information, 1).T
@@ -264,7 +261,7 @@ class RegressionStep:
             target=float(sums[2]),
             gradient=sums[_SUMS : _SUMS + size],
             information=information,
-            cut_off=bool(np.abs(parts).max() >= LARGEST),
+            cut_off=bool(np.abs(parts[2:]).max() >= LARGEST),
         )
 
 
@@ -274,11 +271,11 @@ class Sums:
 
     clients, rows: how many contributed, and their complete rows.
     missing: rows that were left out.
-    wrong: rows whose target the family does not have; if there are any, the other sums lack those clients.
+    wrong: rows whose target the family does not have; if there are any, the other sums mean nothing.
     nonzero: of each design column, how many rows are not 0 [p].
     target: the sum of the target, scaled if the regression is linear.
     gradient, information: of the log-likelihood, in the scaled columns [p], [p, p].
-    cut_off: whether a number was larger than a client may answer.
+    cut_off: whether a number was larger than a client may answer; likelihood and deviance, which fall, excepted.
     """
 
     clients: int
