@@ -68,7 +68,9 @@ async def _derive(start: FirstModelStart, rules: Rules, private: Path, seconds: 
             with contextlib.suppress(ConnectionError):
                 await connection.send(start)
                 if (message := await connection.receive()) is not None:
-                    return message if not isinstance(message, NotDerived) else _not_derived(message.reason)
+                    if isinstance(message, NotDerived) and not message.needless:
+                        return _not_derived(message.reason)
+                    return message
             return _not_derived(
                 f"the process {exit_description(await process.wait())}, without an answer {_quoted(last)}".strip()
             )

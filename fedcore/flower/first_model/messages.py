@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
 from fedcore.flower.start import ServerAppStart
 from fedcore.wire.base import ClientId, Message, Sha256
+
+QUERIES_ALONE: Final = "queries_alone"
+"""The attribute of a ServerApp that sends models in queries alone, whose model no client traces."""
 
 
 class FirstModelStart(ServerAppStart):
@@ -35,10 +38,15 @@ class FirstModel(Message):
 
 
 class NotDerived(Message):
-    """From the process: there is none, and why."""
+    """From the process: there is none, and why.
+
+    needless
+        Whether no client will ask for one.
+    """
 
     op: Literal["not-derived"] = "not-derived"
     reason: str
+    needless: bool = False
 
 
 Derivation = FirstModel | NotDerived

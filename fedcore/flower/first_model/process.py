@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedcore.errors import FedcoreError
-from fedcore.flower.app import AppBundle
-from fedcore.flower.first_model.messages import TO_PROCESS, Derivation, FirstModel, FirstModelStart, NotDerived
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.first_model.messages import (
+    QUERIES_ALONE,
+    TO_PROCESS,
+    Derivation,
+    FirstModel,
+    FirstModelStart,
+    NotDerived,
+)
 from fedcore.flower.first_model.recorder import FirstModelRecorder, no_central_tests
 from fedcore.flower.grid.known_statistics import statistics_of
-from fedcore.flower.serverside import begin_server_process, run_started
+from fedcore.flower.serverside import begin_server_process, load_server_app, run_started
 from fedcore.system.json_lines import BlockingConnection
 
 NO_ASKER = 70
@@ -55,8 +62,13 @@ def _begin(start: FirstModelStart, end: Callable[[Derivation], NoReturn]) -> Non
     os.chdir(FILES)
     begin_server_process(start.run)
     backend = FirstModelRecorder(start.nodes, lambda sha256: end(FirstModel(sha256=sha256)))
+
+    def look() -> None:
+        if getattr(load_server_app(FlowerApp.load(folder)), QUERIES_ALONE, False):
+            end(NotDerived(reason="the ServerApp sends models in queries alone, which no client traces", needless=True))
+
     with statistics_of(start.statistics), no_central_tests():
-        run_started(start, backend=backend, most_nodes=lambda: start.members)
+        run_started(start, backend=backend, most_nodes=lambda: start.members, on_loaded=look)
 
 
 if __name__ == "__main__":

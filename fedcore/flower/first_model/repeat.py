@@ -23,11 +23,13 @@ _REMEDY: Final = (
 
 
 def why_not_derived(app: FlowerApp, clients: int, run_config: Mapping[str, Scalar], settings: JobSettings) -> str:
-    """Why clients cannot derive the first model of a secure run of the app, and what helps; "" if they can."""
+    """Why clients cannot derive an app's first model in a secure run, and what helps; "" if they can, or need not."""
     with ThreadPoolExecutor(1) as aside:  # a notebook has an event loop of its own
         first, second = aside.submit(lambda: asyncio.run(_derive(app, clients, run_config, settings))).result()
     for made in (first, second):
         if isinstance(made, NotDerived):
+            if made.needless:
+                return ""
             return f"it cannot be derived: {made.reason}; {_REMEDY}"
     return "" if first == second else f"it is another one in every process; {_REMEDY}"
 

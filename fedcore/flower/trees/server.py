@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedcore.data.statistics import Bounds, Statistics
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps.statistics import federated_statistics
+from fedcore.flower.first_model.messages import QUERIES_ALONE
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.records import arrays_from_state
 from fedcore.flower.trees.client import COUNTS, GROW, PREFIX, SUMS, TEST, TreesApp
@@ -48,6 +49,7 @@ def trees_server(client: TreesApp) -> ServerApp:
     the app continues with its bins and settings, up to `num-server-rounds` trees.
     """
     app = ServerApp()
+    setattr(app, QUERIES_ALONE, True)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -128,6 +128,8 @@ def test_the_public_names() -> None:
         "sum_only",
         "supervised_app",
         "table_data",
+        "trees_app",
+        "trees_server",
     ]
     assert set(fedcore.__all__) <= set(dir(fedcore))
     for name in fedcore.__all__:
