@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +31,7 @@ pytestmark = [
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientExecutor]:
     """A Ray whose first start comes to nothing, as on a busy machine."""
     module = importlib.import_module("ray")
-    starts = iter([too_slow, module.init])
+    starts = itertools.chain([too_slow], itertools.repeat(module.init))
 
     def init(**options: Any) -> None:
         next(starts)(**options)
