@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -96,13 +97,23 @@ def test_a_signal_to_its_group_ends_it(tmp_path: Path) -> None:
         assert process.wait() == -signal.SIGTERM
 
 
+def with_program(pid: int, folder: Path) -> list[psutil.Process]:
+    """All processes below one, if the program in the folder is among them; one that begins or ends has no words."""
+    below = psutil.Process(pid).children(recursive=True)
+    for child in below:
+        with contextlib.suppress(psutil.Error):
+            words = child.cmdline()
+            if words[1:2] == ["-c"] and str(folder) in words[-1]:
+                return below
+    return []
+
+
 @pytest.mark.parametrize("group", [True, False])
 def test_nothing_outlives_it(tmp_path: Path, group: bool) -> None:
     """Not even a program in a session of its own, which no signal to the group reaches."""
     with begin(tmp_path, "leave") as process:
         assert said(process) == "left"
-        below = psutil.Process(process.pid).children(recursive=True)
-        assert any(str(tmp_path) in child.cmdline()[-1] and child.cmdline()[1] == "-c" for child in below)
+        below = wait_until("the program", lambda: with_program(process.pid, tmp_path))
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
         wait_until("the end of all", lambda: not any(child.is_running() for child in below))
