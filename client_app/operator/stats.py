@@ -232,7 +232,7 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
     if in_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
-    table = ([visible(as_text(value)) for value in row] for row in rows(statistics, quantiles))
+    table = ([as_text(value) for value in row] for row in rows(statistics, quantiles))
     _print_aligned([headings(quantiles), *table])
     for note in _notes(statistics, out):
         typer.echo(note)
@@ -246,12 +246,13 @@ def show_regression(regression: Regression, *, out: Path | None, in_json: bool) 
     if in_json:
         sys.stdout.write(document)
         return
-    _print_aligned([[visible(cell) for cell in line] for line in regression_lines(regression)])
+    _print_aligned(regression_lines(regression))
     for note in regression_notes(regression) + ([f"saved to {out}"] if out is not None else []):
         typer.echo(visible(note))
 
 
 def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
+    lines = [[visible(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]

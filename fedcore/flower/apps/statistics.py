@@ -238,7 +238,7 @@ def federated_statistics(
 @sum_only
 def answered(grid: Grid, question: StatisticsQuery, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
     """What the clients answer to a question."""
-    nodes = _nodes(grid, min_nodes)
+    nodes = node_ids(grid, min_nodes)
     columns: dict[str, Column] = {}
     clients = len(nodes)
     for part in _named_parts(question) if question.names else _pages(question):
@@ -253,7 +253,8 @@ def answered(grid: Grid, question: StatisticsQuery, min_nodes: int = 1, timeout:
     )
 
 
-def _nodes(grid: Grid, least: int) -> list[int]:
+def node_ids(grid: Grid, least: int) -> list[int]:
+    """The connected clients, ascending, once there are at least so many; blocks."""
     while len(nodes := sorted(grid.get_node_ids())) < max(least, 1):
         time.sleep(1.0)
     return nodes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcore.data.statistics import Bounds, Statistics
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.apps.statistics import federated_statistics
+from fedcore.flower.apps.statistics import federated_statistics, node_ids
 from fedcore.flower.first_model.messages import QUERIES_ALONE
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.records import arrays_from_state
@@ -59,7 +59,7 @@ def trees_server(client: TreesApp) -> ServerApp:
         bounds = client.columns.bounds
         if bounds is None:
             raise ConfigurationError("boosted trees need bounds for each column by its name", check="bounds-needed")
-        nodes = _nodes(grid, int(config.get("min-nodes", 1)))
+        nodes = node_ids(grid, int(config.get("min-nodes", 1)))
         sites = Sites(grid, nodes)
         statistics = sites.statistics(bounds(config))
         ensemble = _started(config, client.names(config), statistics, rounds, earlier)
@@ -267,12 +267,6 @@ def _scale(ensemble: Ensemble, statistics: Statistics) -> Scale:
     spread = target.variance + (target.mean - ensemble.base_score) ** 2
     largest = max(abs(target.low), abs(target.high))
     return Scale.of(rows * (1.01 * float(np.sqrt(spread)) + 1e-6 * largest), rows)
-
-
-def _nodes(grid: Grid, least: int) -> list[int]:
-    while len(nodes := sorted(grid.get_node_ids())) < max(least, 1):
-        time.sleep(1.0)
-    return nodes
 
 
 def _record(ensemble: Ensemble) -> ArrayRecord:
