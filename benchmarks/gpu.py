@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.gpu_machine import ROOT, help_without, missing, python
+from benchmarks.gpu_machine import ROOT, help_without, is_installed, missing, python
 
 if TYPE_CHECKING:
     from benchmarks.common import Report
@@ -50,8 +50,10 @@ NO_DEVICE = "none: the same bodies on the processor, and the kernels in Triton's
 WITHOUT_GPU = {"tests": 600.0, "words": 120.0}
 _SAID_LINES = 12
 _NAMED = 10
-_TEST = re.compile(r"tests/\S+::\S+ ?")
-_DONE = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL)")
+_AT_ONCE = 4
+"""Tests at once, where pytest-xdist is installed: they mostly wait for processes to start."""
+_TEST = re.compile(r"(?:^|(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL) )(tests/\S+::\S+)")
+_DONE = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 _LOGS = ROOT / "build" / "gpu-logs"
 
 
@@ -177,22 +179,35 @@ def run_within(command: list[str], limit: float, log: Path, environment: dict[st
         return Ended(True, "measured" if found else said[-1].strip("= "), seconds, found)
     print("\n".join(f"    {line}" for line in said[-_SAID_LINES:]), file=sys.stderr)
     print(f"    all of it: {log}", file=sys.stderr)
-    tests = [line for line in said if _TEST.match(line)]
+    tests = _tests_of(said)
     what = f"exit status {status}: {said[-1].strip('= ')[:200]}"
     if status is None:
-        passed = sum(" PASSED" in line for line in tests)
+        passed = sum(outcome == "PASSED" for outcome in tests.values())
         what = f"not done within {limit:.0f} s" + (f"; {passed} tests had passed" if tests else "")
     notes = [line for line in said if line.startswith(("FAILED", "ERROR"))]
-    if status is None and tests and not _DONE.search(tests[-1]):
-        notes.append(f"ended in {tests[-1].split()[0]}")
+    if status is None:
+        notes += [f"ended in {test}" for test, outcome in tests.items() if not outcome]
     shown = (*(note[:300] for note in notes[:_NAMED]), *([f"and {len(notes) - _NAMED} more"] * (len(notes) > _NAMED)))
     return Ended(False, what.replace("|", "/"), seconds, found, shown)
+
+
+def _tests_of(said: list[str]) -> dict[str, str]:
+    """The tests that pytest named, and how each ended; an empty text for one that had not."""
+    outcomes: dict[str, str] = {}
+    for line in said:
+        if test := _TEST.search(line):
+            outcome = _DONE.search(line)
+            outcomes[test[1]] = outcome[1] if outcome else outcomes.get(test[1], "")
+    return outcomes
 
 
 def _command(part: str, out: Path, *, quick: bool) -> list[str]:
     if part == "tests":
         # A line for each test, so that one that is ended by the limit is known.
-        return [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--timeout", "100", "tests/gpu"]
+        several = ["-n", str(_AT_ONCE)] if is_installed("pytest-xdist") else []
+        return [
+            sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--timeout", "100", *several, "tests/gpu",
+        ]  # fmt: skip
     asked = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--out", str(out)]
     return [*asked, "--quick"] if quick else asked
 

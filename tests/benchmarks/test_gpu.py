@@ -48,7 +48,10 @@ print('''
 tests/gpu/test_a.py::test_one PASSED [ 10%]
 tests/gpu/test_a.py::test_two[cpu] FAILED [ 20%]
 tests/gpu/test_a.py::test_three PASSED [ 30%]
-tests/gpu/test_b.py::test_hangs ''', flush=True)
+tests/gpu/test_b.py::test_hangs
+tests/gpu/test_b.py::test_beside_it
+[gw1] [ 40%] PASSED tests/gpu/test_b.py::test_beside_it
+''', flush=True)
 time.sleep(600)
 """
 
@@ -68,7 +71,7 @@ def test_what_a_part_found_before_it_failed_is_kept(tmp_path: Path) -> None:
 def test_tests_that_are_ended_say_how_far_they_came(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     ended = run_within([sys.executable, "-c", HANGS_THEN, str(out)], 5.0, tmp_path / "log", dict(os.environ), out)
-    assert ended.outcome == "not done within 5 s; 2 tests had passed"
+    assert ended.outcome == "not done within 5 s; 3 tests had passed"
     assert ended.notes == ("ended in tests/gpu/test_b.py::test_hangs",)
     assert ended.found == {"notes": ["half of it"]}
 
