@@ -52,6 +52,8 @@ _SAID_LINES = 12
 _NAMED = 10
 _AT_ONCE = 4
 """Tests at once, where pytest-xdist is installed: they mostly wait for processes to start."""
+_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+"""Those of the tests: others that the machine has may refuse to run beside them."""
 _TEST = re.compile(r"(?:^|(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL) )(tests/\S+::\S+)")
 _DONE = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 _LOGS = ROOT / "build" / "gpu-logs"
@@ -160,6 +162,7 @@ def limit_of(part: str, later: list[str], left: float) -> float:
 
 def _run_part(part: str, limit: float, *, quick: bool, device: bool) -> Ended:
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     if part in WITHOUT_GPU and not device:  # also where a GPU is that this torch knows nothing of
         environment["TRITON_INTERPRET"] = "1"
     _LOGS.mkdir(parents=True, exist_ok=True)
@@ -204,9 +207,11 @@ def _tests_of(said: list[str]) -> dict[str, str]:
 def _command(part: str, out: Path, *, quick: bool) -> list[str]:
     if part == "tests":
         # A line for each test, so that one that is ended by the limit is known.
-        several = ["-n", str(_AT_ONCE)] if is_installed("pytest-xdist") else []
+        several = ["-p", "xdist", "-n", str(_AT_ONCE)] if is_installed("pytest-xdist") else []
+        plugins = [part for name in _PLUGINS for part in ("-p", name)]
         return [
-            sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--timeout", "100", *several, "tests/gpu",
+            sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *plugins, *several, "--timeout", "100",
+            "tests/gpu",
         ]  # fmt: skip
     asked = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--out", str(out)]
     return [*asked, "--quick"] if quick else asked
