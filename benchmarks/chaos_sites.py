@@ -136,13 +136,19 @@ class Site:
         """One run to its end: its state with all events, and its last model's values."""
         path = f"/v1/runs/{run}"
         began = sound = time.monotonic()
+        model: httpx.Response | None = None
         while True:
             response = await self.ask("GET", path)
             if response.status_code == 404:  # a backup was put back that is older than it
                 return {"run": run, "status": "failed", "reason": "the server does not know it", "events": []}, None
             state: dict[str, Any] = response.json()
             if state["status"] in FINAL:
-                break
+                if model is not None:
+                    return state, _values(model.content) if model.status_code == 200 else None
+                # A backup may be put back before the model is there, so the run has to be over still afterwards.
+                model = await self.ask("GET", f"{path}/model")
+                continue
+            model = None
             now = time.monotonic()
             self.calm = now > began + RUN_SECONDS
             if now > began + 2 * RUN_SECONDS:
@@ -152,8 +158,6 @@ class Site:
                 self.forked = True
                 return {**state, "status": "failed", "reason": "its clients are beyond the backup"}, None
             await asyncio.sleep(0.5)  # the answer has all events
-        model = await self.ask("GET", f"{path}/model")
-        return state, _values(model.content) if model.status_code == 200 else None
 
     async def disturb(self) -> None:
         """Do one thing after another at random instants, until all is done, or time is up."""

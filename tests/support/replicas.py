@@ -85,12 +85,13 @@ class Replicas:
     def ask_one_that_is_stopped(self, name: str, path: str, go_on: Callable[[], None]) -> httpx.Response | None:
         """What a process answers as it wakes to a request that came while it was stopped, by a connection from before.
 
-        None where it closes the connection, whose time may be over. go_on: has it wake.
+        The connection is a new one where that from before was closed, as too long idle. None where the process closes
+        it. go_on: has it wake.
         """
         sent = threading.Event()
 
         def trace(event: str, _: object) -> None:
-            if event == "http11.send_request_body.complete":
+            if event in ("http11.send_request_body.complete", "connection.start_tls.started"):
                 sent.set()
 
         with ThreadPoolExecutor(1) as pool:
