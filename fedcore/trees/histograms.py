@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError
 from fedcore.trees.cuts import NO_BIN
-from fedcore.trees.settings import LOGISTIC
+from fedcore.trees.settings import LOGISTIC, SOFTPROB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,11 @@ class Scale:
         gradient_bits, hessian_bits = bits
         return cls(gradient_bits=gradient_bits, hessian_bits=hessian_bits)
 
+    def floats(self, sums: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Gradients and hessians of integer sums [2, ...], each [...]."""
+        wide = sums.astype(np.float64)
+        return np.ldexp(wide[0], -self.gradient_bits), np.ldexp(wide[1], -self.hessian_bits)
+
 
 _MOST_BITS = 32
 """More bits than a gradient has as a float32 are of no use."""
@@ -47,10 +52,34 @@ def sigmoid(margins: NDArray[np.float32]) -> NDArray[np.float32]:
     return one / (np.exp(np.minimum(-margins, np.float32(88.7))) + one + np.float32(1e-16))
 
 
+def softmax(margins: NDArray[np.float32], floor: float = -math.inf) -> NDArray[np.float32]:
+    """XGBoost's over the last axis, in float32 with a sum in double.
+
+    Args:
+        floor: the least that takes the place of the largest margin; its gradients have one.
+    """
+    largest = np.maximum(margins.max(axis=-1, keepdims=True), np.float32(floor))
+    powers = np.exp(margins - largest)
+    probabilities: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True, dtype=np.float64).astype(
+        np.float32
+    )
+    return probabilities
+
+
 def gradients(
     objective: str, margins: NDArray[np.float32], y: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """First and second derivative of the loss of each row, in float32 as XGBoost has them; each [rows]."""
+    """First and second derivative of the loss of each row, in float32 as XGBoost has them; each as the margins.
+
+    Args:
+        margins: [rows], or with several classes [rows, classes].
+        y: targets, numbers of classes if there are several; [rows].
+    """
+    if objective == SOFTPROB:
+        p = softmax(margins, float(np.finfo(np.float32).tiny))
+        h = np.maximum(np.float32(2) * p * (np.float32(1) - p), np.float32(1e-16))
+        p[np.arange(len(y)), y.astype(np.int64)] -= np.float32(1)
+        return p, h
     if objective == LOGISTIC:
         p = sigmoid(margins)
         return p - y, np.maximum(p * (np.float32(1) - p), np.float32(1e-16))
@@ -72,7 +101,7 @@ def histogram_sums(
     """Sums of both values over the rows of each node and bin; int64 [nodes, 2, total_bins]. Exact below 2^53.
 
     Args:
-        bins: as `Cuts.bins_of`, [rows, features].
+        bins: as `Cuts.bins_of`, [rows, features]; with some of the features `total_bins` is of these alone.
         position: the node of each row, [rows].
         nodes: the ones to sum over; rows of other nodes do not count.
         values: integers of the gradients and hessians, each [rows].

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 LEAF: Final = -1
 ABSENT: Final = -2
 """In place of the feature: a node that does not split, and one that the tree does not have."""
+_NO_PARENT: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +23,8 @@ class RegressionTree:
     default_left: whether a missing value does, bool [nodes].
     weight: of a leaf times the learning rate, of another node without it, float32 [nodes].
     gain, cover: of a split, and the sum of hessians; float32 [nodes].
+    categories: which categories go to the right, one bit each, the first in the lowest bit of the first byte; a node
+        with none splits at its threshold. uint8 [nodes, bytes].
     """
 
     feature: NDArray[np.int32]
@@ -30,26 +33,53 @@ class RegressionTree:
     weight: NDArray[np.float32]
     gain: NDArray[np.float32]
     cover: NDArray[np.float32]
+    categories: NDArray[np.uint8]
 
     @classmethod
-    def empty(cls, nodes: int) -> Self:
-        """Without any node."""
-        floats = (np.zeros(nodes, np.float32) for _ in range(4))
-        threshold, weight, gain, cover = floats
+    def empty(cls, nodes: int, levels: int = 0) -> Self:
+        """Without any node, with room for the categories of a column of so many levels."""
+        threshold, weight, gain, cover = (np.zeros(nodes, np.float32) for _ in range(4))
         feature = np.full(nodes, ABSENT, np.int32)
-        return cls(feature, threshold, np.zeros(nodes, np.bool_), weight, gain, cover)
+        categories = np.zeros((nodes, -(-levels // 8)), np.uint8)
+        return cls(feature, threshold, np.zeros(nodes, np.bool_), weight, gain, cover, categories)
+
+    def part_categories(self, node: int, right: NDArray[np.int64]) -> None:
+        """Let the node send these categories to the right; raises IndexError for one beyond the room that there is."""
+        chosen = np.zeros(8 * self.categories.shape[1], np.uint8)
+        chosen[right] = 1
+        self.categories[node] |= np.packbits(chosen, bitorder="little")
+
+    def categories_of(self, node: int) -> NDArray[np.int64]:
+        """The categories that the node sends to the right, rising."""
+        return np.flatnonzero(np.unpackbits(self.categories[node], bitorder="little"))
 
     def leaves_of(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The node that each row ends in; int64 [rows]. A tree without a node leaves all rows at the root."""
+        """The node that each row ends in; int64 [rows]. A tree without a node leaves all rows at the root.
+
+        As in XGBoost, a category that no row of the training had goes to the left.
+        """
         position = np.zeros(len(x), np.int64)
         rows = np.arange(len(x))
+        by_category: NDArray[np.bool_] = self.categories.max(axis=1, initial=0) > 0
         while len(rows):
             rows = rows[self.feature[position[rows]] >= 0]
             nodes = position[rows]
             values = x[rows, self.feature[nodes]]
-            left = np.where(np.isnan(values), self.default_left[nodes], values < self.threshold[nodes])
+            left = values < self.threshold[nodes]
+            at = np.flatnonzero(by_category[nodes])
+            left[at] = ~self._chosen(nodes[at], values[at])
+            left = np.where(np.isnan(values), self.default_left[nodes], left)
             position[rows] = 2 * nodes + np.where(left, 1, 2)
         return position
+
+    def _chosen(self, nodes: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Whether each value is a category that its node sends to the right."""
+        levels = 8 * self.categories.shape[1]
+        with np.errstate(invalid="ignore"):
+            inside = (values > -1) & (values < levels)
+        codes = np.where(inside, values, 0).astype(np.int64)
+        chosen: NDArray[np.bool_] = inside & ((self.categories[nodes, codes // 8] >> (codes % 8)) & 1).astype(np.bool_)
+        return chosen
 
     def margins(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the tree adds to the margin of each row, float32 [rows]."""
@@ -64,12 +94,15 @@ class RegressionTree:
         splits = self.feature[nodes] >= 0
         parents = np.where(nodes == 0, _NO_PARENT, numbers[np.maximum(nodes - 1, 0) // 2])
         conditions = np.where(splits, self.threshold[nodes], self.weight[nodes])
+        by_category: NDArray[np.bool_] = self.categories[nodes].max(axis=1, initial=0) > 0
+        parts = [self.categories_of(node) for node in nodes[by_category]]
+        sizes = [len(part) for part in parts]
         return {
             "base_weights": self.weight[nodes].tolist(),
-            "categories": [],
-            "categories_nodes": [],
-            "categories_segments": [],
-            "categories_sizes": [],
+            "categories": [int(code) for part in parts for code in part],
+            "categories_nodes": np.flatnonzero(by_category).tolist(),
+            "categories_segments": (np.cumsum([0, *sizes])[: len(sizes)]).tolist(),
+            "categories_sizes": sizes,
             "default_left": self.default_left[nodes].astype(int).tolist(),
             "id": number,
             "left_children": np.where(splits, numbers[2 * nodes + 1], -1).tolist(),
@@ -78,7 +111,7 @@ class RegressionTree:
             "right_children": np.where(splits, numbers[2 * nodes + 2], -1).tolist(),
             "split_conditions": conditions.tolist(),
             "split_indices": np.where(splits, self.feature[nodes], 0).tolist(),
-            "split_type": [0] * len(nodes),
+            "split_type": by_category.astype(int).tolist(),
             "sum_hessian": self.cover[nodes].tolist(),
             "tree_param": {
                 "num_deleted": "0",
@@ -87,6 +120,3 @@ class RegressionTree:
                 "size_leaf_vector": "1",
             },
         }
-
-
-_NO_PARENT: Final = (1 << 31) - 1

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -22,21 +23,20 @@ from numpy.typing import NDArray
 
 from fedcore.data.statistics import Bounds
 from fedcore.data.types import Split
-from fedcore.errors import AppError
+from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps.statistics import TrainingColumns
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.records import merged_values
-from fedcore.trees import Ensemble, RegressionTree, Scale, histogram_sums
+from fedcore.flower.trees.question import GROW, TEST, Question, TreeQuestion
+from fedcore.trees import Ensemble, Scale, histogram_sums
 from fedcore.trees.ensemble import feature_names
 from fedcore.trees.evaluation import loss_sums
 from fedcore.trees.histograms import as_integers, gradients
-from fedcore.trees.settings import LOGISTIC
+from fedcore.trees.sampling import drawn_rows
+from fedcore.trees.settings import LOGISTIC, MOST_LEVELS, SOFTPROB
 
 SUMS: Final = "trees"
 COUNTS: Final = "federation"
-GROW: Final = "tree_sums"
-TEST: Final = "tree_test"
-PREFIX: Final = "trees-"
 _MOST_SITES: Final = 256
 """Sites of a simulation whose rows one process keeps."""
 _ROOM: Final = 1 << 40
@@ -49,23 +49,28 @@ def trees_app(
     data: Data,
     bounds: Callable[[UserConfig], Mapping[str, tuple[float, float]]],
     names: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> TreesApp:
     """A ClientApp for `trees_server`: boosted trees over the rows of all sites, equal to XGBoost's on the pooled rows.
 
     Args:
         data: training and test part of a node, features [n, d] with NaN for a missing value, and targets [n]: 0 and 1,
-            or numbers. It is called in every query, so it should keep what it has read.
+            numbers of classes from 0 on, or numbers. It is called in every query, so it should keep what it has read.
         bounds: between which values each column and the target "y" lie, from the run config. Where bins begin and end
-            follows from counts between them; a value outside is in the outermost bin.
+            follows from counts between them; a value outside is in the outermost bin. Categories need none.
         names: of the features, "x0", "x1" and so on by default.
+        categories: the levels of each column of categories, by the column's name. Its values are 0 for the first of
+            them, 1 for the next and so on. Raises ConfigurationError for a column that there is not, a level that is
+            named twice, or too many.
     """
-    return TreesApp(data=data, names=names, bounds=bounds)
+    return TreesApp(data=data, names=names, bounds=bounds, categories=categories)
 
 
 class TreesApp(ClientApp):
     """What `trees_app` makes.
 
     columns: the features and the target, whose statistics the ServerApp asks for.
+    categories: the levels of columns of categories.
     """
 
     def __init__(
@@ -74,8 +79,11 @@ class TreesApp(ClientApp):
         data: Data,
         names: Sequence[str] | None,
         bounds: Callable[[UserConfig], Bounds],
+        categories: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self.categories = {name: tuple(map(str, levels)) for name, levels in categories.items()}
+        _check_categories(self.categories)
         self.columns = TrainingColumns(names=tuple(names) if names is not None else None, bounds=bounds)
         self.columns.answer_for(self, data)
         self._data = data
@@ -84,20 +92,33 @@ class TreesApp(ClientApp):
             self.query(action)(_replying(answer))
 
     def names(self, config: UserConfig) -> tuple[str, ...]:
-        """Of the features, in their order: as given, or those of the bounds."""
+        """Of the features, in their order: as given, or those of the bounds. Raises ConfigurationError."""
         bounds = cast(Callable[[UserConfig], Bounds], self.columns.bounds)(config)
         bounded = [name for name in bounds if name != "y"] if isinstance(bounds, Mapping) else []
-        return feature_names(self.columns.names, len(bounded))
+        names = feature_names(self.columns.names, len(bounded))
+        if lacking := sorted(set(self.categories) - set(names)):
+            raise ConfigurationError(
+                f"there is no column {lacking[0]!r} to have categories, only {', '.join(names)}", check="categories"
+            )
+        return names
+
+    def bounds(self, config: UserConfig) -> dict[str, tuple[float, float]]:
+        """Of the columns whose statistics are needed: the target and all without categories."""
+        bounds = cast(Callable[[UserConfig], Bounds], self.columns.bounds)(config)
+        if not isinstance(bounds, Mapping):
+            raise ConfigurationError("boosted trees need bounds for each column by its name", check="bounds-needed")
+        return {name: pair for name, pair in bounds.items() if name not in self.categories}
 
     def _grow(self, message: Message, context: Context) -> tuple[list[float], int]:
         config, ensemble = _read(message)
+        question = Question.of(config, ensemble)
         train, _ = self._data(_job(config, context))
         key = context.run_id, context.node_id
         site = self._sites.pop(key, None) or _Site()
         self._sites[key] = site
         if len(self._sites) > _MOST_SITES:
             self._sites.popitem(last=False)
-        sums = site.sums(train, ensemble, _Question.of(config, ensemble))
+        sums = site.sums(train, ensemble, question, context.node_id)
         return sums.tolist(), len(train)
 
     def _test(self, message: Message, context: Context) -> tuple[list[float], int]:
@@ -107,42 +128,6 @@ class TreesApp(ClientApp):
         return loss_sums(ensemble.settings.objective, ensemble.margins(x), y).tolist(), len(test)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What of a tree's level is to be summed.
-
-    nodes: whose histograms; for the root its sums come first.
-    tree: the splits so far.
-    start, stop: which numbers of all of these the reply holds.
-    """
-
-    nodes: NDArray[np.int64]
-    tree: RegressionTree
-    scale: Scale
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], ensemble: Ensemble) -> _Question:
-        """Raises AppError for a message that a ServerApp other than `trees_server` sent."""
-        values = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
-        try:
-            tree = RegressionTree.empty(ensemble.settings.nodes)
-            inner = np.asarray(values["inner"], np.int64)
-            tree.feature[inner] = values["features"]
-            tree.threshold[inner] = values["thresholds"]
-            tree.default_left[inner] = values["default-left"]
-            nodes = np.asarray(values["nodes"], np.int64)
-            if len(nodes) and not 0 <= nodes.min() <= nodes.max() < ensemble.settings.nodes:
-                raise ValueError("a node that there is not")
-            if not (tree.feature < ensemble.cuts.features).all():
-                raise ValueError("a feature that there is not")
-            scale = Scale(gradient_bits=int(values["gradient-bits"]), hessian_bits=int(values["hessian-bits"]))
-            return cls(nodes=nodes, tree=tree, scale=scale, start=int(values["start"]), stop=int(values["stop"]))
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise AppError(f"the query for histograms cannot be read: {error}", check="trees-query") from None
-
-
 @dataclass(slots=True)
 class _Site:
     """What one site keeps between queries; each part is made again if it does not belong to the message.
@@ -150,7 +135,6 @@ class _Site:
     prefix: digest of the trees that `margins` is of, and of all that the bins depend on.
     """
 
-    rows: int = -1
     bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     x: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     y: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -158,41 +142,63 @@ class _Site:
     trees: int = 0
     prefix: bytes = b""
     split: Split | None = None
+    last: tuple[str, NDArray[np.float64]] = "", np.zeros(0)
+    """The last question about this model, and all numbers of its answer: a level may take several queries."""
 
-    def sums(self, split: Split, ensemble: Ensemble, question: _Question) -> NDArray[np.float64]:
+    def sums(self, split: Split, ensemble: Ensemble, question: Question, node: int) -> NDArray[np.float64]:
         """The numbers that the question asks for, whole; raises AppError for a target beyond its bounds."""
         self._follow(split, ensemble)
-        scale, total = question.scale, ensemble.cuts.bins
-        parts = gradients(ensemble.settings.objective, self.margins, self.y)
+        if self.last[0] != question.subject:
+            self.last = question.subject, self._numbers(ensemble, question, node)
+        return self.last[1][question.start : question.stop]
+
+    def _numbers(self, ensemble: Ensemble, question: Question, node: int) -> NDArray[np.float64]:
+        settings, numbers = ensemble.settings, []
+        parts = gradients(settings.objective, self.margins, self.y)
+        for group, one in question.trees.items():
+            g, h = (part.reshape(len(self.y), settings.groups)[:, group] for part in parts)
+            rows = drawn_rows(settings, len(ensemble.trees) + group, node, len(self.y))
+            numbers += self._group(ensemble, question.scale, one, (g[rows], h[rows]), rows)
+        return np.concatenate(numbers).astype(np.float64)
+
+    def _group(
+        self,
+        ensemble: Ensemble,
+        scale: Scale,
+        one: TreeQuestion,
+        parts: tuple[NDArray[np.float32], NDArray[np.float32]],
+        rows: NDArray[np.int64],
+    ) -> list[NDArray[np.int64]]:
+        """The sums of one tree over these rows: of all of them if the root is asked for, and the histograms."""
         g, h = as_integers(parts[0], scale.gradient_bits), as_integers(parts[1], scale.hessian_bits)
         if int(np.abs(g).sum()) > _ROOM or int(h.sum()) > _ROOM:
             raise AppError(
                 "the sum of gradients has no room: a target lies outside of the bounds of y; widen them at all sites",
                 check="target-bounds",
             )
-        position = question.tree.leaves_of(self.x)
-        histograms = histogram_sums(self.bins, position, question.nodes, (g, h), total)
-        root = [[g.sum(), h.sum()]] if 0 in question.nodes else []
-        numbers = np.concatenate((np.array(root, np.int64).ravel(), histograms.ravel()))
-        return numbers[question.start : question.stop].astype(np.float64)
+        position = one.tree.leaves_of(self.x[rows])
+        bins = self.bins[rows][:, one.features]
+        histograms = histogram_sums(bins, position, one.nodes, (g, h), ensemble.cuts.bins)
+        own = ensemble.cuts.bins_in(one.features)
+        root = [g.sum(), h.sum()] if 0 in one.nodes else []
+        return [np.array(root, np.int64), histograms[:, :, own].ravel()]
 
     def _follow(self, split: Split, ensemble: Ensemble) -> None:
         """Let bins and margins be those of this model."""
         if split is not self.split or self._digest(ensemble, self.trees) != self.prefix:
             self.x, self.y = _table(split, ensemble)
             self.split, self.bins = split, ensemble.cuts.bins_of(self.x)
-            self.margins, self.trees = np.full(len(self.x), ensemble.base_margin, np.float32), 0
-        for tree in ensemble.trees[self.trees :]:
-            self.margins += tree.margins(self.x)
+            self.margins, self.trees, self.prefix = ensemble.first_margins(len(self.x)), 0, b""
+        if self.prefix and self.trees == len(ensemble.trees):
+            return
+        self.last = "", np.zeros(0)
+        ensemble.add_margins(self.margins, self.x, self.trees)
         self.trees = len(ensemble.trees)
         self.prefix = self._digest(ensemble, self.trees)
 
     @staticmethod
     def _digest(ensemble: Ensemble, trees: int) -> bytes:
-        first = Ensemble(
-            ensemble.settings, ensemble.cuts, ensemble.names, ensemble.base_score, ensemble.room,
-            ensemble.trees[:trees],
-        )  # fmt: skip
+        first = replace(ensemble, trees=ensemble.trees[:trees], best=None)
         digest = hashlib.sha256()
         for name, values in sorted(first.to_arrays().items()):
             digest.update(name.encode() + values.tobytes())
@@ -227,14 +233,39 @@ def _job(config: Mapping[str, Any], context: Context) -> LocalJob:
 def _table(split: Split, ensemble: Ensemble) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Features [n, d] and targets [n] in float32; raises AppError for what boosted trees cannot learn."""
     x, y = np.asarray(split.x, np.float32), np.asarray(split.y, np.float32)
-    if x.ndim != 2 or x.shape[1] != ensemble.cuts.features or y.ndim != 1:
+    cuts, settings = ensemble.cuts, ensemble.settings
+    if x.ndim != 2 or x.shape[1] != cuts.features or y.ndim != 1 or len(x) != len(y):
         raise AppError(
-            f"features {list(x.shape)} and targets {list(y.shape)}: the model is for {ensemble.cuts.features} "
+            f"features {list(x.shape)} and targets {list(y.shape)}: the model is for {cuts.features} "
             "features [n, d] and one target [n]",
             check="table-shape",
         )
     if np.isinf(x).any() or not np.isfinite(y).all():
         raise AppError("a feature is infinite, or a target is no number", check="not-finite")
-    if ensemble.settings.objective == LOGISTIC and not np.isin(y, (0, 1)).all():
+    if settings.objective == LOGISTIC and not np.isin(y, (0, 1)).all():
         raise AppError(f"the objective {LOGISTIC} needs targets 0 and 1", check="binary-target")
+    if settings.objective == SOFTPROB and not np.isin(y, np.arange(settings.num_class)).all():
+        raise AppError(
+            f"a target is none of the classes 0 to {settings.num_class - 1}; num-class in the run config says how "
+            "many there are",
+            check="class-target",
+        )
+    for feature in cuts.categories:
+        codes = x[:, feature][~np.isnan(x[:, feature])]
+        if not np.isin(codes, np.arange(len(levels := ensemble.levels[feature]))).all():
+            raise AppError(
+                f"column {ensemble.names[feature]!r} has a value that is none of its {len(levels)} categories: 0 "
+                f"stands for {levels[0]!r}, {len(levels) - 1} for {levels[-1]!r}, NaN for a missing one",
+                check="no-such-category",
+            )
     return x, y
+
+
+def _check_categories(categories: Mapping[str, Sequence[str]]) -> None:
+    for name, levels in categories.items():
+        if not 1 <= len(levels) <= MOST_LEVELS or len(set(levels)) != len(levels):
+            raise ConfigurationError(
+                f"column {name!r} has {len(levels)} categories, {len(set(levels))} of them different; name each once, "
+                f"and at most {MOST_LEVELS}",
+                check="categories",
+            )

@@ -1,15 +1,16 @@
 """The ServerApp of boosted trees: asks for the sums of each level, and grows the trees.
 
-A round of Flower's loop is one tree. All that it asks are queries of the same clients, so in secure mode the server
-sees sums over all of them. A sum over other clients or other rows than the first is of no use, since a child's
-histogram is the difference of two: the same clients are asked again, and in the end the run fails by name.
+A round of Flower's loop is one tree, or one for each class. All that it asks are queries of the same clients, so in
+secure mode the server sees sums over all of them. A sum over other clients or other rows than the first is of no use,
+since a child's histogram is the difference of two: the same clients are asked again, and in the end the run fails by
+name.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -24,17 +25,22 @@ from fedcore.flower.apps.statistics import federated_statistics, node_ids
 from fedcore.flower.first_model.messages import QUERIES_ALONE
 from fedcore.flower.grid.grid import ExchangeGrid
 from fedcore.flower.records import arrays_from_state
-from fedcore.flower.trees.client import COUNTS, GROW, PREFIX, SUMS, TEST, TreesApp
+from fedcore.flower.trees.client import COUNTS, SUMS, TreesApp
+from fedcore.flower.trees.first import scale_of, started
+from fedcore.flower.trees.question import GROW, TEST, Question, TreeQuestion
 from fedcore.run.encoding_plan import QUERY_VALUES
 from fedcore.state import ModelState
-from fedcore.trees import BoostingSettings, Cuts, Ensemble, Scale, TreeGrowth
+from fedcore.trees import BoostingSettings, Ensemble, RegressionTree, Scale, TreeGrowth
 from fedcore.trees.evaluation import figures_of
-from fedcore.trees.settings import LOGISTIC
+from fedcore.trees.sampling import drawn_features
+from fedcore.trees.settings import SQUARED_ERROR
+from fedcore.trees.tree import LEAF
 
 ROUNDS: Final = "num-server-rounds"
 FINE_BINS: Final = 1000
 """Cells between the bounds of a column, at whose edges bins may begin."""
-MOST_BINS: Final = 256
+EARLY_METRICS: Final = {SQUARED_ERROR: "rmse"}
+"""What early stopping compares, if not `eval_loss`: as XGBoost does by default."""
 _ATTEMPTS: Final = 4
 _WAIT: Final = 2.0
 _COUNT_NUMBERS: Final = 2
@@ -44,9 +50,10 @@ def trees_server(client: TreesApp) -> ServerApp:
     """A ServerApp that grows boosted trees over the sites of `client`, a tree in each round.
 
     It asks for histograms of the columns first, whose quantiles are the bins, and for the mean of the target. Of the
-    run config it reads `num-server-rounds` (trees), `min-nodes`, `test-every` (rounds between two tests, 0 for none),
-    `bins` (of a feature, 32 by default), and what `boosting_settings` reads. A run that begins with an earlier model of
-    the app continues with its bins and settings, up to `num-server-rounds` trees.
+    run config it reads `num-server-rounds` (each with a tree, or with one for each class), `min-nodes`, `test-every`
+    (rounds between two tests, 0 for none), `early-stopping-rounds` (without a lower loss, 0 for none; then the model
+    has the trees up to the best round), `bins` (of a feature, 32 by default), and what `boosting_settings` reads. A run
+    that begins with an earlier model of the app continues with its bins and settings, up to `num-server-rounds`.
     """
     app = ServerApp()
     setattr(app, QUERIES_ALONE, True)
@@ -56,28 +63,49 @@ def trees_server(client: TreesApp) -> ServerApp:
         config = context.run_config
         earlier = grid.initial if isinstance(grid, ExchangeGrid) else None
         rounds = int(config[ROUNDS])
-        bounds = client.columns.bounds
-        if bounds is None:
-            raise ConfigurationError("boosted trees need bounds for each column by its name", check="bounds-needed")
+        early = _early_stopping(config)
+        settings, names = boosting_settings(config), client.names(config)
         nodes = node_ids(grid, int(config.get("min-nodes", 1)))
         sites = Sites(grid, nodes)
-        statistics = sites.statistics(bounds(config))
-        ensemble = _started(config, client.names(config), statistics, rounds, earlier)
+        statistics = sites.statistics(client.bounds(config))
+        ensemble = started(config, settings, names, client.categories, statistics, rounds, earlier)
+        if not early:
+            ensemble.best = None
         initial = _record(ensemble) if earlier is None else arrays_from_state(earlier)
-        strategy = TreesStrategy(sites, ensemble, _scale(ensemble, statistics), int(config.get("test-every", 1)))
-        strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds - len(ensemble.trees))
+        strategy = TreesStrategy(
+            sites, ensemble, scale_of(ensemble, statistics), int(config.get("test-every", 1)), early
+        )
+        result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds - ensemble.rounds)
+        if early:
+            result.arrays = _record(strategy.ensemble.at_best())
 
     return app
 
 
 def boosting_settings(config: UserConfig) -> BoostingSettings:
-    """From the run config: `objective`, `max-depth`, `learning-rate`, `reg-lambda`, `gamma`, `min-child-weight`.
+    """From the run config, whose keys are the names of `BoostingSettings` with `-` for `_`.
 
     What is not there is as in XGBoost. Raises ConfigurationError.
     """
-    keys = ("objective", "max_depth", "learning_rate", "reg_lambda", "gamma", "min_child_weight")
+    keys = [one.name for one in fields(BoostingSettings)]
     values: dict[str, Any] = {key: config[name] for key in keys if (name := key.replace("_", "-")) in config}
     return BoostingSettings(**values)
+
+
+def _early_stopping(config: UserConfig) -> int:
+    """After how many rounds without a lower loss the run stops; 0 for never. Raises ConfigurationError."""
+    rounds, every = config.get("early-stopping-rounds", 0), int(config.get("test-every", 1))
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
+        raise ConfigurationError(
+            f"early-stopping-rounds is {rounds!r}; use a whole number of rounds, or 0", check="early-stopping-rounds"
+        )
+    if rounds and not 1 <= every <= rounds:
+        raise ConfigurationError(
+            f"early-stopping-rounds is {rounds}, and test-every is {every}: without a test in these rounds nothing "
+            "says that the loss is not lower; set test-every to 1",
+            check="early-stopping-rounds",
+        )
+    return rounds
 
 
 @dataclass(eq=False)
@@ -146,9 +174,11 @@ class TreesStrategy(FedAvg):
     mean_only = True
     sum_only = True
 
-    def __init__(self, sites: Sites, ensemble: Ensemble, scale: Scale, test_every: int) -> None:
+    def __init__(self, sites: Sites, ensemble: Ensemble, scale: Scale, test_every: int, early: int = 0) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-        self.sites, self.ensemble, self.scale, self.test_every = sites, ensemble, scale, test_every
+        self.sites, self.ensemble, self.scale = sites, ensemble, scale
+        self.test_every, self.early_stopping, self.stopped = test_every, early, False
+        self._figures: dict[str, float] = {}
 
     def summary(self) -> None:
         """Nothing: FedAvg's says what this does not do."""
@@ -156,39 +186,49 @@ class TreesStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Grow a tree; no message is left to send."""
-        del config, grid
+        """Grow the trees of a round; no message is left to send."""
+        del arrays, config, grid
+        self._figures = {}
         arrays = _record(self.ensemble)  # with room for more trees than a model that the run began with
-        growth = None
-        while growth is None or growth.questions:
-            numbers = self._level(server_round, arrays, growth)
-            root = numbers[:2] if growth is None else None
-            if root is not None:
-                growth = TreeGrowth(self.ensemble.settings, self.ensemble.cuts, self.scale, root)
-                numbers = numbers[2:]
-            assert growth is not None  # noqa: S101 - the first answer made it
-            growth.answer(numbers.reshape(len(growth.questions), 2, self.ensemble.cuts.bins))
-        self.ensemble.trees.append(growth.tree)
+        if server_round == 1 and self.early_stopping and self.ensemble.trees:
+            self._test(server_round, arrays)  # nobody may have noted the loss of a model that the run began with
+        if self.stopped:  # Flower's loop has no other end than its last round
+            return []
+        settings, count = self.ensemble.settings, len(self.ensemble.trees)
+        features = [
+            drawn_features(settings, count + group, self.ensemble.cuts.features) for group in range(settings.groups)
+        ]
+        numbers = self._ask(server_round, arrays, dict.fromkeys(range(settings.groups)), features)
+        growths = {}
+        for group, own in enumerate(features):
+            root, histograms = numbers[group][:2], numbers[group][2:]
+            growth = growths[group] = TreeGrowth(settings, self.ensemble.cuts, self.scale, root, own)
+            growth.answer(self._histograms(histograms, 1))
+        while open_growths := {group: growth for group, growth in growths.items() if growth.questions}:
+            numbers = self._ask(server_round, arrays, open_growths, features)
+            for group, growth in open_growths.items():
+                growth.answer(self._histograms(numbers[group], len(growth.questions)))
+        self.ensemble.trees += [growths[group].tree for group in range(settings.groups)]
         return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model with the new tree."""
+        """The model with the new trees."""
         del server_round, replies
-        leaves = int((self.ensemble.trees[-1].feature == -1).sum())
-        return _record(self.ensemble), MetricRecord({"leaves": leaves})
+        if self.stopped:
+            return None, None
+        last = self.ensemble.trees[-self.ensemble.settings.groups :]
+        return _record(self.ensemble), MetricRecord({"leaves": sum(int((tree.feature == LEAF).sum()) for tree in last)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask for the loss on the sites' test rows, if it is time; no message is left to send."""
-        self._figures: dict[str, float] = {}
+        del config, grid
         last = len(self.ensemble.trees) == self.ensemble.room
-        if self.test_every and (last or server_round % self.test_every == 0):
-            content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": server_round})})
-            sums, rows = self.sites.sums(TEST, content, str(server_round))
-            self._figures = figures_of(self.ensemble.settings.objective, sums.tolist(), rows)
+        if not self.stopped and self.test_every and (last or server_round % self.test_every == 0):
+            self._test(server_round, arrays)
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -196,77 +236,62 @@ class TreesStrategy(FedAvg):
         del server_round, replies
         return MetricRecord(dict(self._figures)) if self._figures else None
 
-    def _level(self, server_round: int, arrays: ArrayRecord, growth: TreeGrowth | None) -> NDArray[np.int64]:
-        """All numbers of a level, by as many queries as they need."""
-        questions = [0] if growth is None else growth.questions
-        count = len(questions) * 2 * self.ensemble.cuts.bins + (2 if growth is None else 0)
-        parts = []
-        most = QUERY_VALUES - _COUNT_NUMBERS
+    def _test(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Ask for the loss; raises AppError if early stopping needs it, and there are no test rows."""
+        objective = self.ensemble.settings.objective
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": server_round})})
+        sums, rows = self.sites.sums(TEST, content, str(server_round))
+        self._figures = figures_of(objective, sums.tolist(), rows)
+        if not self.early_stopping:
+            return
+        if not self._figures:
+            raise AppError(
+                "no site has test rows, and early-stopping-rounds needs the loss on them; set it to 0, or let data "
+                "give a test part",
+                check="no-test-rows",
+            )
+        loss, best = self._figures[EARLY_METRICS.get(objective, "eval_loss")], self.ensemble.best
+        if best is None or loss < best[1]:
+            best = self.ensemble.best = self.ensemble.rounds - 1, loss
+        self.stopped = self.ensemble.rounds - 1 - best[0] >= self.early_stopping
+
+    def _ask(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        growths: Mapping[int, TreeGrowth | None],
+        features: Sequence[NDArray[np.int64]],
+    ) -> dict[int, NDArray[np.int64]]:
+        """The numbers of a level of each of these trees, None for one without a root, by as many queries as needed."""
+        empty = RegressionTree.empty(self.ensemble.settings.nodes, self.ensemble.cuts.most_levels)
+        trees = {
+            group: TreeQuestion(
+                nodes=np.array([0] if growth is None else growth.questions, np.int64),
+                features=features[group],
+                tree=empty if growth is None else growth.tree,
+            )
+            for group, growth in growths.items()
+        }
+        sizes = [
+            len(one.nodes) * 2 * len(self.ensemble.cuts.bins_in(one.features)) + 2 * (growths[group] is None)
+            for group, one in trees.items()
+        ]
+        parts, most, count = [], QUERY_VALUES - _COUNT_NUMBERS, sum(sizes)
         for start in range(0, count, most):
-            values = {**self._splits(growth), "nodes": questions, "start": start, "stop": min(start + most, count)}
-            config = ConfigRecord({PREFIX + key: value for key, value in values.items()})
+            question = Question(trees=trees, scale=self.scale, start=start, stop=min(start + most, count))
+            config = question.as_config(self.ensemble)
             config["server-round"] = server_round
             content = RecordDict({"arrays": arrays, "config": config})
             parts.append(self.sites.sums(GROW, content, str(server_round))[0])
         numbers = np.concatenate(parts)
         if len(numbers) != count:
             raise AppError("the clients answered with another number of sums than they were asked for")
-        return np.rint(numbers).astype(np.int64)
+        pieces = np.split(np.rint(numbers).astype(np.int64), np.cumsum(sizes)[:-1])
+        return dict(zip(trees, pieces, strict=True))
 
-    def _splits(self, growth: TreeGrowth | None) -> dict[str, Any]:
-        """What the sites have to know of the tree so far."""
-        scale = {"gradient-bits": self.scale.gradient_bits, "hessian-bits": self.scale.hessian_bits}
-        if growth is None:
-            return {**scale, "inner": [], "features": [], "thresholds": [], "default-left": []}
-        tree = growth.tree
-        inner = np.flatnonzero(tree.feature >= 0)
-        return {
-            **scale,
-            "inner": inner.tolist(),
-            "features": tree.feature[inner].tolist(),
-            "thresholds": tree.threshold[inner].tolist(),
-            "default-left": tree.default_left[inner].astype(int).tolist(),
-        }
-
-
-def _started(
-    config: UserConfig, names: tuple[str, ...], statistics: Statistics, rounds: int, earlier: ModelState | None
-) -> Ensemble:
-    """The model that the run begins with: bins and base score alone, or the trees that there are."""
-    settings = boosting_settings(config)
-    if lacking := [name for name in (*names, "y") if name not in statistics.columns]:
-        raise AppError(f"there are no statistics of column {lacking[0]!r}: give it bounds", check="bounds-needed")
-    bins = int(config.get("bins", 32))
-    if not 2 <= bins <= MOST_BINS:
-        raise ConfigurationError(f"bins is {bins}; use 2 to {MOST_BINS}", check="bins")
-    columns = [statistics.columns[name] for name in names]
-    if earlier is not None:
-        model = Ensemble.from_arrays({name: np.asarray(earlier[name]) for name in earlier})
-        if len(model.trees) >= rounds:
-            raise ConfigurationError(
-                f"the model that the run is to begin with has {len(model.trees)} trees already, and num-server-rounds, "
-                f"which counts all of them, is {rounds}; set it higher",
-                check="trees-grown",
-            )
-        model.room = rounds
-        return model
-    cuts = Cuts.at_quantiles([column.cells for column in columns], [column.edges for column in columns], bins)
-    return Ensemble(settings, cuts, names, float(np.float32(statistics.mean["y"])), rounds)
-
-
-def _scale(ensemble: Ensemble, statistics: Statistics) -> Scale:
-    """The finest scale for which the sums of all rows have room, in all rounds.
-
-    The gradients of the logistic loss are below 1. The sum of squared errors never grows, since a leaf of learning
-    rate up to 1 moves its rows towards their mean, so by Cauchy-Schwarz neither does the bound on absolute errors.
-    """
-    target = statistics.columns["y"]
-    rows = max(float(target.count), 1.0)
-    if ensemble.settings.objective == LOGISTIC:
-        return Scale.of(rows, rows)
-    spread = target.variance + (target.mean - ensemble.base_score) ** 2
-    largest = max(abs(target.low), abs(target.high))
-    return Scale.of(rows * (1.01 * float(np.sqrt(spread)) + 1e-6 * largest), rows)
+    @staticmethod
+    def _histograms(numbers: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+        return numbers.reshape(nodes, 2, -1)
 
 
 def _record(ensemble: Ensemble) -> ArrayRecord:
