@@ -1,10 +1,11 @@
-"""Boosted trees from secure sums, against XGBoost on the rows of all sites.
+"""Boosted trees from secure sums, against XGBoost on the rows of all sites, each site alone, and Flower's bagging.
 
-    python benchmarks/trees.py [--quick] [--json]
+    python benchmarks/trees.py [--data-dir DATA] [--quick] [--json]
 
-Made tables with missing values, whose rows lie at sites of unequal size. The federation is a simulation with all of
-the masking; its model is exported and read by XGBoost, which predicts new rows. The peer is XGBoost's `hist` on all
-rows: with the same bins, whose splits have to be the same, and with bins of its own, whose AUC has to be reached.
+Heart disease at four hospitals (with --data-dir), scikit-learn's digits, and made tables with missing values, whose
+rows lie at sites of unequal size and unequal shares of positive rows. The federation is a simulation with all of the
+masking; its model is exported and read by XGBoost, which predicts new rows. A further run has clients that drop out,
+so that sums are asked for again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,218 +24,236 @@ from typing import Any, Final
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import numpy as np
 import xgboost
-from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
-from benchmarks.common import Figure, Report, Table, parser, run, say, sized
+from benchmarks.common import Figure, Report, Table, data_parser, keep, run, say, sized
+from benchmarks.trees_peers import RATE, alone, auc_of, bagging, differences, pooled
+from benchmarks.trees_tables import DividedTable, digits, has_hearts, hearts, made
 from fedcore import LocalJob, trees_app, trees_server
 from fedcore.data import Split
 from fedcore.flower.memory_app import load_app
 from fedcore.flower.output import quiet_flower
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
-from fedcore.trees import Cuts, Ensemble
+from fedcore.trees import Ensemble
 
-FEATURES: Final = 10
-NEW_ROWS: Final = 20_000
 DEPTH: Final = 4
 BINS: Final = 32
-
-Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
+DROP: Final = 0.04
+"""Probability that a client drops out of a sum, in the run that has such clients."""
+_BAGGED_SITES: Final = 10
+"""Bagging a model of more sites takes minutes: it has a tree of each site in every round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Of one table: the seed that draws it, rows of all sites, sites, trees."""
+    """Of one table: its name, the seed that draws it, trees, and for a made one its rows and sites."""
 
+    name: str = "made"
     seed: int = 1
-    rows: int
-    sites: int
-    trees: int
+    trees: int = 20
+    rows: int = 0
+    sites: int = 0
+
+    def table(self) -> DividedTable:
+        """Draw it."""
+        match self.name:
+            case "heart disease":
+                return hearts(self.seed)
+            case "digits":
+                return digits(self.seed)
+        return made(self.rows, self.sites, self.seed)
+
+    def __str__(self) -> str:
+        """In a few words."""
+        return f"{self.name}, seed {self.seed}" if self.name != "made" else f"made, {self.rows:,} rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """A federation's model, and what it took. bytes_a_site: sent and received by one site, mean over all."""
+
+    model: Ensemble
+    seconds: float
+    queries: int
+    bytes_a_site: float
+    events: Counter[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one table: AUC on new rows by method, splits that differ of how many, and seconds."""
+    """Of one table: AUC on new rows by method, splits that differ, ties among them, of how many; seconds and bytes."""
 
+    rows: int
+    sites: int
     aucs: dict[str, float]
     differing: int
+    tied: int
     splits: int
-    seconds: float
+    grown: Grown
     peer_seconds: float
-    queries: int
 
 
 def main() -> int:
     """The command line."""
-    return run(measure, parser("Boosted trees from secure sums against XGBoost on all rows.").parse_args())
+    return run(measure, data_parser("Boosted trees from secure sums against XGBoost on all rows.").parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Each table once."""
+    """Each table once, and one again with clients that drop out."""
+    sizes = [(10_000, sites) for sites in (3, 10, 50)], [(1_000_000, sites) for sites in (3, 10, 50)]
+    small = (
+        *(Case(name="heart disease", seed=seed) for seed in range(1, 6) if has_hearts()),
+        *(Case(name="digits", seed=seed) for seed in range(1, 4)),
+    )
     cases: tuple[Case, ...] = sized(
         arguments,
-        smallest=(Case(rows=300, sites=3, trees=2),),
-        quick=(Case(rows=2000, sites=3, trees=10),),
-        whole=tuple(Case(seed=1 + (at % 5), rows=10_000, sites=3 if at < 5 else 10, trees=20) for at in range(6)),
+        smallest=(Case(rows=300, sites=3, trees=2), Case(name="digits", trees=1)),
+        quick=(Case(rows=2000, sites=3, trees=10), Case(name="digits", trees=5)),
+        whole=(
+            *small,
+            *(Case(rows=rows, sites=sites, seed=sites) for rows, sites in sizes[0]),
+            *(Case(rows=rows, sites=sites, seed=sites, trees=10) for rows, sites in sizes[1]),
+        ),
     )
-    outcomes = []
+    quiet_flower()
+    outcomes: list[Outcome] = []
     for case in cases:
-        outcome = outcome_of(case)
-        say(f"{case}: {outcome}")
-        outcomes.append(outcome)
-    return report(cases, outcomes)
-
-
-def drawn(rows: int, rng: np.random.Generator) -> Rows:
-    """Features of several scales, a tenth of most columns missing, and a target that depends on pairs of them."""
-    x = rng.normal(size=(rows, FEATURES)).astype(np.float32)
-    x[:, 0] = rng.integers(0, 5, rows)
-    logits = 0.6 * (x[:, 0] - 2) + np.sin(2 * x[:, 1]) + x[:, 2] * x[:, 3] - 0.5 * x[:, 4] ** 2 + 0.5
-    y = rng.random(rows) < 1 / (1 + np.exp(-logits))
-    x[:, :-1][rng.random((rows, FEATURES - 1)) < 0.1] = np.nan
-    return x, y.astype(np.float32)
+        outcomes.append(outcome_of(case))
+        say(f"{case}: {outcomes[-1].aucs}, {outcomes[-1].differing} of {outcomes[-1].splits} splits differ")
+        keep(report(cases, outcomes, None), arguments)
+    dropped = interrupted(cases[0] if arguments.smallest else Case(rows=2000, sites=3, trees=10))
+    return report(cases, outcomes, dropped)
 
 
 def outcome_of(case: Case) -> Outcome:
-    """The federation, and XGBoost on the same rows."""
-    rng = np.random.default_rng(case.seed)
-    (x, y), (new_x, new_y) = drawn(case.rows, rng), drawn(NEW_ROWS, rng)
-    quiet_flower()
-    started = time.perf_counter()
-    ours, queries = federated(case, x, y, rng)
-    seconds = time.perf_counter() - started
+    """The federation, and its peers on the same rows."""
+    table = case.table()
+    grown = federated(table, case.trees)
+    say(f"{case}, {table.sites} sites: {grown.seconds:.1f} s for {case.trees} rounds, {grown.queries} sums")
     exported = xgboost.Booster()
-    exported.load_model(bytearray(json.dumps(ours.to_xgboost()), "utf-8"))
-    names = list(ours.names)
-    bins = _binned(ours, x)
+    exported.load_model(bytearray(json.dumps(grown.model.to_xgboost()), "utf-8"))
     started = time.perf_counter()
-    same = _xgboost(ours, bins, y, case.trees, max_bin=256)
+    of_all = pooled(table, DEPTH, BINS, case.trees)
     peer_seconds = time.perf_counter() - started
-    pooled = _xgboost(ours, x, y, case.trees, max_bin=BINS)
     aucs = {
-        "secure sums": float(roc_auc_score(new_y, exported.predict(xgboost.DMatrix(new_x, feature_names=names)))),
-        "XGBoost, same bins": float(roc_auc_score(new_y, same.predict(xgboost.DMatrix(_binned(ours, new_x))))),
-        "XGBoost, all rows": float(roc_auc_score(new_y, pooled.predict(xgboost.DMatrix(new_x)))),
+        "secure sums": auc_of(table, exported),
+        "XGBoost, all rows": auc_of(table, of_all),
+        "each site alone": alone(table, DEPTH, BINS, case.trees),
     }
-    differing, splits = differences(ours, same)
+    if not table.classes and table.sites <= _BAGGED_SITES:
+        aucs["bagging"] = bagging(table, DEPTH, BINS, case.trees)
+    differing, tied, splits = differences(grown.model, table, DEPTH)
     return Outcome(
-        aucs=aucs, differing=differing, splits=splits, seconds=seconds, peer_seconds=peer_seconds, queries=queries
-    )
+        rows=len(table.x), sites=table.sites, aucs=aucs, differing=differing, tied=tied, splits=splits, grown=grown,
+        peer_seconds=peer_seconds,
+    )  # fmt: skip
 
 
-def federated(
-    case: Case, x: NDArray[np.float32], y: NDArray[np.float32], rng: np.random.Generator
-) -> tuple[Ensemble, int]:
-    """The model of a simulated run over sites of unequal size, and how many sums it took."""
-    shares = np.arange(1, case.sites + 1) / sum(range(1, case.sites + 1))
-    owner = rng.choice(case.sites, case.rows, p=shares)
-    sites = [Split(x=x[owner == site], y=y[owner == site].astype(np.int64)) for site in range(case.sites)]
+def interrupted(case: Case) -> tuple[Grown, bool]:
+    """A run whose clients drop out now and then, and whether its model is that of a run without them."""
+    table = case.table()
+    whole, grown = federated(table, case.trees), federated(table, case.trees, drop=DROP)
+    arrays = whole.model.to_arrays(), grown.model.to_arrays()
+    return grown, all((arrays[0][name] == arrays[1][name]).all() for name in arrays[0])
+
+
+def federated(table: DividedTable, trees: int, drop: float = 0.0) -> Grown:
+    """The model of a simulated run over the sites.
+
+    drop: the probability that a client drops out of a sum.
+    """
+    sites = [table.of_site(site) for site in range(table.sites)]
+    bounds = table.bounds
 
     def data(job: LocalJob) -> tuple[Split, Split]:
         part = sites[int(job.node["partition-id"])]
         return part, part
 
-    bounds = {**{f"x{index}": (-5.0, 5.0) for index in range(FEATURES)}, "y": (0.0, 1.0)}
     app = trees_app(data=data, bounds=lambda config: bounds)
-    config = {"num-server-rounds": case.trees, "max-depth": DEPTH, "bins": BINS, "test-every": 0}
+    config: dict[str, Any] = {
+        "num-server-rounds": trees, "max-depth": DEPTH, "bins": BINS, "learning-rate": RATE, "test-every": 0,
+        "objective": table.objective, "min-nodes": table.sites,
+        **({"num-class": table.classes} if table.classes else {}),
+    }  # fmt: skip
     events: list[Any] = []
+    started = time.perf_counter()
     with load_app((app, trees_server(app)), config) as loaded:
         simulation = Simulation(
             app=loaded.app,
-            clients=case.sites,
+            clients=table.sites,
             run_config=loaded.app.run_config,
             settings=JobSettings(),
             emit=events.append,
+            drop=drop,
+            seed=1,
         )
         state = simulation.run().state
+    seconds = time.perf_counter() - started
     if state is None:
         raise RuntimeError("the run ended without a model")
-    queries = sum(event.kind == "exchange-done" for event in events)
-    return Ensemble.from_arrays({name: state[name] for name in state}), queries
+    done = [event for event in events if event.kind == "exchange-done"]
+    sent = sum(sum(event.bytes_up.values()) + sum(event.bytes_down.values()) for event in done)
+    return Grown(
+        model=Ensemble.from_arrays({name: state[name] for name in state}),
+        seconds=seconds,
+        queries=len(done),
+        bytes_a_site=sent / table.sites,
+        events=Counter(event.kind for event in events),
+    )
 
 
-def _binned(ours: Ensemble, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The numbers of the bins of each value, from 0 on for each feature."""
-    bins = (ours.cuts.bins_of(x) - ours.cuts.starts[:-1]).astype(np.float32)
-    bins[np.isnan(x)] = np.nan
-    return bins
-
-
-def _xgboost(
-    ours: Ensemble, x: NDArray[np.float32], y: NDArray[np.float32], trees: int, max_bin: int
-) -> xgboost.Booster:
-    parameters = {
-        "tree_method": "hist", "objective": ours.settings.objective, "max_depth": DEPTH, "max_bin": max_bin,
-        "base_score": ours.base_score,
-    }  # fmt: skip
-    return xgboost.train(parameters, xgboost.QuantileDMatrix(x, y, max_bin=max_bin), trees)
-
-
-def differences(ours: Ensemble, peer: xgboost.Booster) -> tuple[int, int]:
-    """Nodes whose feature, bin or direction of missing values is another one, and how many nodes split."""
-    differing = splits = 0
-    theirs = json.loads(peer.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
-    for tree, other in zip(ours.to_xgboost()["learner"]["gradient_booster"]["model"]["trees"], theirs, strict=True):
-        mine, their = _splits(tree, ours.cuts, of_bins=False), _splits(other, ours.cuts, of_bins=True)
-        differing += sum(mine.get(node) != their.get(node) for node in mine.keys() | their.keys())
-        splits += len(their)
-    return differing, splits
-
-
-def _splits(tree: dict[str, Any], cuts: Cuts, *, of_bins: bool) -> dict[int, tuple[int, int, bool]]:
-    """Feature, first bin to the right, and direction of each split, by the node's place in a heap.
-
-    A threshold above all values, which parts those from the missing ones, is one whatever its number.
-
-    of_bins: whether thresholds are of numbers of bins.
-    """
-    places, splits = {0: 0}, dict[int, tuple[int, int, bool]]()
-    for node, left in enumerate(tree["left_children"]):
-        if left < 0:
-            continue
-        place = places[node]
-        places[left], places[tree["right_children"][node]] = 2 * place + 1, 2 * place + 2
-        feature, threshold = tree["split_indices"][node], tree["split_conditions"][node]
-        edges = cuts.of_feature(feature)
-        first = int(np.ceil(threshold)) if of_bins else int(np.searchsorted(edges, np.float32(threshold))) + 1
-        first = min(first, len(edges))
-        splits[place] = (feature, first, bool(tree["default_left"][node]))
-    return splits
-
-
-def report(cases: tuple[Case, ...], outcomes: list[Outcome]) -> Report:
+def report(cases: Sequence[Case], outcomes: Sequence[Outcome], dropped: tuple[Grown, bool] | None) -> Report:
     """The mean AUC and the worst of all tables, and a row for each."""
     lost = [one.aucs["secure sums"] - one.aucs["XGBoost, all rows"] for one in outcomes]
-    figures = (
+    gained = [one.aucs["secure sums"] - one.aucs["bagging"] for one in outcomes if "bagging" in one.aucs]
+    figures = [
         Figure(name="auc_minus_pooled", value=fmean(lost), unit="AUC", aim=-0.001, at_least=True),
-        Figure(name="splits_that_differ", value=sum(one.differing for one in outcomes), unit="splits", aim=0),
-        Figure(name="seconds_over_xgboost", value=max(one.seconds / one.peer_seconds for one in outcomes), aim=1000),
-    )
-    rows = []
-    for case, one in zip(cases, outcomes, strict=True):
-        sizes = f"{case.rows:,}", str(case.sites), str(case.trees), str(one.queries)
-        aucs = (f"{auc:.4f}" for auc in one.aucs.values())
-        seconds = f"{one.seconds:.1f}", f"{one.seconds / case.trees:.2f}", f"{one.peer_seconds:.2f}"
-        rows.append((*sizes, *aucs, f"{one.differing} of {one.splits}", *seconds))
+        Figure(
+            name="splits_that_differ", value=sum(one.differing - one.tied for one in outcomes), unit="splits", aim=0
+        ),
+        Figure(name="ties_that_differ", value=sum(one.tied for one in outcomes), unit="splits", aim=0),
+        Figure(
+            name="seconds_over_xgboost", value=max(one.grown.seconds / one.peer_seconds for one in outcomes), aim=1000
+        ),
+    ]
+    if gained:
+        figures.append(Figure(name="auc_minus_bagging", value=fmean(gained), unit="AUC", aim=0.0, at_least=True))
+    notes = [
+        f"depth {DEPTH}, {BINS} bins, learning rate {RATE}; AUC on rows of which none was trained on, of several "
+        "classes the mean over each against the others; bagging has as many rounds, with a tree of each site in each",
+        "seconds are of a simulation with all masking, of all sites and the server on one machine; splits are compared "
+        "with XGBoost on the same bins, AUC with XGBoost on bins of its own",
+        "splits are compared tree by tree, each of XGBoost's grown from the margins of the federation's trees before "
+        "it; below a node that differs nothing is compared; ties are nodes whose two splits have the same gain to a "
+        "millionth, which the rounding of gradients and of float32 decides",
+    ]
+    if dropped is not None:
+        grown, same = dropped
+        figures.append(Figure(name="models_that_differ_after_dropouts", value=float(not same), unit="models", aim=0))
+        notes.append(
+            f"with clients that drop out of a sum with probability {DROP}: {grown.events['dropped']} dropped out, "
+            f"{grown.queries} sums, {grown.seconds:.1f} s, {'the same model' if same else 'another model'}"
+        )
     header = (
-        "rows", "sites", "trees", "sums", "AUC", "XGBoost, same bins", "XGBoost, own bins", "splits that differ",
-        "seconds",
-        "seconds a tree", "seconds of XGBoost",
+        "table", "rows", "sites", "rounds", "sums", "AUC", "XGBoost, all rows", "each site alone", "bagging",
+        "splits that differ", "ties", "seconds", "seconds a round", "seconds of XGBoost", "MB a site",
     )  # fmt: skip
     return Report(
         benchmark="trees",
-        figures=figures,
-        tables=(Table(title="Boosted trees", header=header, rows=tuple(rows)),),
-        notes=(
-            f"depth {DEPTH}, {BINS} bins, {FEATURES} features, a tenth of the values missing; AUC on {NEW_ROWS:,} rows "
-            "of which none was trained on",
-            "seconds are of a simulation with all masking, of all sites and the server on one machine; splits are "
-            "compared with XGBoost on the same bins, AUC with XGBoost on bins of its own",
-        ),
+        figures=tuple(figures),
+        tables=(Table(title="Boosted trees", header=header, rows=tuple(map(_row, cases, outcomes))),),
+        notes=tuple(notes),
     )
+
+
+def _row(case: Case, one: Outcome) -> tuple[str, ...]:
+    sizes = str(case), f"{one.rows:,}", str(one.sites), str(case.trees), str(one.grown.queries)
+    names = ("secure sums", "XGBoost, all rows", "each site alone", "bagging")
+    aucs = (f"{one.aucs[name]:.4f}" if name in one.aucs else "-" for name in names)
+    splits = f"{one.differing} of {one.splits}", str(one.tied)
+    seconds = f"{one.grown.seconds:.1f}", f"{one.grown.seconds / case.trees:.2f}", f"{one.peer_seconds:.2f}"
+    return (*sizes, *aucs, *splits, *seconds, f"{one.grown.bytes_a_site / 1e6:.2f}")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def _training(sources: Sources) -> CardSection:
     if record is None:
         rows += [(what, UNKNOWN) for what in ("sites", "examples", "aggregation", "dropouts")]
         return CardSection("Training", tuple(rows), ("There was no record of the run to read more from (--record).",))
-    trained = [exchange for exchange in record.exchanges if exchange.trains]
+    trained = [exchange for exchange in record.exchanges if exchange.trains] or record.of_rounds()
     sites = sorted({name for exchange in trained for name in exchange.survivors})
     examples = "not stated: with differential privacy the number is private"
     if record.privacy is None:
@@ -238,7 +238,7 @@ def _results(sources: Sources) -> CardSection:
     record, facts = sources.record, sources.facts
     evaluations: Mapping[int, Mapping[str, Any]] = sources.results
     if record is not None:
-        evaluations = {one.server_round: record.metrics_of(one) for one in record.exchanges if one.evaluates}
+        evaluations = record.evaluations()
     if not evaluations:
         return CardSection("Results", (("metrics", UNKNOWN),))
     last = max(evaluations)

@@ -92,9 +92,8 @@ def _facts(record: RunRecord) -> ByRound:
     facts: ByRound = defaultdict(dict)
     round_of = {one.exchange: one.server_round for one in record.failures}
     round_of |= {one.exchange: one.server_round for one in record.exchanges}
-    for exchange in record.exchanges:
-        if not is_query(exchange.message_type):
-            _add(facts[exchange.server_round], exchange)
+    for exchange in record.of_rounds():
+        _add(facts[exchange.server_round], exchange)
     for dropped in record.dropouts:
         if (number := round_of.get(dropped.exchange)) in facts and number is not None:
             facts[number]["dropped"] += 1

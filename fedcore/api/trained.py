@@ -33,7 +33,9 @@ from fedcore.state import ModelState
 from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_no_folder, check_own_folder, check_target, write_file
 from fedcore.system.standard_output import user_output_to_stderr
+from fedcore.training.models.trees import TreesModule
 from fedcore.trees import Ensemble
+from fedcore.trees.ensemble import xgboost_names
 
 
 def open_trained(app: Path, model: Path, run_config: Sequence[str]) -> TrainedModel:
@@ -80,7 +82,7 @@ class Export:
             self._write_trees(as_json)
             return
         with user_output_to_stderr():
-            trained = open_trained(self.app, self.model, self.run_config)
+            trained = self._open()
             schema = trained.schema() if self.kind == "onnx" else None
             if schema is None:
                 facts, text = self._write_module(trained)
@@ -93,6 +95,14 @@ class Export:
             checked = facts["checked"]
             how = f"its output is the module's ({checked})" if checked else "its output was not checked: no onnxruntime"
             typer.echo(f"saved {self.out}: {text}; {how}")
+
+    def _open(self) -> TrainedModel:
+        trained = open_trained(self.app, self.model, self.run_config)
+        if isinstance(trained.module, TreesModule):
+            raise ConfigurationError(
+                f"--to {self.kind}: the model is boosted trees; export them with --to xgboost", check="trees"
+            )
+        return trained
 
     def _write_module(self, trained: TrainedModel) -> tuple[dict[str, Any], str]:
         """The module as it is; what to say of it, as JSON and as text."""
@@ -133,7 +143,7 @@ class Export:
         from fedcore.training.language import save_peft
 
         with user_output_to_stderr():
-            trained = open_trained(self.app, self.model, self.run_config)
+            trained = self._open()
         facts = _facts_of(trained)
         with self._draft() as draft:
             draft.mkdir(parents=True)
@@ -158,13 +168,14 @@ class Export:
         model = Ensemble.from_arrays({name: state[name] for name in state})
         with self._draft() as draft:
             draft.write_text(json.dumps(model.to_xgboost()), encoding="utf-8")
+        inputs = xgboost_names(model.names)
         if as_json:
-            facts = {"trees": len(model.trees), "inputs": model.names, "objective": model.settings.objective}
+            facts = {"trees": len(model.trees), "inputs": inputs, "objective": model.settings.objective}
             typer.echo(json.dumps({"model": str(self.model), "out": str(self.out), "to": self.kind, **facts}, indent=2))
         else:
-            columns = ", ".join(model.names)
             typer.echo(
-                f"saved {self.out}: {len(model.trees)} trees of {model.settings.objective} over the columns {columns}; "
+                f"saved {self.out}: {len(model.trees)} trees of {model.settings.objective} over the columns "
+                f"{', '.join(inputs)}; "
                 f'xgboost.Booster(model_file="{self.out}") loads it'
             )
 

@@ -21,7 +21,7 @@ from fedcore.comparison.plan import CompareJob
 from fedcore.comparison.report import SiteSplit
 from fedcore.comparison.run import ChosenMode, PlannedRun, worker_name
 from fedcore.comparison.workers.pooled import further_metrics, scored
-from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.problem import Problem, TreesProblem
 from fedcore.comparison.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError, UsageError
@@ -56,6 +56,7 @@ class AppFacts(WorkerReport):
     split: of the data over the sites; empty if it cannot be known.
     cost: of computation, None without a network.
     validation: whether the app lets validation data be set apart.
+    trees: whether boosted trees grow, which take no steps.
     """
 
     refusal: str
@@ -66,6 +67,7 @@ class AppFacts(WorkerReport):
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None
     validation: bool = False
+    trees: bool = False
 
     def allows(self, chosen: ChosenMode) -> bool:
         """Whether the app can be trained in this mode."""
@@ -100,6 +102,8 @@ class AppFacts(WorkerReport):
 
     def check_design(self, job: CompareJob) -> None:
         """Raise ConfigurationError for a budget or a tuning that this app cannot have."""
+        if job.budget.kind == "steps" and self.trees:
+            raise ConfigurationError("--budget steps: trees grow without steps", check="unknown-steps")
         if job.budget.kind == "steps" and self.refusal:
             raise ConfigurationError(
                 f"--budget steps: nobody counts the steps of {job.app.name}, which trains in its own way: "
@@ -111,6 +115,12 @@ class AppFacts(WorkerReport):
             raise ConfigurationError(
                 f"--budget: {job.app.name} has no metric {target.metric!r}; there is {', '.join(self.metrics)}",
                 check="no-such-metric",
+            )
+        if job.tuning is not None and self.trees:
+            raise ConfigurationError(
+                f"--tune: {job.app.name} grows trees, which have no validation data; sweep with --set, and test data "
+                "choose",
+                check="no-validation",
             )
         if job.tuning is not None and not self.validation:
             raise ConfigurationError(
@@ -134,6 +144,11 @@ class AppFacts(WorkerReport):
             )
         if self.refusal and not chosen.mode.any_app:
             return self.refusal
+        if self.trees and not chosen.mode.grows_trees:
+            return (
+                "the app grows boosted trees, which take no steps; centralized, local, federated and federated-plain "
+                "can have it"
+            )
         if self.batch_loss and chosen.mode.divides_batches(chosen.options):
             return (
                 f"the loss {self.batch_loss} is over a whole batch, which this mode divides over several processes; "
@@ -178,6 +193,9 @@ def report_facts(report: ReportSink, run: PlannedRun) -> None:
         report(AppFacts(refusal=str(error), strategy=_strategy(run)))
         return
     try:
+        if isinstance(problem, TreesProblem) and run.network is not None:
+            report(Unreadable(reason="--network counts the seconds of steps, and trees take none: leave it out"))
+            return
         split = tuple(_site(problem, site) for site in range(run.sites))
         cost = _cost(problem, run.network) if run.network is not None else None
     except FedcoreError as error:
@@ -197,28 +215,29 @@ def _strategy(run: PlannedRun) -> str:
 
 
 def _facts(problem: Problem, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
-    app = problem.app
+    loss = problem.loss
     if any(site.labels is None or site.test_labels is None for site in split):
-        two_classes = scored(app.loss) and _scores_two_classes(problem)
+        two_classes = scored(loss) and _scores_two_classes(problem)
     else:
-        two_classes = scored(app.loss) and bool(split) and all(_of_two_classes(site) for site in split)
-    further = further_metrics(app.metrics, two_classes=two_classes)
+        two_classes = scored(loss) and bool(split) and all(_of_two_classes(site) for site in split)
+    further = further_metrics(problem.metrics, two_classes=two_classes)
     return AppFacts(
         refusal="",
         metrics={
-            **{metric.name: metric.better for metric in app.metrics},
+            **{metric.name: metric.better for metric in problem.metrics},
             LOSS: "min",
             **{name: better for name, (better, _) in further.items()},
         },
         definitions={
-            **{metric.name: metric.definition for metric in app.metrics if metric.definition},
-            LOSS: f"mean {app.loss.name} over the test examples, as the app weighs them",
+            **{metric.name: metric.definition for metric in problem.metrics if metric.definition},
+            LOSS: f"mean {loss.name} over the test examples, as the app weighs them",
             **{name: meaning for name, (_, meaning) in further.items()},
         },
-        batch_loss=app.loss.name if app.loss.over == "batch" else "",
+        batch_loss=loss.name if loss.over == "batch" else "",
         split=split,
         cost=cost,
-        validation=isinstance(app.data, ValidationData),
+        validation=isinstance(problem.app.data, ValidationData),
+        trees=isinstance(problem, TreesProblem),
     )
 
 

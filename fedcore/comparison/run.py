@@ -64,6 +64,9 @@ class RunMode(Protocol):
     def options(self) -> Mapping[str, Any]: ...
 
     @property
+    def grows_trees(self) -> bool: ...
+
+    @property
     def in_report(self) -> Any: ...
 
     @property

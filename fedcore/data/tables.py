@@ -14,7 +14,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
@@ -139,6 +139,15 @@ class TableSchema:
             for name in column.features
         }
 
+    @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Of the columns that have them, by name."""
+        return {one.name: one.categories for one in self.columns if one.kind == "category"}
+
+    def coded(self) -> CodedSchema:
+        """The same columns, but each category a number, as boosted trees take them."""
+        return CodedSchema(**{one.name: getattr(self, one.name) for one in fields(TableSchema)})
+
     def without(self, column: str) -> TableSchema:
         """The schema without one of its columns."""
         return replace(self, columns=tuple(one for one in self.columns if one.name != column))
@@ -161,7 +170,7 @@ class TableSchema:
             table = table[table[self.target].notna()]
         if not len(table):
             raise DataError(f"{path} has no row{' with a target' if targets else ''}")
-        parts = [column.values(_one(table, column.name, path)) for column in self.columns]
+        parts = [self._values(column, _one(table, column.name, path)) for column in self.columns]
         y = self._targets(_one(table, self.target, path)) if targets else np.zeros(len(table), np.int64)
         return Split(x=np.concatenate(parts, axis=1), y=y)
 
@@ -191,6 +200,9 @@ class TableSchema:
             lines += ["", "[left-out]", *(f"{_quoted(name)} = {_quoted(why)}" for name, why in self.left_out)]
         return "\n".join(lines) + "\n"
 
+    def _values(self, column: TableColumn, cells: Cells) -> NDArray[np.float32]:
+        return column.values(cells)
+
     def _targets(self, cells: Cells) -> NDArray[Any]:
         if self.task == "regression":
             return (numbers(cells) / self.target_unit).astype(np.float32)
@@ -213,6 +225,30 @@ class TableSchema:
             )
         if (self.task == "regression") == bool(self.classes) or (self.task == "binary") != (len(self.classes) == 2):
             raise ConfigurationError(f"{path}: a binary task has two classes, a regression none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedSchema(TableSchema):
+    """A schema whose columns are one feature each: a category is 0 for the first of its column, 1 for the next."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(one.name for one in self.columns)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Between which values numbers are counted, by name, and those of the target, "y"; none of categories."""
+        target = (self.target_low / self.target_unit, self.target_high / self.target_unit)
+        if self.task != "regression":
+            target = (0.0, float(len(self.classes) - 1))
+        return {one.name: (one.low, one.high) for one in self.columns if one.kind != "category"} | {"y": target}
+
+    def _values(self, column: TableColumn, cells: Cells) -> NDArray[np.float32]:
+        if column.kind != "category":
+            return column.values(cells)
+        codes = indices(cells, column.categories)[:, None].astype(np.float32)
+        return np.where(codes < 0, np.float32(np.nan), codes)
 
 
 def read_cells(path: Path) -> pandas.DataFrame:
@@ -292,13 +328,12 @@ def table_data(
     if shared.is_dir():
         return _halves(schema, _file_of(share, shares, shared))
     train, test = _halves(schema, shared)
-    parts = [part.take(np.arange(share, len(part), shares)) for part in (train, test)]
-    if not all(map(len, parts)):
+    if min(len(train), len(test)) <= share:
         raise DataError(
             f"{len(train)} training and {len(test)} test rows are too few for {shares} clients: simulate fewer of them",
             check="too-few-rows",
         )
-    return parts[0], parts[1]
+    return _share_of(schema, shared, share, shares)
 
 
 def _shared_file(name: str, app: Path) -> Path:
@@ -325,6 +360,13 @@ def _file_of(share: int, shares: int, folder: Path) -> Path:
             check="files-of-clients",
         )
     return files[share]
+
+
+@lru_cache(maxsize=64)
+def _share_of(schema: TableSchema, path: Path, share: int, shares: int) -> tuple[Split, Split]:
+    """Kept as well: boosted trees take the same object for the same rows."""
+    train, test = (part.take(np.arange(share, len(part), shares)) for part in _halves(schema, path))
+    return train, test
 
 
 @lru_cache(maxsize=64)

@@ -88,9 +88,20 @@ class RunRecord:
 
     def final_metrics(self) -> dict[str, MetricValue]:
         """The metrics of the last evaluation; of the last training where nothing was evaluated."""
-        evaluations = [exchange for exchange in self.exchanges if exchange.evaluates]
-        last = (evaluations or self.exchanges)[-1:]
+        evaluated = self.evaluations()
+        if evaluated:
+            return evaluated[max(evaluated)]
+        last = [exchange for exchange in self.exchanges if exchange.trains][-1:] or self.exchanges[-1:]
         return self.metrics_of(last[0]) if last else {}
+
+    def evaluations(self) -> dict[int, dict[str, MetricValue]]:
+        """Round -> the metrics of its evaluation.
+
+        An app that asks its clients queries alone, as one of boosted trees, has those that its ServerApp found.
+        """
+        if all(is_query(exchange.message_type) for exchange in self.exchanges):
+            return {number: dict(metrics) for number, metrics in self.figures.get("evaluate", {}).items()}
+        return {one.server_round: self.metrics_of(one) for one in self.exchanges if one.evaluates}
 
     def metrics_of(self, exchange: ExchangeDone) -> dict[str, MetricValue]:
         """Of an exchange, with what the ServerApp made of them."""
@@ -107,8 +118,11 @@ class RunRecord:
 
     def rounds(self) -> int:
         """The last round that an exchange was completed of; questions count where there was nothing else."""
-        of_model = [exchange for exchange in self.exchanges if not is_query(exchange.message_type)]
-        return max((exchange.server_round for exchange in of_model or self.exchanges), default=0)
+        return max((exchange.server_round for exchange in self.of_rounds()), default=0)
+
+    def of_rounds(self) -> list[ExchangeDone]:
+        """The exchanges that rounds consist of: all but questions, or all where there was nothing else."""
+        return [one for one in self.exchanges if not is_query(one.message_type)] or self.exchanges
 
     def samples(self) -> int:
         """Examples reported by all training exchanges together; 0 if they are private."""

@@ -175,7 +175,7 @@ class Ensemble:
         return {
             "learner": {
                 "attributes": self._best_json(),
-                "feature_names": list(self.names),
+                "feature_names": xgboost_names(self.names),
                 "feature_types": ["c" if part else "float" for part in self.levels],
                 "gradient_booster": {"model": model, "name": "gbtree"},
                 "learner_model_param": {
@@ -228,6 +228,17 @@ def class_margins(counts: Sequence[float] | NDArray[Any]) -> tuple[float, ...]:
     shares = np.asarray(counts, np.float32) / np.float32(sum(counts))
     logs = np.log(shares + _EDGE)
     return tuple(float(one) for one in logs - logs.mean())
+
+
+def xgboost_names(names: Sequence[str]) -> list[str]:
+    """The names without what XGBoost takes in none: [ and ] become round brackets, < becomes "under"; all differ."""
+    allowed: dict[str, None] = {}
+    for name in names:
+        own = name.replace("[", "(").replace("]", ")").replace("<", "under")
+        while own in allowed:
+            own += "_"
+        allowed[own] = None
+    return list(allowed)
 
 
 def feature_names(names: Sequence[str] | None, features: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedcore.monitoring.promise import promise_of
 from fedcore.wire.base import MetricValue
@@ -38,10 +38,14 @@ class _Round:
 
 
 class RoundCharts:
-    """Takes the events of one run in order."""
+    """Takes the events of one run in order.
+
+    Queries belong to no round, unless a run has nothing else, as one of boosted trees.
+    """
 
     def __init__(self) -> None:
         self._rounds: dict[int, _Round] = {}
+        self._queries: dict[int, _Round] = {}
         self._planned: int | None = None
         self._privacy: PrivacyTerms | None = None
         self._promise = ""
@@ -62,12 +66,14 @@ class RoundCharts:
             case ExchangeStarted(exchange=exchange, cohort=cohort):
                 self._cohort = (exchange, len(cohort))
             case FiguresFound(source=source, server_round=number, metrics=metrics):
-                entry = self._round(number)
+                entry = self._round(self._rounds, number)
                 {"train": entry.train, "evaluate": entry.evaluate, "server": entry.server}[source].update(
                     _drawable(metrics)
                 )
             case ExchangeDone() as done if done.trains or done.evaluates:
-                self._add(done)
+                self._add(self._rounds, done)
+            case ExchangeDone() as done:
+                self._add(self._queries, done)
 
     def _count(self, ended: AttemptEnd) -> None:
         up, down = sum(ended.bytes_up.values()), sum(ended.bytes_down.values())
@@ -77,24 +83,36 @@ class RoundCharts:
             self._lost_up[ended.server_round] += up
             self._lost_down[ended.server_round] += down
 
-    def _round(self, number: int) -> _Round:
-        entry = self._rounds.setdefault(number, _Round())
-        if len(self._rounds) > MOST_ROUNDS:
-            del self._rounds[next(iter(self._rounds))]
+    @staticmethod
+    def _round(rounds: dict[int, _Round], number: int) -> _Round:
+        entry = rounds.setdefault(number, _Round())
+        if len(rounds) > MOST_ROUNDS:
+            del rounds[next(iter(rounds))]
         return entry
 
-    def _add(self, done: ExchangeDone) -> None:
-        entry = self._round(done.server_round)
+    def _add(self, rounds: dict[int, _Round], done: ExchangeDone) -> None:
+        entry = self._round(rounds, done.server_round)
         entry.seconds += done.seconds
         entry.up += sum(done.bytes_up.values())
         entry.down += sum(done.bytes_down.values())
         entry.epsilon = done.epsilon_spent if done.epsilon_spent is not None else entry.epsilon
-        (entry.train if done.trains else entry.evaluate).update(_drawable(done.metrics))
+        if rounds is self._rounds:
+            (entry.train if done.trains else entry.evaluate).update(_drawable(done.metrics))
         if done.trains or not entry.has_trained:
             entry.has_trained = done.trains
             entry.survivors = len(done.survivors)
             exchange, cohort = self._cohort
             entry.cohort = cohort if exchange == done.exchange else entry.survivors
+
+    def _all_rounds(self) -> dict[int, _Round]:
+        """With what the queries took, in a run whose ServerApp makes figures of nothing else."""
+        if not self._rounds or any(one.survivors for one in self._rounds.values()):
+            return self._rounds
+        rounds = dict(self._queries)
+        for number, one in self._rounds.items():
+            queries = rounds.get(number, one)
+            rounds[number] = replace(queries, train=one.train, evaluate=one.evaluate, server=one.server)
+        return rounds
 
     def describe(self, seq: int) -> RoundsOut:
         """All rounds, in order.
@@ -117,7 +135,7 @@ class RoundCharts:
                     survivors=one.survivors,
                     dropped=one.cohort - one.survivors,
                 )
-                for number, one in sorted(self._rounds.items())
+                for number, one in sorted(self._all_rounds().items())
             ],
             up=self._up,
             down=self._down,

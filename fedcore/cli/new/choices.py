@@ -11,6 +11,7 @@ from fedcore.cli.new.columns import InferredTable, infer_table
 from fedcore.cli.new.examples import breast_cancer_csv, chats, messages, patients_csv
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError
+from fedcore.trees.settings import LOGISTIC, SOFTPROB, SQUARED_ERROR
 
 EXAMPLE: Final = ".example/"
 """Where the data of an example lie in an app: hidden, so that they are no part of it."""
@@ -26,7 +27,7 @@ class Answers:
     task: "classification" or "regression" over what the target looks like.
     categories: those of each column that has them named.
     private: whether the app gets differential privacy, which needs many clients.
-    model: "linear" or "network" over what such a table gets by default.
+    model: "linear", "network" or "trees" over what such a table gets by default.
     """
 
     csv: Path | None = None
@@ -45,11 +46,13 @@ class Filling:
     values: for its files.
     data: further files, by their path in the app's folder.
     notes: what a person should look at.
+    files: the folder of the template's files, "" for the one with its name.
     """
 
     values: Mapping[str, Any]
     data: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    files: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,10 @@ def _tabular(answers: Answers) -> Filling:
         "best": _BEST[schema.task],
         "network": (answers.model or _MODELS[schema.task]) == "network" and not answers.private,
     }
-    return Filling(values=values, data=data, notes=table.notes)
+    if answers.model != "trees":
+        return Filling(values=values, data=data, notes=table.notes)
+    values["objective"] = {"binary": LOGISTIC, "classes": SOFTPROB, "regression": SQUARED_ERROR}[schema.task]
+    return Filling(values=values, data=data, notes=table.notes, files="trees")
 
 
 def _survival(answers: Answers) -> Filling:

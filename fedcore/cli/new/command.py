@@ -36,9 +36,9 @@ def new(
     model: Annotated[
         str,
         typer.Option(
-            metavar="linear|network",
-            help="Of a table: a logistic regression, or a small network.  \\[default: linear for classes, network for "
-            "numbers]",
+            metavar="linear|network|trees",
+            help="Of a table: a logistic regression, a small network, or boosted trees.  \\[default: linear for "
+            "classes, network for numbers]",
         ),
     ] = "",
     from_: Annotated[
@@ -76,7 +76,7 @@ def new(
             raise ConfigurationError(f"--from reads a script, and {other[0]} does not go with it")
         result = _from_script(name, from_, private)
     else:
-        result = _from_template(name, template or ("tabular" if csv or target else "image"), answers, private)
+        result = _from_template(name, template or ("tabular" if csv or target or model else "image"), answers, private)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
@@ -119,7 +119,7 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
     values = {**filling.values, **(PRIVATE[template] if private else {}), "private": private}
     if csv is not None:  # what is known of the example says nothing about other rows
         values["accuracy"] = ""
-    files = write_app(folder, template, values, filling.data)
+    files = write_app(folder, filling.files or template, values, filling.data)
     result: dict[str, Any] = {"folder": str(folder), "template": template, "files": [str(path) for path in files]}
     if schema := filling.values.get("schema"):
         features = {column.name: list(column.categories) or column.kind for column in schema.columns}
@@ -134,12 +134,14 @@ def _from_template(folder: Path, template: str, options: Mapping[str, Any], priv
 def _check_model(model: str, template: str, private: bool) -> None:
     from fedcore.errors import ConfigurationError
 
-    if model not in ("", "linear", "network"):
-        raise ConfigurationError(f"--model is linear or network, not {model!r}")
+    if model not in ("", "linear", "network", "trees"):
+        raise ConfigurationError(f"--model is linear, network or trees, not {model!r}", check="model")
     if model and template != "tabular":
         raise ConfigurationError(f"--model goes with --template tabular; {template} has one model")
     if model == "network" and private:
         raise ConfigurationError("--model network does not go with --private: each weight gets noise, so it is linear")
+    if model == "trees" and private:
+        raise ConfigurationError("--model trees does not go with --private: their sums get no noise", check="model")
 
 
 def _from_script(folder: Path, script: Path, private: bool) -> dict[str, Any]:

@@ -118,6 +118,11 @@ class Mode(ABC):
         """Whether it needs settings of differential privacy; such a mode is no part of `--modes all`."""
         return False
 
+    @property
+    def grows_trees(self) -> bool:
+        """Whether it can have an app of boosted trees, which takes no steps."""
+        return False
+
     def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
         """Whether processes compute one gradient together, each of a part of the batch; a batch loss forbids that."""
         del options

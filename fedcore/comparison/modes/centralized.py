@@ -38,6 +38,10 @@ class Centralized(Baseline):
         return int(options["ranks"]) > 1
 
     @property
+    def grows_trees(self) -> bool:
+        return True
+
+    @property
     def in_report(self) -> InReport:
         return InReport(pooled=True, readers="pooled")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,11 +18,13 @@ from fedcore.comparison.modes.base import InReport, Mode, Readers, Trained, Twin
 from fedcore.comparison.results import CurvePoint, Metrics, RunResult, as_metrics, number_of
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.comparison.workers.models import START_SECONDS, everywhere, first_of
-from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.problem import Problem, TreesProblem
 from fedcore.comparison.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.comparison.workers.schedule import Schedule
+from fedcore.comparison.workers.trees import save_rounds
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.apps.progress_protocol import EvaluationProgress
+from fedcore.flower.trees.question import GROW
 from fedcore.monitoring.run_record import RunRecord, metric_like
 from fedcore.run.model_selection import laid_over
 from fedcore.run.settings import BUFFERED_SETTINGS, JobSettings
@@ -55,6 +58,10 @@ class Federated(Mode):
     @property
     def private(self) -> bool:
         return self.protection == "private"
+
+    @property
+    def grows_trees(self) -> bool:
+        return not self.private
 
     @property
     def in_report(self) -> InReport:
@@ -100,12 +107,14 @@ class Federated(Mode):
         followed = warm.execute(run, emit)
         about = describe(run, workers)
         result = result_of(run, followed, about)
-        if about.schedule is None or not result.model_sha256:
+        if not result.model_sha256 or (about.schedule is None and not about.tree_rows):
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
         start = first_point(result)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
+        if about.tree_rows:  # the last model has those of all rounds in it
+            models = {**save_rounds(run.folder / MODEL_FILE, run.folder), **models}
         return Trained(
             result=replace(result, curve=(start, *rest), by_server=()),
             models={number: everywhere(run, model) for number, model in models.items()},
@@ -141,12 +150,14 @@ class Description(WorkerReport):
     "" where the run begins without a model.
 
     schedule: None for an app that does its own training.
+    tree_rows: training rows of all sites together, of an app of boosted trees; 0 for others.
     """
 
     parameters: int = 0
     model_bytes: int = 0
     sent_sha256: str = ""
     schedule: Schedule | None = None
+    tree_rows: int = 0
 
 
 def describe(run: PlannedRun, workers: Workers) -> Description:
@@ -166,9 +177,18 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
         model_bytes, sent = (run.folder / INITIAL_FILE).stat().st_size, sha256_file(run.folder / INITIAL_FILE)
         first.model.save(run.folder / INITIAL_FILE)
         parameters = sum(spec.size for spec in first.model.layout.specs)
+    tree_rows = 0
     with contextlib.suppress(ConfigurationError):
-        schedule = Problem.of(run).schedule
-    report(Description(parameters=parameters, model_bytes=model_bytes, sent_sha256=sent, schedule=schedule))
+        problem = Problem.of(run)
+        if isinstance(problem, TreesProblem):
+            tree_rows = len(problem.table(range(run.sites))[0])
+        else:
+            schedule = problem.schedule
+    report(
+        Description(
+            parameters=parameters, model_bytes=model_bytes, sent_sha256=sent, schedule=schedule, tree_rows=tree_rows
+        )
+    )
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
@@ -177,11 +197,13 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
 def result_of(run: PlannedRun, followed: FederatedOutcome, about: Description) -> RunResult:
     """All that is known without our own evaluation."""
     record = followed.record
-    training = _training(followed, about.model_bytes)
+    training = _trees(followed) if about.tree_rows else _training(followed, about.model_bytes)
     schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.examples) else None
     simulated = _simulated(run, record, training, schedule)
     own = AppEvaluation.of(followed.results, evaluations_of(record))
     samples = _samples(training, {} if record.privacy else followed.examples)
+    if about.tree_rows:  # each tree is of all rows
+        samples = [about.tree_rows * number for number in range(1, len(training) + 1)]
     steps = steps_until(run.sites, training, schedule)
     curve = curve_of(run.sites, training, samples, steps, simulated, own)
     finished = record.status == "finished"
@@ -243,6 +265,21 @@ def _training(followed: FederatedOutcome, size: int) -> list[ExchangeDone]:
         for exchange, model, fetched in zip(followed.record.exchanges, followed.models, followed.fetched, strict=True)
         if exchange.trains
     ]
+
+
+def _trees(followed: FederatedOutcome) -> list[ExchangeDone]:
+    """What each tree took, as one training: the queries for its sums together, with the models that they bring."""
+    trees: dict[int, ExchangeDone] = {}
+    for one in followed.record.exchanges:
+        if one.message_type != f"query.{GROW}":
+            continue
+        known = trees.get(one.server_round)
+        up, down = (Counter(known.bytes_up), Counter(known.bytes_down)) if known else (Counter(), Counter())
+        up.update(one.bytes_up)
+        down.update(one.bytes_down)
+        changes = {"seconds": one.seconds + (known.seconds if known else 0.0), "metrics": {}}
+        trees[one.server_round] = one.model_copy(update={**changes, "bytes_up": dict(up), "bytes_down": dict(down)})
+    return list(trees.values())
 
 
 def curve_of(

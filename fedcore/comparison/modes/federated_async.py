@@ -36,6 +36,10 @@ class FederatedAsync(Federated):
     """FedBuff over real processes (`fedcore.run.buffer`); those of its models that were caught are evaluated."""
 
     @property
+    def grows_trees(self) -> bool:
+        return False
+
+    @property
     def in_report(self) -> InReport:
         return replace(super().in_report, twins={"federated": "asynchrony"})
 

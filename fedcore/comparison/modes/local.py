@@ -12,7 +12,8 @@ from fedcore.comparison.run import PlannedRun
 from fedcore.comparison.workers.models import Models
 from fedcore.comparison.workers.processes import Workers
 from fedcore.comparison.workers.schedule import Schedule
-from fedcore.comparison.workers.training import snapshot, train_alone
+from fedcore.comparison.workers.training import snapshot
+from fedcore.comparison.workers.trees import train_site
 from fedcore.simulation.devices.network import Cost, Network
 
 
@@ -28,12 +29,16 @@ class Local(Baseline):
     consequence: ClassVar[str] = "the other sites went on without it"
 
     @property
+    def grows_trees(self) -> bool:
+        return True
+
+    @property
     def in_report(self) -> InReport:
         return InReport(alone=True, readers="nobody")
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         for site, name in enumerate(run.site_names):
-            workers.start(name, train_alone, run, site)
+            workers.start(name, train_site, run, site)
         return run.site_names
 
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:

@@ -28,7 +28,7 @@ from fedcore.flower.apps.progress_protocol import EvaluationProgress
 from fedcore.flower.grid.plain_request import Content, PlainRequest
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
-from fedcore.run.engine_config import EngineConfig
+from fedcore.flower.trees.question import GROW
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.run.requirements import waiting_for
@@ -37,7 +37,7 @@ from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.workers.executor import InlineExecutor
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
-from fedcore.training.engines import Engine, World, make_engine
+from fedcore.training.engines import Engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import Evaluation, evaluate
 from fedcore.training.metrics import Metric
@@ -47,6 +47,9 @@ START_SECONDS: Final = 600.0
 """How long the app may take to import and to make a model, or to read its data."""
 SILENCE_SECONDS: Final = 1800.0
 """How long the evaluation of one model may take."""
+
+_GROWS: Final = f"query.{GROW}"
+"""The first question that boosted trees come with."""
 
 Models: TypeAlias = Mapping[int, Path]
 """Site -> the file of the model that it is to be evaluated on; a site that has none is left out."""
@@ -73,7 +76,8 @@ class _FirstModelBackend:
         raise UsageError("the first model is looked for in plain mode")
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
-        if any(message.message_type.partition(".")[0] in ("train", "evaluate") for message in request.messages):
+        kinds = {message.message_type for message in request.messages}
+        if _GROWS in kinds or any(kind.partition(".")[0] in ("train", "evaluate") for kind in kinds):
             self.sent = request.contents[0]
             raise BudgetSpent("the first model is known")
         if self._questions is None:
@@ -276,12 +280,9 @@ class _Test:
     problem: Problem
     parts: Mapping[int, TrainingData]
     draws: bool = False
-    _engine: Engine = field(init=False)
+    _engine: Engine | None = None
     _loaded: Path | None = None
     _weights: dict[int, Weights | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._engine = make_engine(self.problem.recipe(), EngineConfig(), World(device=World.current().device))
 
     def together(self, number: int, models: Models) -> Evaluated:
         """One model for all sites, on the test part of each and on all of them together."""
@@ -310,14 +311,12 @@ class _Test:
 
     def of(self, model: Path, site: int) -> _Counts:
         """A model on the test part of one site."""
-        if model != self._loaded:
-            state = ModelState.open(model)
-            self._engine.load(state, only=list(state))
+        if model != self._loaded or self._engine is None:
+            self._engine = self.problem.engine_with(ModelState.open(model), self._engine)
             self._loaded = model
-        app = self.problem.app
         notes = self._notes(site) if self.draws else None
-        recorder = Recorder(app.loss, app.metrics)
-        metrics = app.metrics if notes is None else notes.noting()
+        recorder = Recorder(self.problem.loss, self.problem.metrics)
+        metrics = self.problem.metrics if notes is None else notes.noting()
         result = evaluate(self._engine, self.parts[site], metrics=(*metrics, *recorder.extras()))
         counts = replace(self.counts(result), outputs=recorder.outputs())
         return counts if notes is None else replace(counts, drawn=notes.drawn)
@@ -326,22 +325,22 @@ class _Test:
         if site not in self._weights:
             self._weights[site] = weights_of(self.parts[site], site)
         weights = self._weights[site]
-        app = self.problem.app
-        return None if weights is None else DrawnMetrics(app.metrics, weights, app.definition.loss)
+        return None if weights is None else DrawnMetrics(self.problem.metrics, weights, self.problem.loss)
 
     def _drawn(self, parts: Iterable[_Counts]) -> dict[str, tuple[float, ...]]:
-        app = self.problem.app
-        return figures(added(one.drawn for one in parts), app.metrics, app.definition.loss) if self.draws else {}
+        if not self.draws:
+            return {}
+        return figures(added(one.drawn for one in parts), self.problem.metrics, self.problem.loss)
 
     def counts(self, result: Evaluation | EvaluationProgress) -> _Counts:
         """What one site's test part adds to those of the others."""
         weight: int = getattr(result, self.problem.weigh)
-        names = [metric.name for metric in self.problem.app.metrics]
+        names = [metric.name for metric in self.problem.metrics]
         sums = {name: torch.tensor(result.sums[name], dtype=torch.float64) for name in names}
         return _Counts(
             examples=result.examples,
             weight=weight,
             loss=weight * result.loss,
-            metrics=self.problem.app.metrics,
+            metrics=self.problem.metrics,
             sums=sums,
         )

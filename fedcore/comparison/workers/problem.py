@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch.utils.data import ConcatDataset
 
 from fedcore.comparison.run import PlannedRun
@@ -22,11 +23,20 @@ from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.node.config import share_of_client
 from fedcore.flower.node.keys import NodeKeys
+from fedcore.flower.trees.client import TreesApp
+from fedcore.flower.trees.server import boosting_settings
+from fedcore.run.engine_config import EngineConfig
 from fedcore.run.settings import ROUNDS_KEY
-from fedcore.training.engines import MakeOptimizer, Recipe
+from fedcore.state import ModelState
+from fedcore.training import losses, metrics
+from fedcore.training.engines import Engine, MakeOptimizer, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.engines.streams import rows_to_pick
-from fedcore.training.optimizers import Rates
+from fedcore.training.losses import Loss
+from fedcore.training.metrics import Metric
+from fedcore.training.models.trees import TreesModule
+from fedcore.training.optimizers import OptimizerConfig, Rates
+from fedcore.trees.settings import LOGISTIC, SQUARED_ERROR
 from fedcore.wire.base import Scalar
 
 _ANY = "(centralized and the federated modes take any Flower app)"
@@ -57,6 +67,10 @@ class Problem:
         Raises ConfigurationError if the app does its own training, or keeps a part of the model on its clients.
         """
         try:
+            client = load_object(app.folder, app.clientapp, object)
+            if isinstance(client, TreesApp):
+                data = cast(Data, client.data)
+                return TreesProblem(app=client, data=data, config=config, sites=sites, node_keys=app.node_keys)
             local_app = load_object(app.folder, app.clientapp, LocalApp)
         except AppError as error:
             raise ConfigurationError(
@@ -101,6 +115,26 @@ class Problem:
     def rounds(self) -> int:
         """Rounds of the run; a mode without rounds reports after as many examples as a round has."""
         return int(self.config[ROUNDS_KEY])
+
+    @property
+    def loss(self) -> Loss:
+        """What models are trained and tested by."""
+        return self.app.loss
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What models are judged by, in addition to the loss."""
+        return tuple(self.app.metrics)
+
+    def engine_with(self, model: ModelState, last: Engine | None = None) -> Engine:
+        """An engine that tests this model.
+
+        Args:
+            last: the one of another model, which may serve again.
+        """
+        engine = last or make_engine(self.recipe(), EngineConfig(), World(device=World.current().device))
+        engine.load(model, only=list(model))
+        return engine
 
     def recipe(self, wrap: Callable[[MakeOptimizer], MakeOptimizer] = lambda make: make) -> Recipe:
         """For an engine.
@@ -169,3 +203,56 @@ def joined(parts: list[TrainingData]) -> TrainingData:
     if len(arrays) == len(parts):
         return Split(x=np.concatenate([part.x for part in arrays]), y=np.concatenate([part.y for part in arrays]))
     return ConcatDataset(parts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreesProblem(Problem):
+    """Trees that grow over the rows of all sites: no mode trains them by steps."""
+
+    app: TreesApp  # type: ignore[assignment]
+
+    @property
+    def objective(self) -> str:
+        return boosting_settings(dict(self.config)).objective
+
+    @property
+    def loss(self) -> Loss:
+        by_objective = {LOGISTIC: losses.binary_cross_entropy, SQUARED_ERROR: losses.squared_error}
+        return by_objective.get(self.objective, losses.cross_entropy)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """As apps of tables have them that train another model, so that their reports can be laid over one another."""
+        if self.objective == SQUARED_ERROR:
+            return metrics.rmse, metrics.mae, metrics.r2
+        if self.objective == LOGISTIC:
+            return (
+                metrics.auc(), metrics.brier, metrics.calibration_error(), metrics.accuracy, metrics.majority()
+            )  # fmt: skip
+        return metrics.accuracy, metrics.majority(int(self.config["num-class"]))
+
+    @property
+    def weigh(self) -> str:
+        return "examples"
+
+    @property
+    def schedule(self) -> Schedule:
+        raise ConfigurationError("trees grow without steps", check="no-steps")
+
+    @property
+    def _statistics(self) -> dict[str, Any]:
+        """Nobody is told any: the server alone asks for them."""
+        return {}
+
+    def engine_with(self, model: ModelState, last: Engine | None = None) -> Engine:
+        """Trees have no tensors of one shape, so each model is a module of its own."""
+        del last
+        recipe = Recipe(build=lambda: TreesModule.of(model), optimizer=OptimizerConfig(), loss=self.loss)
+        return make_engine(recipe, EngineConfig(), World(device=torch.device("cpu")))
+
+    def table(self, sites: range) -> tuple[Split, Split]:
+        """Training and test parts of these sites, one site after the other; raises AppError for what is no table."""
+        halves = [joined([read(site) for site in sites]) for read in (self.training, self.test)]
+        if not all(isinstance(half, Split) for half in halves):
+            raise AppError("the rows of boosted trees are a Split of features [n, d] and targets [n]", check="no-table")
+        return cast(Split, halves[0]), cast(Split, halves[1])

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from fedcore.comparison.results import as_metrics, number_of
 from fedcore.comparison.run import INITIAL_FILE, MODEL_FILE, PlannedRun
-from fedcore.comparison.workers.problem import Problem
+from fedcore.comparison.workers.problem import Problem, TreesProblem
 from fedcore.comparison.workers.processes import ReportSink, ignore_report
 from fedcore.comparison.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
+from fedcore.comparison.workers.trees import grow_pooled
 from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.flower.app import AppBundle
 from fedcore.flower.grid.plain_request import PlainRequest
@@ -43,18 +44,24 @@ def train_centralized(
 
     The second is for apps that do their own training. Nobody counts the examples that they take, and no steps.
     """
+    ignored = [key for key, option in run.mode.options.items() if run.options[key] != option.default]
     try:
-        Problem.of(run)
+        problem = Problem.of(run)
     except ConfigurationError as reason:
-        ignored = [key for key, option in run.mode.options.items() if run.options[key] != option.default]
-        if ignored:
-            raise ConfigurationError(
-                f"{', '.join(ignored)} cannot be set for this app: {reason}", check="global-batch"
-            ) from None
+        _check_options(ignored, str(reason))
         report(Note(line=f"centralized by the ServerApp of {run.app.name}: {reason}"))
         _run_server_app(report, run)
     else:
-        train_pooled(report, run, rank, port, listening)
+        if isinstance(problem, TreesProblem):
+            _check_options(ignored, "trees grow without steps")
+            grow_pooled(report, run, problem)
+        else:
+            train_pooled(report, run, rank, port, listening)
+
+
+def _check_options(ignored: list[str], reason: str) -> None:
+    if ignored:
+        raise ConfigurationError(f"{', '.join(ignored)} cannot be set for this app: {reason}", check="global-batch")
 
 
 def _run_server_app(report: ReportSink, run: PlannedRun) -> None:

@@ -92,6 +92,12 @@ class Note(WorkerReport):
     line: str
 
 
+def wait_for_end(number: int, lost_after: int) -> None:
+    """After round `number`: wait for the end by SIGKILL if it comes after this round, 0 for none."""
+    while number and number == lost_after:
+        signal.pause()
+
+
 def snapshot(folder: Path, number: int) -> Path:
     """The file of the model at the end of a round."""
     return folder / f"round-{number:03d}.safetensors"
@@ -281,8 +287,7 @@ class RoundLoop:
             measured = {"seconds": seconds, "sent": used.sent, "received": used.received}
             measured |= {"all_sent": total.wire_sent, "all_received": total.wire_received}
             self.report(done.model_copy(update=measured))
-            while number == self.lost_after:
-                signal.pause()
+            wait_for_end(number, self.lost_after)
 
     def train(self, number: int) -> RoundDone:
         """One round, not timed."""

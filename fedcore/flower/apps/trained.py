@@ -30,9 +30,11 @@ from fedcore.flower.apps.personalization import Personalization
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.loading import load_object
 from fedcore.flower.records import config_from_json, merged_values
+from fedcore.flower.trees.client import TreesApp
 from fedcore.state import Layout, ModelFacts, ModelState, read_facts
 from fedcore.system.assignments import override
 from fedcore.training.engines import EngineConfig, World
+from fedcore.training.models.trees import TreesModule
 from fedcore.wire.base import Scalar
 
 Predict: TypeAlias = Callable[[nn.Module, Path, LocalJob], Iterable[Mapping[str, Any]]]
@@ -83,7 +85,7 @@ def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> Tr
     """The model of a file as the app in `folder` makes it.
 
     Raises ConfigurationError for a file that holds no model of this app, or only the shared part of one whose rest
-    stays on the clients, and AppError for an app that is not made by `supervised_app` or `local_app`.
+    stays on the clients, and AppError for an app that is not made by `supervised_app`, `local_app` or `trees_app`.
 
     Args:
         run_config: what is laid over that of the file.
@@ -91,15 +93,16 @@ def load_trained(folder: Path, model: Path, run_config: Mapping[str, Any]) -> Tr
     app = FlowerApp.load(folder)
     state, facts = _open(model)
     client = load_object(app.folder, app.clientapp, ClientApp)
-    if not isinstance(client, LocalApp):
+    if not isinstance(client, LocalApp | TreesApp):
         raise AppError(
-            f"{app.name} does not say how its model is made: its ClientApp has to come from supervised_app or local_app"
+            f"{app.name} does not say how its model is made: its ClientApp has to come from supervised_app, local_app "
+            "or trees_app"
         )
     config = override({**app.run_config, **(facts.run_config if facts else {})}, run_config, "the run config")
     message = merged_values(config_from_json(values) for values in (facts.train_configs if facts else {}).values())
     return TrainedModel(
         app=app,
-        module=_filled(client, config, state, model),
+        module=_filled(client, config, state, model) if isinstance(client, LocalApp) else _trees(client, config, state),
         job=LocalJob(config=config, node={}, message=message, client=0),
         facts=facts,
         warnings=tuple(_doubts(app, facts, model)),
@@ -130,6 +133,17 @@ def _filled(client: LocalApp, config: dict[str, Scalar], state: ModelState, path
         _refuse_without_own(work, path)
         engine.load(ordered, optimizer=work.averaged, only=work.shared)
     return engine.module.eval()
+
+
+def _trees(client: TreesApp, config: dict[str, Scalar], state: ModelState) -> nn.Module:
+    module = TreesModule.of(state)
+    if (names := client.names(config)) != module.ensemble.names:
+        raise ConfigurationError(
+            f"the trees are over the columns {', '.join(module.ensemble.names)}, and the app has {', '.join(names)}; "
+            "is it a model of this app?",
+            check="columns-differ",
+        )
+    return module.eval()
 
 
 def _ordered(state: ModelState, layout: Layout, path: Path) -> ModelState:

@@ -70,6 +70,7 @@ class TreesApp(ClientApp):
     """What `trees_app` makes.
 
     columns: the features and the target, whose statistics the ServerApp asks for.
+    data: as given to `trees_app`.
     categories: the levels of columns of categories.
     """
 
@@ -86,10 +87,15 @@ class TreesApp(ClientApp):
         _check_categories(self.categories)
         self.columns = TrainingColumns(names=tuple(names) if names is not None else None, bounds=bounds)
         self.columns.answer_for(self, data)
-        self._data = data
+        self.data = data
         self._sites: OrderedDict[tuple[int, int], _Site] = OrderedDict()
         for action, answer in ((GROW, self._grow), (TEST, self._test)):
             self.query(action)(_replying(answer))
+
+    def over(self, parts: tuple[Split, Split]) -> TreesApp:
+        """The same for the rows of one place, its training and test part."""
+        bounds = cast(Callable[[UserConfig], Bounds], self.columns.bounds)
+        return TreesApp(data=lambda job: parts, names=self.columns.names, bounds=bounds, categories=self.categories)
 
     def names(self, config: UserConfig) -> tuple[str, ...]:
         """Of the features, in their order: as given, or those of the bounds. Raises ConfigurationError."""
@@ -112,7 +118,7 @@ class TreesApp(ClientApp):
     def _grow(self, message: Message, context: Context) -> tuple[list[float], int]:
         config, ensemble = _read(message)
         question = Question.of(config, ensemble)
-        train, _ = self._data(_job(config, context))
+        train, _ = self.data(_job(config, context))
         key = context.run_id, context.node_id
         site = self._sites.pop(key, None) or _Site()
         self._sites[key] = site
@@ -123,7 +129,7 @@ class TreesApp(ClientApp):
 
     def _test(self, message: Message, context: Context) -> tuple[list[float], int]:
         config, ensemble = _read(message)
-        _, test = self._data(_job(config, context))
+        _, test = self.data(_job(config, context))
         x, y = _table(test, ensemble)
         return loss_sums(ensemble.settings.objective, ensemble.margins(x), y).tolist(), len(test)
 

@@ -60,26 +60,40 @@ def trees_server(client: TreesApp) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
-        earlier = grid.initial if isinstance(grid, ExchangeGrid) else None
-        rounds = int(config[ROUNDS])
-        early = _early_stopping(config)
-        settings, names = boosting_settings(config), client.names(config)
-        nodes = node_ids(grid, int(config.get("min-nodes", 1)))
-        sites = Sites(grid, nodes)
-        statistics = sites.statistics(client.bounds(config))
-        ensemble = started(config, settings, names, client.categories, statistics, rounds, earlier)
-        if not early:
-            ensemble.best = None
-        initial = _record(ensemble) if earlier is None else arrays_from_state(earlier)
-        strategy = TreesStrategy(
-            sites, ensemble, scale_of(ensemble, statistics), int(config.get("test-every", 1)), early
-        )
-        result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds - ensemble.rounds)
-        if early:
-            result.arrays = _record(strategy.ensemble.at_best())
+        grow(grid, context.run_config, client)
 
     return app
+
+
+def grow(
+    grid: Grid,
+    config: UserConfig,
+    client: TreesApp,
+    on_model: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+) -> ArrayRecord:
+    """Grow the trees of a run over the sites of `grid`; gives the last model, or the best one with early stopping.
+
+    Args:
+        on_model: called with the number of each round and the model, before the first round and after each.
+    """
+    earlier = grid.initial if isinstance(grid, ExchangeGrid) else None
+    rounds = int(config[ROUNDS])
+    early = _early_stopping(config)
+    settings, names = boosting_settings(config), client.names(config)
+    nodes = node_ids(grid, int(config.get("min-nodes", 1)))
+    sites = Sites(grid, nodes)
+    statistics = sites.statistics(client.bounds(config))
+    ensemble = started(config, settings, names, client.categories, statistics, rounds, earlier)
+    if not early:
+        ensemble.best = None
+    initial = _record(ensemble) if earlier is None else arrays_from_state(earlier)
+    strategy = TreesStrategy(sites, ensemble, scale_of(ensemble, statistics), int(config.get("test-every", 1)), early)
+    result = strategy.start(
+        grid=grid, initial_arrays=initial, num_rounds=rounds - ensemble.rounds, evaluate_fn=on_model
+    )
+    if early:
+        result.arrays = _record(strategy.ensemble.at_best())
+    return result.arrays
 
 
 def boosting_settings(config: UserConfig) -> BoostingSettings:

@@ -136,7 +136,10 @@ def test_what_was_found_is_printed_with_what_comes_next(new):
             ("a", "--template", "survival", "--csv", "patients.csv", "--target", "years", "--event", "stage"),
             "--event 'stage' has to be a column of 1 and 0, both of which occur; columns like that are smoker, died",
         ),
-        (("a", "--csv", "patients.csv", "--target", "died", "--model", "forest"), "--model is linear or network"),
+        (
+            ("a", "--csv", "patients.csv", "--target", "died", "--model", "forest"),
+            "--model is linear, network or trees",
+        ),
         (("a", "--template", "image", "--model", "linear"), "--model goes with --template tabular"),
         (("a", "--template", "tabular", "--model", "network", "--private"), "each weight gets noise, so it is linear"),
         ((), "name the app"),

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 from support.events import event, told
 
+from fedcore.api.history import history_of
 from fedcore.monitoring.progress import ProgressView, ended_line, epsilon_line
 from fedcore.monitoring.run_record import RunRecord, metric_like
-from fedcore.wire.events import ExchangeDone, Recorded, stamp
+from fedcore.wire.events import ExchangeDone, FiguresFound, Recorded, stamp
 
 DONE = {
     "exchange": 1,
@@ -54,6 +55,22 @@ def test_the_metric_that_chooses_the_best_model_comes_first(best_model: str, fir
     words = ended_line("run x", 3, metrics, best_model=best_model).split(", ")[-1].split()
     assert words[0] == first
     assert sorted(words[::2]) == sorted(metrics)
+
+
+def test_a_run_that_asks_queries_alone_has_the_figures_of_its_server_app() -> None:
+    record = RunRecord()
+    for number in (1, 2, 2):
+        query = {**DONE, "server_round": number, "message_type": "query.tree_sums", "metrics": {"sums": [1.0, 2.0]}}
+        record.add(event("exchange-done", **query), 1.0)
+    assert record.final_metrics() == {"sums": [1.0, 2.0]}
+    for number, loss in ((1, 0.5), (2, 0.25)):
+        record.add(FiguresFound(server_round=number, source="evaluate", metrics={"eval_loss": loss}), 2.0)
+    assert record.final_metrics() == {"eval_loss": 0.25}
+    assert record.evaluations() == {1: {"eval_loss": 0.5}, 2: {"eval_loss": 0.25}}
+    assert (record.rounds(), history_of(record, {}).seconds.tolist()) == (2, [0.5, 1.0])
+    record.add(event("exchange-done", **DONE), 3.0)
+    assert (record.final_metrics(), record.evaluations()) == ({"train_loss": 1.5}, {})
+    assert history_of(record, {}).seconds.tolist() == [0.5]
 
 
 def test_a_record_adds_up() -> None:

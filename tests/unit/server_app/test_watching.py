@@ -23,6 +23,7 @@ from fedcore.wire.events import (
     ClientDropped,
     ExchangeDone,
     ExchangeStarted,
+    FiguresFound,
     PrivacyTerms,
     Recorded,
     RunEvent,
@@ -118,6 +119,22 @@ def test_a_round_is_its_training_and_its_evaluation() -> None:
     assert (one.train, one.evaluate) == ({"loss": None}, {"acc": 0.75})
     assert (one.cohort, one.survivors, one.dropped) == (3, 2, 1), "of the training"
     assert (one.seconds, one.up, one.down, one.epsilon) == (3.0, 60, 6, 1.0)
+
+
+def test_a_run_of_queries_alone_has_rounds_once_its_server_app_has_figures() -> None:
+    book = RoundCharts()
+    events: list[RunEvent] = [
+        started(1, 1, "query.tree_sums"), done(1, 1, "query.tree_sums"),
+        started(2, 2, "query.tree_sums"), done(2, 2, "query.tree_sums"), done(3, 2, "query.tree_sums"),
+    ]  # fmt: skip
+    for item in numbered(events):
+        book.take(item)
+    assert book.describe(5).rounds == []
+    figures = FiguresFound(server_round=2, source="evaluate", metrics={"auc": 0.75})
+    book.take(stamp(6, 6.0, NOW, figures))
+    first, second = book.describe(6).rounds
+    assert (first.seconds, first.evaluate, first.train) == (1.5, {}, {})
+    assert (second.seconds, second.up, second.evaluate) == (3.0, 60, {"auc": 0.75})
 
 
 def test_the_promise_of_a_run_is_its_epsilon_if_it_has_one() -> None:

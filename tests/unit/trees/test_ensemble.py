@@ -78,6 +78,13 @@ def test_the_best_round_is_xgboosts_best_iteration() -> None:
     np.testing.assert_allclose(best.predict(x), theirs, rtol=2e-6, atol=1e-7)
 
 
+def test_the_names_of_columns_are_such_that_xgboost_takes_them() -> None:
+    names = ["dose [mg]", "dose (mg)", "age<60", "age", "stage=II"]
+    booster = loaded(Ensemble(BoostingSettings(), Cuts.of([[LAST_CUT]] * 5), tuple(names), 0.5, 1))
+    assert booster.feature_names == ["dose (mg)", "dose (mg)_", "ageunder60", "age", "stage=II"]
+    booster.predict(xgboost.DMatrix(np.zeros((1, 5)), feature_names=booster.feature_names))
+
+
 @pytest.mark.parametrize(("objective", "levels"), [(LOGISTIC, ()), (SOFTPROB, (3, 12))])
 def test_arrays_keep_it_and_their_layout(objective: str, levels: tuple[int, ...]) -> None:
     model, x, _ = grown(objective, levels=levels)
