@@ -46,6 +46,8 @@ _POLICY: Final = frozenset(
         checks.TOO_SHORT,
         checks.TOO_MANY_EXCHANGES,
         checks.TOO_MANY_RELEASES,
+        checks.TREE_TOO_DEEP,
+        checks.NODE_TOO_SMALL,
         checks.DIFFERENCING,
         checks.FIRST_MODEL,
         checks.OTHER_QUESTION,

@@ -16,6 +16,7 @@ from fedcore.federation.files import broken, read_toml
 from fedcore.run.settings import ROUNDS_KEY
 from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
 from fedcore.system.assignments import flat
+from fedcore.trees.settings import MOST_DEPTH
 
 MIN_CORRUPT: Final = 0.05
 """What a policy demands where its file says nothing; the default of a job's max-corrupt."""
@@ -67,6 +68,8 @@ _TYPES: Final[Mapping[str, type]] = {
     "max-exchanges-per-day": int,
     "max-releases": int,
     "max-queries": int,
+    "max-tree-depth": int,
+    "min-rows-in-node": int,
     "train-hours": list,
     "on-power-only": bool,
     "idle-only": bool,
@@ -115,6 +118,8 @@ class Policy:
     max_exchanges_per_day: how often all runs together can ask it.
     max_releases: most sums with this client in them of one model and purpose.
     max_queries: most sums of queries with this client in them, all runs together.
+    max_tree_depth: how deep boosted trees may be whose sums this client is in; 0 for no trees.
+    min_rows_in_node: fewest rows, of all clients, that the settings of a run of boosted trees leave in each node.
     eligibility: when the machine may train at all; not a question of what the server asks for.
     """
 
@@ -140,6 +145,8 @@ class Policy:
     max_exchanges_per_day: int = 10_000
     max_releases: int = 10
     max_queries: int = 1_000
+    max_tree_depth: int = MOST_DEPTH
+    min_rows_in_node: int = 1
     eligibility: EligibilityRules = field(default_factory=EligibilityRules)
 
     def __post_init__(self) -> None:
@@ -176,6 +183,10 @@ class Policy:
             raise KitError("near-models must be at least 0 and less than 1: honest rounds lie a whole step apart")
         if self.max_queries < 0:
             raise KitError("max-queries must not be negative: 0 answers no query in secure mode")
+        if self.max_tree_depth < 0:
+            raise KitError("max-tree-depth must not be negative: 0 answers no query for boosted trees in secure mode")
+        if self.min_rows_in_node < 1:
+            raise KitError("min-rows-in-node must be at least 1: a node without rows is never split off")
 
     @property
     def traces_models(self) -> bool:

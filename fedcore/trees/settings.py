@@ -92,6 +92,12 @@ class BoostingSettings:
         return self.num_class or 1
 
     @property
+    def least_rows(self) -> int:
+        """The fewest rows that each node but the root holds: one row's hessian is at most 1, or less with classes."""
+        largest = {LOGISTIC: 0.25, SOFTPROB: 0.5}.get(self.objective, 1.0)
+        return max(1, math.ceil(self.min_child_weight / largest - 1e-6))
+
+    @property
     def nodes(self) -> int:
         """How many nodes a tree of the largest depth has."""
         return (2 << self.max_depth) - 1

@@ -79,6 +79,8 @@ NUMBERED_CHECKS: Final = frozenset(
         "too-short",
         "too-many-exchanges",
         "too-many-releases",
+        "tree-too-deep",
+        "node-too-small",
         "differencing",
         "noise-shares",
         "too-little-noise",

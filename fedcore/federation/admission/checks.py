@@ -13,6 +13,8 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-short               | a time that only the quick can keep, to see who is left out of the sum         |
 | too-many-exchanges      | being asked until something is known, in a run or in a day                     |
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
+| tree-too-deep           | sums of nodes that many conditions single out                                  |
+| node-too-small          | the same, in a run whose settings let a node hold few rows                     |
 | other-question          | a second question about a model: another message, weight, setting (`question`)  |
 | weight-key              | a weight that the server chooses: zero for all but one client, say             |
 | model-not-canonical     | one model under many hashes, by what a file says next to its tensors            |
@@ -67,6 +69,8 @@ TOO_LONG: Final = "too-long"
 TOO_SHORT: Final = "too-short"
 TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
 TOO_MANY_RELEASES: Final = "too-many-releases"
+TREE_TOO_DEEP: Final = "tree-too-deep"
+NODE_TOO_SMALL: Final = "node-too-small"
 OTHER_QUESTION: Final = "other-question"
 WEIGHT_KEY: Final = "weight-key"
 MODEL_MALFORMED: Final = "model-malformed"

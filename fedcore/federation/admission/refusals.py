@@ -68,6 +68,15 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "start from another model: an app that starts again and again takes another seed each time. Or the owners "
             "raise max-releases in policy.toml"
         ),
+        checks.TREE_TOO_DEEP: (
+            "the trees may have a depth of {asked}, the clients' policies allow {allowed} (max-tree-depth); set "
+            "max-depth to that"
+        ),
+        checks.NODE_TOO_SMALL: (
+            "a node of the trees may hold as few as {asked} rows, the clients' policies demand {allowed} "
+            "(min-rows-in-node); raise min-child-weight: a row counts at most 1 in it with numbers, 0.5 with "
+            "multi:softprob, 0.25 with binary:logistic"
+        ),
         checks.DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "
             "{allowed} (min-cohort, and those that may collude); start from another model (another seed, which the "

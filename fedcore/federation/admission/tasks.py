@@ -18,6 +18,7 @@ from fedcore.run.exchange import round_parameters
 from fedcore.run.groups import is_draw
 from fedcore.run.settings import JobSettings
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
+from fedcore.trees.limits import stated_limits
 from fedcore.wire.tasks import Task, Version
 
 LEAST_TIME: Final = 0.5
@@ -49,6 +50,7 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: AppAgreement) ->
     _check_roster(task, kit)
     settings = agreed.check(task, kit.policy)
     _check_bounds(task, kit.policy, settings)
+    _check_trees(task, kit.policy)
     _check_weight(task, settings)
     _check_cohort(task, kit)
     if task.trains and task.model is None:
@@ -225,6 +227,29 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
             asked=len(layout.specs),
             allowed=policy.max_tensors,
         )
+
+
+def _check_trees(task: Task, policy: Policy) -> None:
+    """Boosted trees are as shallow, and their nodes as large, as the owner demands, by what the message states.
+
+    The app checks that the message states what the model's settings are. Nobody but the server knows how many rows a
+    node holds; but these settings bind a server that follows the protocol.
+    """
+    for depth, rows in stated_limits(task.message_type, task.configs):
+        if depth > policy.max_tree_depth:
+            raise ProtocolViolation(
+                checks.TREE_TOO_DEEP,
+                f"the trees may have a depth of {depth:g}, the policy allows {policy.max_tree_depth}",
+                asked=depth,
+                allowed=policy.max_tree_depth,
+            )
+        if rows < policy.min_rows_in_node:
+            raise ProtocolViolation(
+                checks.NODE_TOO_SMALL,
+                f"a node of the trees may hold {rows:g} rows, the policy demands {policy.min_rows_in_node}",
+                asked=rows,
+                allowed=policy.min_rows_in_node,
+            )
 
 
 def _check_weight(task: Task, settings: JobSettings) -> None:

@@ -76,6 +76,11 @@ max-releases = {policy.max_releases}
 max-queries = {policy.max_queries}
 allow-differencing = {_bool(policy.allow_differencing)}
 
+# Boosted trees in secure mode: the largest depth, and the fewest rows of all clients together in each node of a tree,
+# which a run guarantees by its min-child-weight. They bind what a run sets, and a server that follows the protocol.
+max-tree-depth = {policy.max_tree_depth}
+min-rows-in-node = {policy.min_rows_in_node}
+
 # Two models that lie apart by less than this fraction of a step of training count as one model there: the difference of
 # their sums would tell almost as much. 0: only models that are the same; less than 1, or no round could lose a client.
 near-models = {float(policy.near_models)}

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from fedcore.errors import AppError
 from fedcore.trees import Ensemble, RegressionTree, Scale
+from fedcore.trees.limits import DEPTH_KEY, MESSAGE_TYPE, ROWS_KEY
 
-GROW: Final = "tree_sums"
+GROW: Final = MESSAGE_TYPE.removeprefix("query.")
 TEST: Final = "tree_test"
 PREFIX: Final = "trees-"
 _LISTS: Final = ("nodes", "features", "inner", "splits", "default-left", "category-nodes", "categories")
@@ -59,6 +60,8 @@ class Question:
             lists = {key: np.asarray(values[key], np.int64) for key in _LISTS}
             thresholds = np.asarray(values["thresholds"], np.float32)
             scale = Scale(gradient_bits=int(values["gradient-bits"]), hessian_bits=int(values["hessian-bits"]))
+            if (config.get(DEPTH_KEY), config.get(ROWS_KEY)) != _limits(ensemble):
+                raise ValueError("the message states other settings than the model")
             nodes = lists["nodes"]
             if not len(nodes):
                 raise ValueError("no node")
@@ -88,7 +91,13 @@ class Question:
         values: dict[str, Any] = {key: np.concatenate(rows).tolist() for key, rows in parts.items()}
         values |= {"gradient-bits": self.scale.gradient_bits, "hessian-bits": self.scale.hessian_bits}
         values |= {"start": self.start, "stop": self.stop}
-        return ConfigRecord({PREFIX + key: value for key, value in values.items()})
+        limits = dict(zip((DEPTH_KEY, ROWS_KEY), _limits(ensemble), strict=True))
+        return ConfigRecord({**{PREFIX + key: value for key, value in values.items()}, **limits})
+
+
+def _limits(ensemble: Ensemble) -> tuple[int, int]:
+    """What the owners of the clients read: the largest depth, and the fewest rows that a node has."""
+    return ensemble.settings.max_depth, ensemble.settings.least_rows
 
 
 def _tree_question(
@@ -112,6 +121,8 @@ def _tree_question(
     nodes = lists["nodes"][lists["nodes"] // size == group] % size
     if not len(features):
         raise ValueError("no feature")
+    if nodes.max() >= size // 2:
+        raise ValueError("a node of the largest depth")
     if (np.diff(features) <= 0).any() or len(np.unique(nodes)) != len(nodes):
         raise ValueError("a feature or a node twice")
     return TreeQuestion(nodes=nodes, features=features, tree=tree)

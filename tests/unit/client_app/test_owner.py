@@ -212,6 +212,25 @@ class TestBounds:
         assert refusal(task, kits[1], max_tensors=100).check == "too-many-tensors"
         check(task, kits[1], max_tensors=101)
 
+    def test_trees_deeper_than_the_owner_allows(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        encoding = first_encoding(codec_settings(SETTINGS, "query.tree_sums", 4), None, 4)
+        configs = {"config": {"trees-max-depth": 6, "trees-least-rows": 20}}
+        task = make(message_type="query.tree_sums", configs=configs, encoding=encoding)
+        check(task, kits[1], max_tree_depth=6, min_rows_in_node=20)
+        check(task.model_copy(update={"message_type": "query.age"}), kits[1], max_tree_depth=0, min_rows_in_node=99)
+        with raises(ProtocolViolation, check="tree-too-deep", asked=6, allowed=5):
+            check(task, kits[1], max_tree_depth=5)
+        with raises(ProtocolViolation, check="node-too-small", asked=20, allowed=21):
+            check(task, kits[1], min_rows_in_node=21)
+
+    @pytest.mark.parametrize("depth", [7, 6.5, True])
+    def test_no_record_of_a_message_states_more(self, make: Make, kits: dict[int, ClientKit], depth: float) -> None:
+        """The app reads all of them together."""
+        first = {"trees-max-depth": 0, "trees-least-rows": 99}
+        task = make(message_type="query.tree_sums", configs={"a": first, "b": {"trees-max-depth": depth}})
+        with raises(ProtocolViolation, check="tree-too-deep"):
+            check(task, kits[1], max_tree_depth=0)
+
     async def test_a_task_of_300000_tensors_is_not_read(self, script: Script, client: Client) -> None:
         """Its layout alone would take seconds."""
         document = json.loads(script.task.model_dump_json())

@@ -330,6 +330,8 @@ _ROUNDS = "allow-config.num-server-rounds = [1, 10000]"
         ("max-seconds = 86400.0", "max-seconds = inf", {"match": "max-seconds"}),
         ("pad-seconds = 0.0", "pad-seconds = -1", {"match": "pad-seconds"}),
         ("max-releases = 10", "max-releases = 0", {"match": "max-releases"}),
+        ("max-tree-depth = 12", "max-tree-depth = -1", {"match": "max-tree-depth"}),
+        ("min-rows-in-node = 1", "min-rows-in-node = 0", {"match": "min-rows-in-node"}),
         ("max-tensors = 10000", "max-tensors = 0", {"match": "max-tensors"}),
     ],
 )

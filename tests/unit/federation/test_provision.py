@@ -212,6 +212,8 @@ def test_a_policy_of_ones_own(tmp_path):
         max_exchanges_per_run=8,
         max_exchanges_per_day=9,
         max_releases=3,
+        max_tree_depth=4,
+        min_rows_in_node=20,
         first_models=("app", "ab" * 32),
         eligibility=rules,
     )

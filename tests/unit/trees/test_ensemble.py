@@ -172,3 +172,17 @@ def test_figures_of_sites_are_those_of_all_rows(objective: str) -> None:
         return
     assert figures["auc"] == pytest.approx(roc_auc_score(y, predictions), abs=5e-3)
     assert figures["eval_acc"] == np.mean((predictions > 0.5) == y)
+
+
+@pytest.mark.parametrize(
+    ("objective", "weight", "least"), [(LOGISTIC, 3.0, 12), (SOFTPROB, 3.0, 6), (SQUARED_ERROR, 5.5, 6)]
+)
+def test_no_node_has_fewer_rows_than_the_settings_say(objective: str, weight: float, least: int) -> None:
+    x, y = made_table(3, objective=objective)
+    classes = 3 if objective == SOFTPROB else 0
+    settings = BoostingSettings(objective=objective, max_depth=5, num_class=classes, min_child_weight=weight)
+    assert settings.least_rows == least
+    cuts = Cuts.of([[-1.0, 0.0, 0.5, 1.0, 2.0, LAST_CUT]] * x.shape[1])
+    model = boosted_over_sites(x, y, settings, cuts, trees=2, base_score=0.5, sites=3, class_margins=(0.0,) * classes)
+    counts = [np.bincount(tree.leaves_of(x)) for tree in model.trees]
+    assert least <= min(count[count > 0].min() for count in counts) < 4 * least
