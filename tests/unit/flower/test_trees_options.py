@@ -265,7 +265,8 @@ def test_a_site_refuses_rows_that_no_tree_can_grow_from(column: int | None, bad:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"nodes": [3]}, {"max_depth": 1}, {"least_rows": 99}, {"nodes": [7 * 3]}, {"nodes": [-1]}, {"nodes": []}, {"nodes": [0, 0]}, {"features": [1, 0]}, {"features": []},
+        {"nodes": [3]}, {"max_depth": 1}, {"least_rows": 99},
+        {"nodes": [7 * 3]}, {"nodes": [-1]}, {"nodes": []}, {"nodes": [0, 0]}, {"features": [1, 0]}, {"features": []},
         {"inner": [0], "splits": [5], "thresholds": [0.0], "default_left": [0]},
         {"inner": [0], "splits": [1], "thresholds": [], "default_left": [0]},
         {"category_nodes": [0], "categories": [16]}, {"category_nodes": [0], "categories": [-1]},
