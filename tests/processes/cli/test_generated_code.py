@@ -27,6 +27,7 @@ def apps(tmp_path_factory):
     csv.write_text(breast_cancer_csv())
     asked = {name: ("--template", name) for name in TEMPLATES}
     asked["regression"] = ("--csv", str(csv), "--target", "mean area")
+    asked["trees"] = ("--csv", str(csv), "--target", "diagnosis", "--model", "trees")
     script = tmp_path_factory.mktemp("scripts") / "train.py"
     script.write_text((Path(__file__).parents[2] / "support" / "scripts" / "trainer.py.txt").read_text())
     asked["script"] = ("--from", str(script))
