@@ -52,7 +52,7 @@ def test_three_sites_with_tables_of_their_own_grow_trees(tmp_path: Path, app: Pa
         settings = ("--set", f"min-clients={SITES}")
         summary = json.loads(done("run", ".", *words, *settings, "--json", folder=app).splitlines()[-1])
     assert (summary["status"], summary["rounds"]) == ("finished", TREES)
-    assert {"eval_loss", "eval_acc", "auc"} == summary["metrics"].keys()
+    assert {"eval_loss", "eval_acc", "auc", "best_round"} == summary["metrics"].keys()
     (tmp_path / "clinic" / "new.csv").write_text((tmp_path / "site-1.csv").read_text(encoding="utf-8"))
     answers = list(csv.DictReader(done(*by_name["predict"].split()[1:], folder=app).splitlines()))
     done(*by_name["export"].split()[1:], folder=app)

@@ -267,6 +267,7 @@ class TreesStrategy(FedAvg):
         loss, best = self._figures[EARLY_METRICS.get(objective, "eval_loss")], self.ensemble.best
         if best is None or loss < best[1]:
             best = self.ensemble.best = self.ensemble.rounds - 1, loss
+        self._figures["best_round"] = best[0] + 1  # the last figures of a run are not those of the model that it keeps
         self.stopped = self.ensemble.rounds - 1 - best[0] >= self.early_stopping
 
     def _ask(

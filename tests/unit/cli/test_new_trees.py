@@ -76,6 +76,18 @@ def test_an_app_of_a_table_grows_trees_whose_answers_are_xgboosts(target: str, o
         assert [row[target] for row in answers] == [schema.classes[label] for label in labels]
 
 
+def test_an_early_stop_names_the_round_that_the_model_keeps() -> None:
+    done("new", "stops", "--csv", "patients.csv", "--target", "died", "--model", "trees")
+    few = "num-server-rounds=6 learning-rate=1.0 early-stopping-rounds=1"
+    run = ("--clients", 2, "--engine", "inline", "--run-config", few, "--json", "--out", "model.safetensors")
+    summary = json.loads(done("simulate", "stops", *run))
+    state = ModelState.open(Path("model.safetensors"))
+    rounds = Ensemble.from_arrays({name: state[name] for name in state}).rounds
+    assert (summary["metrics"]["best_round"], summary["rounds"]) == (rounds, rounds + 1)
+    by_round = {int(number): one["eval_loss"] for number, one in summary["results"]["evaluate"].items()}
+    assert min(by_round, key=by_round.__getitem__) == rounds
+
+
 def test_other_programs_than_xgboost_and_other_apps_are_refused_by_name() -> None:
     for target in ("died", "years"):
         done("new", target, "--csv", "patients.csv", "--target", target, "--model", "trees")
