@@ -101,19 +101,16 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Each table once, and one again with clients that drop out."""
-    sizes = [(10_000, sites) for sites in (3, 10, 50)], [(1_000_000, sites) for sites in (3, 10, 50)]
-    small = (
-        *(Case(name="heart disease", seed=seed) for seed in range(1, 6) if has_hearts()),
-        *(Case(name="digits", seed=seed) for seed in range(1, 4)),
-    )
+    hospitals = tuple(Case(name="heart disease", seed=seed) for seed in range(1, 5) if has_hearts())
     cases: tuple[Case, ...] = sized(
         arguments,
         smallest=(Case(rows=300, sites=3, trees=2), Case(name="digits", trees=1)),
         quick=(Case(rows=2000, sites=3, trees=10), Case(name="digits", trees=5)),
         whole=(
-            *small,
-            *(Case(rows=rows, sites=sites, seed=sites) for rows, sites in sizes[0]),
-            *(Case(rows=rows, sites=sites, seed=sites, trees=10) for rows, sites in sizes[1]),
+            *hospitals,
+            Case(name="digits", trees=5),
+            *(Case(rows=10_000, sites=sites, seed=sites, trees=10 if sites == 50 else 20) for sites in (3, 10, 50)),
+            *(Case(rows=1_000_000, sites=sites, seed=sites, trees=5) for sites in (3, 10, 50)),
         ),
     )
     quiet_flower()
