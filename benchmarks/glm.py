@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -34,7 +34,7 @@ from fedcore.data.regression.newton import Regression
 from fedcore.data.regression.resolve import regression_query
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.serverside import run_regression
+from fedcore.flower.serverside import run_question
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 
@@ -183,7 +183,9 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
         seed=seed,
     )
     with contextlib.redirect_stdout(sys.stderr), simulation.open() as backend:
-        return run_regression(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+        return cast(
+            Regression, run_question(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+        )
 
 
 def theirs(family: str, parts: list[Rows]) -> tuple[dict[str, float], dict[str, float]]:

@@ -15,8 +15,9 @@ from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
 from client_app.operator.resolve_run import resolve_run
 from client_app.operator.run_submission import make_submission, send_submission
-from client_app.operator.stats import StatisticsRequest, ask_federation
-from fedcore.data.statistics import Statistics
+from client_app.operator.stats import ask_federation, statistics_request
+from fedcore.data.reports.statistics_report import StatisticsReport
+from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import MOST_LISTED, RunInfo, ServerOut
@@ -90,20 +91,20 @@ class Remote:
         bins: int | None,
         epsilon: float,
         delta: float,
-    ) -> tuple[Statistics, tuple[float, ...]]:
-        """Ask for statistics of columns; returns them, and the quantiles that the app shows."""
-        request = StatisticsRequest.of(
-            app,
-            run_config=[],
-            settings=[],
+    ) -> StatisticsReport:
+        """Ask for statistics of columns, with the quantiles that the app shows."""
+        request = statistics_request(
+            FlowerApp.load(app),
             bounds=[f"{name}={low!r}:{high!r}" for name, (low, high) in bounds.items()],
             bins=bins,
             quantiles="",
             epsilon=epsilon,
             delta=delta,
         )
-        statistics = ask_federation(request, self.kit, server=self.server, connect_seconds=self.connect_seconds)
-        return cast(Statistics, statistics), request.quantiles
+        answer = ask_federation(
+            request, self.kit, server=self.server, connect_seconds=self.connect_seconds, run_config={}, settings={}
+        )
+        return cast(StatisticsReport, request.report(answer))
 
     def _client(self) -> OperatorClient:
         return operator_client(self.kit, self.server, self.connect_seconds)

@@ -1,166 +1,136 @@
-"""Statistics and regressions of a federation: the request, over a server or in memory, and the output."""
+"""Questions about a federation's columns: the request, over a server or in memory, and the output."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import typer
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
-from fedcore.data.regression.newton import Regression
-from fedcore.data.regression.question import RegressionQuery
-from fedcore.data.regression.report import regression_csv, regression_json, regression_lines, regression_notes
+from fedcore.data.questions import Answer, Question, answer_from_plain, coarse, question_to_plain
 from fedcore.data.regression.resolve import regression_query
-from fedcore.data.regression.wire import REGRESSION, Question, question_to_plain
-from fedcore.data.reports import table_one
-from fedcore.data.reports.statistics_report import (
-    STATISTICS,
-    as_csv,
-    as_json,
-    as_text,
-    bins_from,
-    bounds_from,
-    headings,
-    quantiles_from,
-    rows,
-)
-from fedcore.data.statistics import LEAST_IN_CELL, Statistics, StatisticsQuery
+from fedcore.data.reports.regression_report import RegressionReport
+from fedcore.data.reports.report import Report, json_text, save_report
+from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
+from fedcore.data.reports.table_one import TableOne, TableOneQuestion
+from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import JobSettings
-from fedcore.system.assignments import override, parse_assignments
-from fedcore.system.plain_json import from_plain
+from fedcore.system.assignments import override
 from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut, StatisticsFound
 from fedcore.wire.operator import RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatisticsRequest:
-    """A request for statistics or a regression; `folder` is the app's.
+class ColumnsRequest:
+    """A question about the columns of an app's clients.
 
-    table: the table one that is made of the answer; None for a row for each column.
+    report: makes what is shown of the answer.
     """
 
-    folder: Path
+    app: FlowerApp
     question: Question
-    run_config: dict[str, Any]
-    settings: dict[str, Any]
-    quantiles: tuple[float, ...] = ()
-    table: table_one.TableOneQuestion | None = None
-
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        *,
-        run_config: Sequence[str],
-        settings: Sequence[str],
-        bounds: Sequence[str],
-        bins: int | None,
-        quantiles: str,
-        epsilon: float,
-        delta: float,
-        by: str | None = None,
-    ) -> Self:
-        """From the command's options and the app's own table; raises ConfigurationError.
-
-        by: the column whose values are the groups of a table one, "" for one of all rows; None for no table one.
-        """
-        app = FlowerApp.load(folder)
-        table = app.statistics
-        question = None if by is None else _table_question(app, by)
-        within = bounds_from(bounds, table) if question is None else question.bounds()
-        cells = bins_from(bins, table)
-        return cls(
-            folder=folder,
-            table=question,
-            question=StatisticsQuery.of(
-                within, bins=cells, epsilon=epsilon, delta=delta, all_rows=question is not None
-            ),
-            quantiles=quantiles_from(quantiles, table),
-            run_config=parse_assignments(run_config),
-            settings=parse_assignments(settings),
-        )
-
-    @classmethod
-    def regression(
-        cls,
-        folder: Path,
-        *,
-        run_config: Sequence[str],
-        settings: Sequence[str],
-        bounds: Sequence[str],
-        formula: str,
-        family: str,
-    ) -> Self:
-        """The same for a regression."""
-        app = FlowerApp.load(folder)
-        schema = TableSchema.load(folder / app.schema) if app.schema else None
-        within = bounds_from(bounds, app.statistics) if bounds or app.statistics.get("bounds") else None
-        return cls(
-            folder=folder,
-            question=regression_query(formula, family=family, bounds=within, schema=schema),
-            run_config=parse_assignments(run_config),
-            settings=parse_assignments(settings),
-        )
+    report: Callable[[Any], Report]
 
 
-def _table_question(app: FlowerApp, by: str) -> table_one.TableOneQuestion:
-    """Raises ConfigurationError for an app without a table's schema, or a column that makes no groups."""
+def statistics_request(
+    app: FlowerApp, *, bounds: Sequence[str], bins: int | None, quantiles: str, epsilon: float, delta: float
+) -> ColumnsRequest:
+    """A row for each column, from the command's options and the app's own table; raises ConfigurationError."""
+    table = app.statistics
+    return ColumnsRequest(
+        app=app,
+        question=StatisticsQuery.of(
+            bounds_from(bounds, table), bins=bins_from(bins, table), epsilon=epsilon, delta=delta
+        ),
+        report=partial(StatisticsReport, quantiles=quantiles_from(quantiles, table)),
+    )
+
+
+def table_one_request(app: FlowerApp, *, by: str, bins: int | None) -> ColumnsRequest:
+    """A table one; raises ConfigurationError for an app without a table's schema, or a column that makes no groups.
+
+    Args:
+        by: the column whose values are the groups; "" for one of all rows.
+    """
     if not app.schema:
         raise ConfigurationError(
             "a table one needs to know which columns are categories: the app's pyproject.toml has to name a schema, "
             '[tool.fedcore.statistics] schema = "schema.toml", as apps of fedcore new --csv do',
             check="no-schema",
         )
-    return table_one.TableOneQuestion(schema=TableSchema.load(app.folder / app.schema), by=by)
+    question = TableOneQuestion(schema=TableSchema.load(app.folder / app.schema), by=by)
+    cells = bins_from(bins, app.statistics)
+    return ColumnsRequest(
+        app=app,
+        question=StatisticsQuery.of(question.bounds(), bins=cells, all_rows=True),
+        report=partial(TableOne.of, question),
+    )
 
 
-def ask_in_memory(request: StatisticsRequest, clients: int) -> Statistics | Regression:
+def regression_request(app: FlowerApp, *, bounds: Sequence[str], formula: str, family: str) -> ColumnsRequest:
+    """A regression; raises ConfigurationError."""
+    schema = TableSchema.load(app.folder / app.schema) if app.schema else None
+    within = bounds_from(bounds, app.statistics) if bounds or app.statistics.get("bounds") else None
+    return ColumnsRequest(
+        app=app,
+        question=regression_query(formula, family=family, bounds=within, schema=schema),
+        report=RegressionReport,
+    )
+
+
+def ask_in_memory(
+    request: ColumnsRequest, clients: int, *, run_config: dict[str, Any], settings: dict[str, Any]
+) -> Answer:
     """Ask simulated clients."""
-    from fedcore.flower.serverside import run_regression, run_statistics
+    from fedcore.flower.serverside import run_question
     from fedcore.simulation import Simulation
 
-    flower = FlowerApp.load(request.folder)
-    settings = JobSettings.from_mapping({**flower.settings.to_mapping(), **request.settings}, where="--set")
+    flower = request.app
+    job = JobSettings.from_mapping({**flower.settings.to_mapping(), **settings}, where="--set")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr), ProgressView(Console(stderr=True), "simulated") as view:
         simulation = Simulation(
             app=flower,
             clients=clients,
-            run_config=override(flower.run_config, request.run_config, "the run config"),
-            settings=settings,
+            run_config=override(flower.run_config, run_config, "the run config"),
+            settings=job,
             emit=view.show,
         )
         with simulation.open() as backend:
-            question, mode = request.question, settings.aggregation
-            if isinstance(question, RegressionQuery):
-                return run_regression(question, backend=backend, run="simulation", aggregation=mode)
-            return run_statistics(question, backend=backend, run="simulation", aggregation=mode).coarse()
+            return coarse(
+                run_question(request.question, backend=backend, run="simulation", aggregation=job.aggregation)
+            )
 
 
 def ask_federation(
-    request: StatisticsRequest, operator: Path, *, server: str, connect_seconds: float
-) -> Statistics | Regression:
+    request: ColumnsRequest,
+    operator: Path,
+    *,
+    server: str,
+    connect_seconds: float,
+    run_config: dict[str, Any],
+    settings: dict[str, Any],
+) -> Answer:
     """Submit a run that only asks this, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, servers=(server.rstrip("/"),))
-    submission = make_submission(request.folder, request.run_config, request.settings)
+    submission = make_submission(request.app.folder, run_config, settings)
     submission = submission.model_copy(update={"statistics": question_to_plain(request.question)})
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
         run = client.submit(submission).run
@@ -174,14 +144,7 @@ def ask_federation(
         raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
     if event is None:
         raise PeerError(f"the server ended run {final.run} without statistics; does it run this version of fedcore?")
-    form: TypeAdapter[Any] = REGRESSION if isinstance(request.question, RegressionQuery) else STATISTICS
-    answer: Statistics | Regression = from_plain(
-        form,
-        event.statistics,
-        what="the server's answer",
-        error=RunFailed,  # type: ignore[arg-type]
-    )
-    return answer
+    return answer_from_plain(request.question, event.statistics, error=PeerError)
 
 
 def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
@@ -195,90 +158,17 @@ def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound |
     return state, event
 
 
-def show_table(table: table_one.TableOne, *, out: Path | None, in_json: bool) -> None:
-    """Print a table one, and save it if `out` is given, as its ending says."""
-    document = json.dumps(table_one.as_json(table), indent=2) + "\n"
+def show(report: Report, *, out: Path | None, in_json: bool) -> None:
+    """Print an answer, and save it if `out` is given, as its ending says."""
     if out is not None:
-        forms = {".csv": table_one.as_csv, ".tex": table_one.as_latex}
-        out.write_text(forms[out.suffix](table) if out.suffix in forms else document, encoding="utf-8")
+        save_report(report, out)
     if in_json:
-        sys.stdout.write(document)
+        sys.stdout.write(json_text(report))
         return
-    _print_aligned(table_one.as_rows(table))
-    for note in _table_notes(table, out):
-        typer.echo(note)
-
-
-def _table_notes(table: table_one.TableOne, out: Path | None) -> list[str]:
-    notes = [_of_clients(table.clients, table.cohort)]
-    if len(table.groups) > 1:
-        notes.append(
-            "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: largest "
-            "standardised difference of two means"
-        )
-    notes.append(
-        f"- : not shown, since it is of fewer than {LEAST_IN_CELL} rows, or would tell such a number; quartiles are "
-        "exact to a cell of the histogram (--bins)"
-    )
-    return [*notes, f"saved to {out}"] if out is not None else notes
-
-
-def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None, in_json: bool) -> None:
-    """Print the statistics, and save them if `out` is given."""
-    document = as_json(statistics, quantiles)
-    if out is not None:
-        text = as_csv(statistics, quantiles) if out.suffix == ".csv" else json.dumps(document, indent=2) + "\n"
-        out.write_text(text, encoding="utf-8")
-    if in_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return
-    table = ([as_text(value) for value in row] for row in rows(statistics, quantiles))
-    _print_aligned([headings(quantiles), *table])
-    for note in _notes(statistics, out):
-        typer.echo(note)
-
-
-def show_regression(regression: Regression, *, out: Path | None, in_json: bool) -> None:
-    """Print the coefficients, and save them if `out` is given."""
-    document = json.dumps(regression_json(regression), indent=2) + "\n"
-    if out is not None:
-        out.write_text(regression_csv(regression) if out.suffix == ".csv" else document, encoding="utf-8")
-    if in_json:
-        sys.stdout.write(document)
-        return
-    _print_aligned(regression_lines(regression))
-    for note in regression_notes(regression) + ([f"saved to {out}"] if out is not None else []):
-        typer.echo(visible(note))
-
-
-def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
-    lines = [[visible(cell) for cell in line] for line in lines]
+    lines = [[visible(cell) for cell in line] for line in report.lines()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
         typer.echo("  ".join(cells).rstrip())
-
-
-def _of_clients(clients: int, cohort: int) -> str:
-    if clients < cohort:
-        return f"of {clients} clients; {cohort} were asked, and the others contributed nothing"
-    return f"of {clients} clients"
-
-
-def _notes(statistics: Statistics, out: Path | None) -> list[str]:
-    notes = [_of_clients(statistics.clients, statistics.asked)]
-    if statistics.epsilon:
-        notes.append(
-            f"with noise for every record of a client: epsilon {statistics.epsilon:g} at delta {statistics.delta:g}, "
-            "for this answer alone; each further one adds its own"
-        )
-    elif any(column.below + column.above for column in statistics.columns.values()):
-        notes.append("values outside the bounds count as the nearest bound, also in mean and std")
-    if not statistics.epsilon:
-        notes.append(
-            f"cells of the histograms that hold fewer than {LEAST_IN_CELL} values are taken together with those next "
-            f"to them; other numbers that small are given as {LEAST_IN_CELL}, and columns of so few values as empty"
-        )
-    if out is not None:
-        notes.append(f"saved to {out}")
-    return notes
+    for note in [*report.notes(), *([f"saved to {out}"] if out is not None else [])]:
+        typer.echo(visible(note))

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
+from fedcore.data.reports.report import REPORT_ENDINGS
 from fedcore.errors import ConfigurationError
+from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_replaceable
 
 
@@ -67,7 +69,9 @@ def stats(
     run_config: RunConfig = None,
     set_: Settings = None,
     data_dir: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Save the table here: .csv or .json, a table one also .tex.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the answer here, as .csv, .tex, .json, or a picture: .svg, .png, .pdf.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
@@ -84,7 +88,7 @@ def stats(
     with supervised_app do, others need add_statistics (fedcore.flower.apps.statistics). With --clients 4 the command
     asks simulated clients in memory.
     """
-    _check_out(out, (".csv", ".json", ".tex") if table_one or by else (".csv", ".json"), force=force)
+    _check_out(out, force=force)
     if clients and server:
         raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
     if dp_delta is not None and not dp_epsilon:
@@ -103,42 +107,39 @@ def stats(
     if family and not glm:
         raise ConfigurationError("--family has no effect without --glm; set both, or neither")
     from client_app.operator import stats as operation
-    from fedcore.data.regression.newton import Regression
-    from fedcore.data.reports.table_one import TableOne
+    from fedcore.flower.app import FlowerApp
 
-    words: dict[str, Any] = {"run_config": run_config or [], "settings": set_ or [], "bounds": bounds or []}
-    request = (
-        operation.StatisticsRequest.regression(app, **words, formula=glm, family=family)
-        if glm
-        else operation.StatisticsRequest.of(
-            app,
-            **words,
+    flower = FlowerApp.load(app)
+    if glm:
+        request = operation.regression_request(flower, bounds=bounds or [], formula=glm, family=family)
+    elif table_one or by:
+        request = operation.table_one_request(flower, by=by, bins=bins)
+    else:
+        request = operation.statistics_request(
+            flower,
+            bounds=bounds or [],
             bins=bins,
             quantiles=quantiles,
             epsilon=dp_epsilon,
             delta=1e-5 if dp_delta is None else dp_delta,
-            by=by if table_one or by else None,
         )
-    )
+    words: dict[str, Any] = {
+        "run_config": parse_assignments(run_config or []), "settings": parse_assignments(set_ or []),
+    }  # fmt: skip
     answer = (
-        operation.ask_in_memory(request, clients)
+        operation.ask_in_memory(request, clients, **words)
         if clients
-        else operation.ask_federation(request, operator, server=server, connect_seconds=connect_seconds)
+        else operation.ask_federation(request, operator, server=server, connect_seconds=connect_seconds, **words)
     )
-    if isinstance(answer, Regression):
-        operation.show_regression(answer, out=out, in_json=as_json)
-    elif request.table is not None:
-        operation.show_table(TableOne.of(request.table, answer), out=out, in_json=as_json)
-    else:
-        operation.show(answer, request.quantiles, out=out, in_json=as_json)
+    operation.show(request.report(answer), out=out, in_json=as_json)
 
 
-def _check_out(out: Path | None, endings: tuple[str, ...], *, force: bool) -> None:
+def _check_out(out: Path | None, *, force: bool) -> None:
     """Refuse a path before any client is asked."""
     if out is None:
         return
-    if out.suffix not in endings:
-        raise ConfigurationError(f"--out: the name of {out} has to end with {' or '.join(endings)}")
+    if out.suffix not in REPORT_ENDINGS:
+        raise ConfigurationError(f"--out: the name of {out} has to end with {', '.join(REPORT_ENDINGS)}")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--out: no file can be made at {out}")
     check_replaceable(out, force=force)

@@ -199,15 +199,14 @@ class Federation:
         """
         import pandas
 
-        from fedcore.data.reports.statistics_report import headings, rows
         from fedcore.flower.memory_app import folder_of
 
         chosen = self._app(None if app is None else folder_of(app, "a federation"))
-        statistics, quantiles = self._remote().statistics(
+        report = self._remote().statistics(
             chosen.folder, bounds=bounds or {}, bins=bins, epsilon=dp_epsilon, delta=dp_delta
         )
-        names = headings(quantiles)
-        return pandas.DataFrame(rows(statistics, quantiles), columns=list(names)).set_index(names[0])
+        names = report.headings()
+        return pandas.DataFrame(report.rows(), columns=names).set_index(names[0])
 
     def __repr__(self) -> str:
         if self._local is None:

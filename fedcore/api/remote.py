@@ -13,7 +13,7 @@ from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import RunInfo, ServerOut
 
 if TYPE_CHECKING:
-    from fedcore.data.statistics import Statistics
+    from fedcore.data.reports.statistics_report import StatisticsReport
 
 _GROUP: Final = "fedcore.operator"
 
@@ -50,7 +50,7 @@ class RemoteOperator(Protocol):
         bins: int | None,
         epsilon: float,
         delta: float,
-    ) -> tuple[Statistics, tuple[float, ...]]: ...
+    ) -> StatisticsReport: ...
 
 
 def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) -> RemoteOperator:

@@ -14,10 +14,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike
+from pydantic import TypeAdapter
 
 from fedcore.data.regression.newton import Regression, fit
 from fedcore.data.regression.question import RegressionQuery, RegressionStep, Sums
-from fedcore.data.regression.wire import STEP
 from fedcore.data.statistics import PREFIX
 from fedcore.errors import AppError, RepliesDiffer
 from fedcore.flower.grid.declarations import sum_only
@@ -29,11 +29,12 @@ _RECORD: Final = "regression"
 _STEP: Final = f"{PREFIX}regression"
 _SUMS: Final = "sums"
 _CLIENTS: Final = "clients"
+_FORM: Final[TypeAdapter[RegressionStep]] = TypeAdapter(RegressionStep)
 
 
 def step_config(step: RegressionStep) -> ConfigRecord:
     """What a message says to ask this step of all rows, in columns that are not standardised (`standardised`)."""
-    return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, _STEP: json.dumps(to_plain(STEP, step))})
+    return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, _STEP: json.dumps(to_plain(_FORM, step))})
 
 
 def step_answer(config: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> RecordDict:
@@ -42,7 +43,7 @@ def step_answer(config: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> 
         plain = json.loads(str(config.get(_STEP, "")))
     except ValueError:
         raise AppError("the query for a regression cannot be read: it holds no step") from None
-    step = from_plain(STEP, plain, what="the query for a regression", error=AppError)
+    step = from_plain(_FORM, plain, what="the query for a regression", error=AppError)
     numbers = {_CLIENTS: 1, _SUMS: step.answer(columns)}
     return RecordDict({_RECORD: MetricRecord(cast(Any, numbers))})
 

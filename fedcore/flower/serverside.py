@@ -19,9 +19,8 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.data.regression.newton import Regression
+from fedcore.data.questions import Answer, Question
 from fedcore.data.regression.question import RegressionQuery
-from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import answered
@@ -161,22 +160,16 @@ def run_server_app(
     return ServerAppOutcome(state=grid.final_state())
 
 
-def run_statistics(
-    question: StatisticsQuery, *, backend: ExchangeBackend, run: str, aggregation: Aggregation
-) -> Statistics:
-    """Ask the clients of a run whose app has ClientApps that answer; raises what `federated_statistics` does."""
-    run_id = _begin(run)
-    kind = SecureGrid if aggregation == "secure" else PlainGrid
-    return answered(kind(backend, run_id=run_id), question)
+def run_question(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Answer:
+    """Ask the clients of a run whose app has ClientApps that answer.
 
-
-def run_regression(
-    query: RegressionQuery, *, backend: ExchangeBackend, run: str, aggregation: Aggregation
-) -> Regression:
-    """The same for a regression; raises what `ask_regression` does."""
+    Raises what `federated_statistics` and `ask_regression` do.
+    """
     run_id = _begin(run)
-    kind = SecureGrid if aggregation == "secure" else PlainGrid
-    return ask_regression(kind(backend, run_id=run_id), query)
+    grid = (SecureGrid if aggregation == "secure" else PlainGrid)(backend, run_id=run_id)
+    if isinstance(question, RegressionQuery):
+        return ask_regression(grid, question)
+    return answered(grid, question)
 
 
 def _begin(run: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from fedcore.data.regression.wire import question_to_plain
+from fedcore.data.questions import question_to_plain
 from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
 from fedcore.run.engine.journal import Journal, RequestDiffers
 from fedcore.run.engine.outcome import ExchangeOutcome

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore.data.regression.wire import Question, question_from_plain, question_to_plain
+from fedcore.data.questions import Question, question_from_plain, question_to_plain
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.run.buffer import buffer_size

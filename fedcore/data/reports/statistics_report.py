@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter
-
-from fedcore.data.statistics import BINS, Bounds, Column, Statistics
+from fedcore.data.reports.report import csv_text
+from fedcore.data.statistics import BINS, LEAST_IN_CELL, Bounds, Column, Statistics
 from fedcore.errors import ConfigurationError, UnknownKey
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 QUANTILES: Final = (0.25, 0.5, 0.75)
-STATISTICS: Final[TypeAdapter[Statistics]] = TypeAdapter(Statistics)
 _KEYS: Final = ("bounds", "bins", "quantiles")
 _BOUNDS = re.compile(r"(?:(?P<name>.+)=)?(?P<low>[^=:]+):(?P<high>[^=:]+)")
 
@@ -100,54 +100,100 @@ def _pair(values: object, what: str) -> tuple[float, float]:
 # --- what is shown --------------------------------------------------------------------------------------------------
 
 
-def headings(quantiles: Sequence[float]) -> list[str]:
-    """Of the table's columns."""
-    return ["column", "count", "missing", "outside", "mean", "std", "min", *(f"q{q:g}" for q in quantiles), "max"]
+@dataclass(frozen=True, slots=True)
+class StatisticsReport:
+    """A row for each column, with some quantiles."""
+
+    statistics: Statistics
+    quantiles: tuple[float, ...]
+
+    def headings(self) -> list[str]:
+        """Of the table's columns."""
+        shown = (f"q{q:g}" for q in self.quantiles)
+        return ["column", "count", "missing", "outside", "mean", "std", "min", *shown, "max"]
+
+    def rows(self) -> list[list[str | float]]:
+        """A row for each column, under `headings`; NaN if there is nothing to tell."""
+        return [[name, *self._row(column)] for name, column in self.statistics.columns.items()]
+
+    def _row(self, column: Column) -> list[float]:
+        noised = self.statistics.epsilon > 0
+        outside = math.nan if noised else column.below + column.above
+        values = [column.quantile(q) for q in self.quantiles]
+        ends = (math.nan, math.nan) if noised else (column.minimum[0], column.maximum[1])
+        return [column.count, column.missing, outside, column.mean, column.std, ends[0], *values, ends[1]]
+
+    def lines(self) -> list[list[str]]:
+        """As `Report.lines`."""
+        return [self.headings(), *([_as_text(value) for value in row] for row in self.rows())]
+
+    def csv(self) -> str:
+        """As `Report.csv`."""
+        return csv_text([self.headings(), *self.rows()])
+
+    def document(self) -> dict[str, Any]:
+        """The table and the histograms, None if there is nothing to tell."""
+        statistics, keys = self.statistics, self.headings()[1:]
+        columns = {}
+        for name, *values in self.rows():
+            column = statistics.columns[str(name)]
+            columns[str(name)] = {
+                **{key: None if math.isnan(value) else value for key, value in zip(keys, values, strict=True)},  # type: ignore[arg-type]
+                "histogram": {"counts": list(column.cells), "edges": list(column.edges)},
+            }
+        return {
+            "clients": statistics.clients,
+            "asked": statistics.asked,
+            "dp_epsilon": statistics.epsilon or None,
+            "dp_delta": statistics.delta if statistics.epsilon else None,
+            "columns": columns,
+        }
+
+    def notes(self) -> list[str]:
+        """As `Report.notes`."""
+        statistics = self.statistics
+        notes = [of_clients(statistics.clients, statistics.asked)]
+        if statistics.epsilon:
+            return [
+                *notes,
+                f"with noise for every record of a client: epsilon {statistics.epsilon:g} at delta "
+                f"{statistics.delta:g}, for this answer alone; each further one adds its own",
+            ]
+        if any(column.below + column.above for column in statistics.columns.values()):
+            notes.append("values outside the bounds count as the nearest bound, also in mean and std")
+        return [
+            *notes,
+            f"cells of the histograms that hold fewer than {LEAST_IN_CELL} values are taken together with those next "
+            f"to them; other numbers that small are given as {LEAST_IN_CELL}, and columns of so few values as empty",
+        ]
+
+    def draw(self, figure: Figure) -> None:
+        """A histogram of each column, four in a row."""
+        columns = self.statistics.columns
+        across = min(len(columns), _ACROSS)
+        down = -(-len(columns) // across)
+        figure.set_size_inches(2.4 * across, 2.0 * down)
+        for axes, (name, column) in zip(
+            figure.subplots(down, across, squeeze=False).flat, columns.items(), strict=False
+        ):
+            axes.stairs(column.cells, column.edges, fill=True)
+            axes.set_title(name, fontsize="small")
+            axes.tick_params(labelsize="x-small")
+        for axes in figure.axes[len(columns) :]:
+            axes.remove()
 
 
-def rows(statistics: Statistics, quantiles: Sequence[float]) -> list[list[str | float]]:
-    """A row for each column, under `headings`; NaN if there is nothing to tell."""
-    return [[name, *_row(column, quantiles, statistics.epsilon > 0)] for name, column in statistics.columns.items()]
+_ACROSS: Final = 4
 
 
-def _row(column: Column, quantiles: Sequence[float], noised: bool) -> list[float]:
-    outside = math.nan if noised else column.below + column.above
-    values = [column.quantile(q) for q in quantiles]
-    ends = (math.nan, math.nan) if noised else (column.minimum[0], column.maximum[1])
-    return [column.count, column.missing, outside, column.mean, column.std, ends[0], *values, ends[1]]
+def of_clients(clients: int, cohort: int) -> str:
+    """A note that says of how many clients an answer is."""
+    if clients < cohort:
+        return f"of {clients} clients; {cohort} were asked, and the others contributed nothing"
+    return f"of {clients} clients"
 
 
-def as_text(value: str | float) -> str:
-    """A cell of the table."""
+def _as_text(value: str | float) -> str:
     if isinstance(value, str):
         return value
     return "-" if math.isnan(value) else f"{value:.6g}"
-
-
-def as_csv(statistics: Statistics, quantiles: Sequence[float]) -> str:
-    """The table, with an empty field if there is nothing to tell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(headings(quantiles))
-    for row in rows(statistics, quantiles):
-        writer.writerow(["" if isinstance(value, float) and math.isnan(value) else value for value in row])
-    return out.getvalue()
-
-
-def as_json(statistics: Statistics, quantiles: Sequence[float]) -> dict[str, Any]:
-    """The table and the histograms, null if there is nothing to tell."""
-    keys = headings(quantiles)[1:]
-    columns = {}
-    for name, *values in rows(statistics, quantiles):
-        column = statistics.columns[str(name)]
-        columns[str(name)] = {
-            **{key: None if math.isnan(value) else value for key, value in zip(keys, values, strict=True)},  # type: ignore[arg-type]
-            "histogram": {"counts": list(column.cells), "edges": list(column.edges)},
-        }
-    return {
-        "clients": statistics.clients,
-        "asked": statistics.asked,
-        "dp_epsilon": statistics.epsilon or None,
-        "dp_delta": statistics.delta if statistics.epsilon else None,
-        "columns": columns,
-    }

@@ -7,20 +7,24 @@ of variance of more, and Pearson's chi-squared test of counts, as scipy has them
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.data.reports.report import csv_text
+from fedcore.data.reports.statistics_report import of_clients
 from fedcore.data.statistics import CONDITION, LEAST_IN_CELL, Column, Statistics
 from fedcore.data.tables import TableColumn, TableSchema
 from fedcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TARGET: Final = "y"
 """The column of the target's values, or of the numbers of its classes."""
@@ -118,6 +122,20 @@ class NumberRow:
     difference: float
     p: float
 
+    def lines(self) -> list[list[str]]:
+        """Its lines of the table."""
+        cells = [f"{_figure(mean)} ({_figure(std)})" for mean, std in zip(self.mean, self.std, strict=True)]
+        thirds = [f"{_figure(b)} [{_figure(a)}, {_figure(c)}]" for a, b, c in self.quartiles]
+        return [
+            [f"{self.name}, mean (SD)", *cells, p_text(self.p), _figure(self.difference)],
+            ["  median [Q1, Q3]", *thirds, "", ""],
+            *([["  missing", *map(_count, self.missing), "", ""]] if any(self.missing) else []),
+        ]
+
+    def draw(self, axes: Axes, first: int) -> None:
+        """Means and deviations of the groups from `first` on."""
+        axes.errorbar(self.mean[first:], range(len(self.mean) - first), xerr=self.std[first:], fmt="o", capsize=3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryRow:
@@ -132,6 +150,23 @@ class CategoryRow:
     total: tuple[float, ...]
     p: float
     few: bool
+
+    def lines(self) -> list[list[str]]:
+        """Its lines of the table."""
+        lines = [[f"{self.name}, n (%)", *[""] * len(self.total), p_text(self.p), ""]]
+        for value, counts in zip(self.values, self.counts, strict=True):
+            pairs = zip(counts, self.total, strict=True)
+            cells = [_count(n) if math.isnan(n) or not total else f"{n:.0f} ({n / total:.1%})" for n, total in pairs]
+            lines.append([f"  {value}", *cells, "", ""])
+        return lines
+
+    def draw(self, axes: Axes, first: int) -> None:
+        """Shares of the values in the groups from `first` on, one after the other; what is not shown is a gap."""
+        shares = np.nan_to_num(np.array(self.counts)[:, first:] / np.maximum(np.array(self.total)[first:], 1.0))
+        for value, share, before in zip(self.values, shares, np.cumsum(shares, axis=0) - shares, strict=True):
+            axes.barh(range(len(share)), share, left=before, label=value)
+        axes.set_xlim(0.0, 1.0)
+        axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +203,56 @@ class TableOne:
             clients=statistics.clients,
             cohort=statistics.asked,
         )
+
+    def lines(self) -> list[list[str]]:
+        """As `Report.lines`: a line for each number, and one for each value of a category."""
+        lines = [["", *self.groups, "p", "SMD"], ["rows", *map(_count, self.rows), "", ""]]
+        for column in self.columns:
+            lines += column.lines()
+        return lines if len(self.groups) > 1 else [line[:2] for line in lines]  # nothing to compare
+
+    def notes(self) -> list[str]:
+        """As `Report.notes`."""
+        notes = [of_clients(self.clients, self.cohort)]
+        if len(self.groups) > 1:
+            notes.append(
+                "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: "
+                "largest standardised difference of two means"
+            )
+        return [
+            *notes,
+            f"- : not shown, since it is of fewer than {LEAST_IN_CELL} rows, or would tell such a number; quartiles "
+            "are exact to a cell of the histogram (--bins)",
+        ]
+
+    def csv(self) -> str:
+        """As `Report.csv`, with the digits of the table."""
+        return csv_text([cell.strip() for cell in line] for line in self.lines())
+
+    def document(self) -> dict[str, Any]:
+        """All numbers, None for one that is not shown or not known."""
+        columns = {
+            one.name: {
+                "kind": "number" if isinstance(one, NumberRow) else "category",
+                **{key: getattr(one, key) for key in type(one).__slots__ if key != "name"},
+            }
+            for one in self.columns
+        }
+        head = {"clients": self.clients, "asked": self.cohort, "groups": self.groups, "rows": self.rows}
+        answer: dict[str, Any] = _plain({**head, "columns": columns})
+        return answer
+
+    def draw(self, figure: Figure) -> None:
+        """The share of each value, or the mean with its deviation, in each group: a panel for each column."""
+        shown = self.groups[1:] or self.groups
+        first = len(self.groups) - len(shown)
+        figure.set_size_inches(6.5, 0.7 + 0.35 * len(shown) * len(self.columns))
+        for axes, column in zip(figure.subplots(len(self.columns), 1, squeeze=False).flat, self.columns, strict=True):
+            column.draw(axes, first)
+            axes.set_yticks(range(len(shown)), shown, fontsize="x-small")
+            axes.invert_yaxis()
+            axes.tick_params(axis="x", labelsize="x-small")
+            axes.set_title(column.name, fontsize="small", loc="left")
 
 
 def _ones(column: Column) -> float:
@@ -269,67 +354,6 @@ def _chi_squared(counts: NDArray[np.float64]) -> float:
 # --- what is shown --------------------------------------------------------------------------------------------------
 
 
-def as_rows(table: TableOne) -> list[list[str]]:
-    """The table as texts, headings first: a line for each number, and one for each value of a category."""
-    lines = [["", *table.groups, "p", "SMD"], ["rows", *map(_count, table.rows), "", ""]]
-    for column in table.columns:
-        if isinstance(column, NumberRow):
-            cells = [f"{_figure(mean)} ({_figure(std)})" for mean, std in zip(column.mean, column.std, strict=True)]
-            lines.append([f"{column.name}, mean (SD)", *cells, p_text(column.p), _figure(column.difference)])
-            thirds = [f"{_figure(b)} [{_figure(a)}, {_figure(c)}]" for a, b, c in column.quartiles]
-            lines.append(["  median [Q1, Q3]", *thirds, "", ""])
-            if any(column.missing):
-                lines.append(["  missing", *map(_count, column.missing), "", ""])
-            continue
-        lines.append([f"{column.name}, n (%)", *[""] * len(table.groups), p_text(column.p), ""])
-        for value, counts in zip(column.values, column.counts, strict=True):
-            pairs = zip(counts, column.total, strict=True)
-            cells = [_count(n) if math.isnan(n) or not total else f"{n:.0f} ({n / total:.1%})" for n, total in pairs]
-            lines.append([f"  {value}", *cells, "", ""])
-    return lines if len(table.groups) > 1 else [line[:2] for line in lines]  # nothing to compare
-
-
-def as_csv(table: TableOne) -> str:
-    """`as_rows` as CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([cell.strip() for cell in line] for line in as_rows(table))
-    return out.getvalue()
-
-
-def as_latex(table: TableOne) -> str:
-    """`as_rows` as a tabular of the package booktabs."""
-    first, *others = [[_escaped(cell) for cell in line] for line in as_rows(table)]
-    body = "\n".join(" & ".join(line) + r" \\" for line in others)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * (len(first) - 1)}}}", r"\toprule", " & ".join(first) + r" \\", r"\midrule",
-            body, r"\bottomrule", r"\end{tabular}", "",
-        ]
-    )  # fmt: skip
-
-
-def as_json(table: TableOne) -> dict[str, Any]:
-    """All numbers, null for one that is not shown or not known."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: plain(one) for key, one in value.items()}
-        if isinstance(value, tuple | list):
-            return [plain(one) for one in value]
-        return None if isinstance(value, float) and math.isnan(value) else value
-
-    columns = {
-        one.name: {
-            "kind": "number" if isinstance(one, NumberRow) else "category",
-            **{key: getattr(one, key) for key in type(one).__slots__ if key != "name"},
-        }
-        for one in table.columns
-    }
-    head = {"clients": table.clients, "asked": table.cohort, "groups": table.groups, "rows": table.rows}
-    answer: dict[str, Any] = plain({**head, "columns": columns})
-    return answer
-
-
 def p_text(p: float) -> str:
     """A p-value as it is printed."""
     if math.isnan(p):
@@ -345,8 +369,9 @@ def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def _escaped(cell: str) -> str:
-    indent = r"\quad " if cell.startswith("  ") else ""
-    for character in "&%$#_{}":
-        cell = cell.replace(character, f"\\{character}")
-    return indent + cell.strip().replace("<", "$<$")
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -18,23 +18,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedcore.data.regression.question import RegressionQuery
-from fedcore.data.regression.wire import REGRESSION, question_from_plain
-from fedcore.data.reports.statistics_report import STATISTICS
+from fedcore.data.questions import Question, answer_to_plain, coarse, question_from_plain
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.apps.progress_protocol import progress_enabled
 from fedcore.flower.grid.known_statistics import statistics_of
 from fedcore.flower.grid.plain_request import PlainRequest
 from fedcore.flower.grid.training_means import FOLDER, MeanRecorder
 from fedcore.flower.results import Results
-from fedcore.flower.serverside import begin_server_process, run_regression, run_started, run_statistics
+from fedcore.flower.serverside import begin_server_process, run_question, run_started
 from fedcore.run.exchange import ExchangeReply, ExchangeRequest
 from fedcore.run.plain import PlainReply
 from fedcore.state import ModelState
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.system.memory import set_aside
-from fedcore.system.plain_json import to_plain
 from fedcore.wire.events import FiguresFound
 from fedcore.wire.operator import RESULTS_FILE
 from server_app.runs.app.files import APP_FILES
@@ -163,7 +160,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
 
 def _run(start: Start, backend: ServerBackend) -> AppEnd:
     if start.question is not None:
-        return _run_statistics(start, start.question, backend)
+        return _answer(start, question_from_plain(start.question), backend)
     return _run_app(start, backend)
 
 
@@ -207,14 +204,10 @@ def _save_results(results: Results, folder: Path) -> None:
         write_file(folder / RESULTS_FILE, json.dumps(results))
 
 
-def _run_statistics(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> AppEnd:
-    """Ask for statistics or a regression; of the app nothing runs here."""
-    query = question_from_plain(question)
-    if isinstance(query, RegressionQuery):
-        regression = run_regression(query, backend=backend, run=start.run, aggregation=start.aggregation)
-        return AppEnd(model=None, statistics=to_plain(REGRESSION, regression))
-    statistics = run_statistics(query, backend=backend, run=start.run, aggregation=start.aggregation)
-    return AppEnd(model=None, statistics=to_plain(STATISTICS, statistics.coarse()))
+def _answer(start: Start, question: Question, backend: ServerBackend) -> AppEnd:
+    """Ask a question; of the app nothing runs here."""
+    answer = run_question(question, backend=backend, run=start.run, aggregation=start.aggregation)
+    return AppEnd(model=None, statistics=answer_to_plain(question, coarse(answer)))
 
 
 def main(arguments: Sequence[str]) -> int:

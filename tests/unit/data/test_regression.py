@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support.later import Later
 from support.raising import raises
 
+from fedcore.data.questions import question_from_plain, question_to_plain
 from fedcore.data.regression.newton import Regression, fit
 from fedcore.data.regression.question import MOST_VALUES, RegressionQuery, RegressionStep, Sums
-from fedcore.data.regression.report import regression_csv, regression_json, regression_lines
 from fedcore.data.regression.resolve import regression_query
-from fedcore.data.regression.wire import question_from_plain, question_to_plain
+from fedcore.data.reports.regression_report import RegressionReport
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import AppError, ConfigurationError, RoundFailed
 
@@ -303,8 +303,9 @@ def test_more_terms_than_a_query_has_room_for() -> None:
 
 def test_the_table_holds_every_term() -> None:
     found = regress(table(), "cost ~ age + C(sex, [0, 1])", "linear")
-    lines = regression_lines(found)
+    report = RegressionReport(found)
+    lines = report.lines()
     assert [line[0] for line in lines[1:]] == ["Intercept", "age", "C(sex)[T.1]"]
     assert lines[0][3:5] == ["t", "P>|t|"]
-    assert regression_csv(found).splitlines()[2].startswith(f"age,{found.coefficients[1]!r}")
-    assert regression_json(found)["terms"]["age"]["standard_error"] == found.errors[1]
+    assert report.csv().splitlines()[2].startswith(f"age,{found.coefficients[1]!r}")
+    assert report.document()["terms"]["age"]["standard_error"] == found.errors[1]

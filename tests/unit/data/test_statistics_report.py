@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedcore.cli.main import app
-from fedcore.data.reports.statistics_report import as_csv, as_json, bins_from, bounds_from, quantiles_from
+from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
 from fedcore.data.statistics import StatisticsQuery, pooled
 from fedcore.errors import ConfigurationError, UnknownKey
 from tests.support.raising import raises
@@ -59,12 +59,13 @@ def test_what_is_not_there_is_empty_or_null() -> None:
     found = pooled(
         StatisticsQuery.of({"age": (0.0, 10.0), "none": (0.0, 1.0)}, bins=5), [{"age": [1.0, 9.0], "none": []}]
     )
-    assert as_csv(found, (0.5,)).splitlines() == [
+    report = StatisticsReport(found, (0.5,))
+    assert report.csv().splitlines() == [
         "column,count,missing,outside,mean,std,min,q0.5,max",
         "age,2.0,0.0,0.0,5.0,4.0,0.0,2.0,10.0",
         "none,0.0,0.0,0.0,,,,,",
     ]
-    document = as_json(found, (0.5,))
+    document = report.document()
     assert document["columns"]["none"]["mean"] is None
     assert document["columns"]["age"]["histogram"]["counts"] == [1, 0, 0, 0, 1]
     assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcore.data import TableColumn, TableSchema
-from fedcore.data.reports.table_one import CategoryRow, NumberRow, TableOne, TableOneQuestion, as_csv, as_json, as_latex
+from fedcore.data.reports.report import latex_text
+from fedcore.data.reports.table_one import CategoryRow, NumberRow, TableOne, TableOneQuestion
 from fedcore.data.statistics import LEAST_IN_CELL, StatisticsQuery, column_values, pooled
 from fedcore.errors import AppError, ConfigurationError
 from tests.support.raising import raises
@@ -113,16 +114,16 @@ def test_no_number_of_few_rows_is_shown_or_follows(rows: list[tuple[str, int]]) 
 def test_without_groups_it_is_of_all_rows() -> None:
     made = table(people(100), "")
     assert made.groups == ("all",)
-    assert {len(line) for line in csv.reader(io.StringIO(as_csv(made)))} == {2}
+    assert {len(line) for line in csv.reader(io.StringIO(made.csv()))} == {2}
 
 
 def test_the_forms_have_the_same_lines() -> None:
     made = table(people(200), "stage")
-    lines = list(csv.reader(io.StringIO(as_csv(made))))
-    latex = as_latex(made)
+    lines = list(csv.reader(io.StringIO(made.csv())))
+    latex = latex_text(made.lines())
     assert latex.count(r"\\") == len(lines)
     assert latex.count("&") == sum(len(line) - 1 for line in lines)
-    plain: dict[str, Any] = as_json(made)
+    plain: dict[str, Any] = made.document()
     assert list(plain["columns"]) == ["age", "smoker", "sick"]
     assert plain["columns"]["age"]["mean"] == list(made.columns[0].mean)  # type: ignore[union-attr]
 

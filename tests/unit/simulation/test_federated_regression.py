@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from fedcore.data.regression.resolve import regression_query
 from fedcore.errors import ConfigurationError, FedcoreError, RoundFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.regression import step_answer
-from fedcore.flower.serverside import run_regression
+from fedcore.flower.serverside import run_question
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.wire.events import RunEvent
@@ -54,7 +54,9 @@ def ask(
         app=app, clients=clients, run_config=config, settings=settings, dropouts=dropouts, emit=events.append
     )
     with simulation.open() as backend:
-        found = run_regression(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+        found = cast(
+            Regression, run_question(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+        )
     return found, sum(event.kind == "exchange-done" for event in events)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import app_bounds
-from fedcore.flower.serverside import run_statistics
+from fedcore.flower.serverside import run_question
 from fedcore.run.settings import JobSettings
 from fedcore.simulation import Simulation
 from fedcore.wire.events import RunEvent
@@ -43,7 +43,9 @@ def ask(question: StatisticsQuery, mode: str = "secure", clients: int = 3, **run
     events: list[RunEvent] = []
     simulation = Simulation(app=app, clients=clients, run_config=config, settings=settings, emit=events.append)
     with simulation.open() as backend:
-        found = run_statistics(question, backend=backend, run="simulation", aggregation=settings.aggregation)
+        found = cast(
+            Statistics, run_question(question, backend=backend, run="simulation", aggregation=settings.aggregation)
+        )
     return found, sum(event.kind in ("exchange-done", "exchange-failed") for event in events)
 
 

@@ -1,0 +1,74 @@
+"""Questions about columns and their answers as plain JSON: statistics, regressions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from pydantic import TypeAdapter
+
+from fedcore.data.regression.newton import Regression
+from fedcore.data.regression.question import RegressionQuery
+from fedcore.data.statistics import Statistics, StatisticsQuery
+from fedcore.errors import ConfigurationError, PeerError
+from fedcore.system.plain_json import from_plain, to_plain
+
+Question: TypeAlias = StatisticsQuery | RegressionQuery
+Answer: TypeAlias = Statistics | Regression
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Kind of question. name: the key under which it stands; "" for statistics, which stand alone."""
+
+    name: str
+    question: TypeAdapter[Any]
+    answer: TypeAdapter[Any]
+
+
+_KINDS: Final[dict[type[Any], _Kind]] = {
+    StatisticsQuery: _Kind("", TypeAdapter(StatisticsQuery), TypeAdapter(Statistics)),
+    RegressionQuery: _Kind("regression", TypeAdapter(RegressionQuery), TypeAdapter(Regression)),
+}
+_BEFORE: Final = {"names": [], "low": [-1.0], "high": [1.0]}
+"""What 0.2.0 needs of a question, so that its refusal names the key that it does not know."""
+
+
+def question_to_plain(question: Question) -> dict[str, Any]:
+    """As an object for `json.dumps`."""
+    kind = _KINDS[type(question)]
+    plain: dict[str, Any] = to_plain(kind.question, question)
+    if kind.name:
+        return {**_BEFORE, kind.name: plain}
+    if not plain["all_rows"]:
+        del plain["all_rows"]  # which 0.2.0 does not know
+    return plain
+
+
+def question_from_plain(data: object) -> Question:
+    """The inverse; raises ConfigurationError for what is no question."""
+    asked = [kind for kind in _KINDS.values() if isinstance(data, dict) and kind.name in data]
+    for kind in asked:
+        if data.keys() != {*_BEFORE, kind.name}:  # type: ignore[attr-defined]
+            raise ConfigurationError(f"the question asks for a {kind.name} and for something else")
+    kind = asked[0] if asked else _KINDS[StatisticsQuery]
+    inner = data[kind.name] if asked else data  # type: ignore[index]
+    what = f"the question for {f'a {kind.name}' if asked else 'statistics'}"
+    question: Question = from_plain(kind.question, inner, what=what, error=ConfigurationError)
+    return question
+
+
+def coarse(answer: Answer) -> Answer:
+    """An answer without numbers of few rows, of which regressions give none."""
+    return answer.coarse() if isinstance(answer, Statistics) else answer
+
+
+def answer_to_plain(question: Question, answer: Answer) -> Any:
+    """The answer to a question, as an object for `json.dumps`."""
+    return to_plain(_KINDS[type(question)].answer, answer)
+
+
+def answer_from_plain(question: Question, data: object, *, error: type[PeerError]) -> Answer:
+    """The inverse; raises `error` for what is no answer to this question."""
+    answer: Answer = from_plain(_KINDS[type(question)].answer, data, what="the server's answer", error=error)  # type: ignore[arg-type]
+    return answer

@@ -1,0 +1,99 @@
+"""What all answers about columns have in common: a table with notes, and the files that it is saved to."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from fedcore.system.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Report(Protocol):
+    """An answer as a person or a program reads it."""
+
+    def lines(self) -> list[list[str]]:
+        """The table as text, with the headings first."""
+
+    def notes(self) -> list[str]:
+        """Sentences below the table."""
+
+    def csv(self) -> str:
+        """The table with all digits, and an empty field if there is no number."""
+
+    def document(self) -> dict[str, Any]:
+        """All numbers for `json.dumps`, None if there is none."""
+
+    def draw(self, figure: Figure) -> None:
+        """The answer as a picture, in a figure that is empty."""
+
+
+def save_report(report: Report, path: Path) -> None:
+    """Write a file, by the ending of its name, which is one of `REPORT_ENDINGS`."""
+    write_file(path, _FORMS[path.suffix](report) if path.suffix in _FORMS else _picture(report, path.suffix))
+
+
+def json_text(report: Report) -> str:
+    """The document of a report."""
+    return json.dumps(report.document(), indent=2) + "\n"
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """Lines as CSV, with an empty field for NaN."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for line in lines:
+        writer.writerow(["" if isinstance(cell, float) and math.isnan(cell) else cell for cell in line])
+    return out.getvalue()
+
+
+def latex_text(lines: list[list[str]]) -> str:
+    """Lines, the headings first, as a tabular of the package booktabs."""
+    first, *others = [[_escaped(cell) for cell in line] for line in lines]
+    body = "\n".join(" & ".join(line) + r" \\" for line in others)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(first) - 1)}}}", r"\toprule", " & ".join(first) + r" \\", r"\midrule",
+            body, r"\bottomrule", r"\end{tabular}", "",
+        ]
+    )  # fmt: skip
+
+
+def _escaped(cell: str) -> str:
+    indent = r"\quad " if cell.startswith("  ") else ""
+    cell = cell.replace("\\", r"\textbackslash ")
+    for character in "&%$#_{}":
+        cell = cell.replace(character, f"\\{character}")
+    for character, command in _COMMANDS.items():
+        cell = cell.replace(character, command)
+    return indent + cell.strip()
+
+
+_COMMANDS: Final = {"<": "$<$", ">": "$>$", "|": "$|$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _picture(report: Report, ending: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    report.draw(figure)
+    out = io.BytesIO()
+    # No date, so that the same answer makes the same file.
+    figure.savefig(out, format=ending.removeprefix("."), dpi=150, metadata=_NO_DATE.get(ending))
+    return out.getvalue()
+
+
+_NO_DATE: Final[Mapping[str, dict[str, None]]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
+    ".csv": lambda report: report.csv(),
+    ".tex": lambda report: latex_text(report.lines()),
+    ".json": json_text,
+}
+REPORT_ENDINGS: Final = (*_FORMS, ".svg", ".png", ".pdf")

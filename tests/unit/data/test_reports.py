@@ -1,0 +1,72 @@
+"""Answers about columns as files: every kind of answer in every form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore.data.regression.newton import Regression
+from fedcore.data.reports.regression_report import RegressionReport
+from fedcore.data.reports.report import REPORT_ENDINGS, Report, latex_text, save_report
+from fedcore.data.reports.statistics_report import StatisticsReport
+from fedcore.data.reports.table_one import CategoryRow, NumberRow, TableOne
+from fedcore.data.statistics import Column, Statistics
+
+BEGINNINGS = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF", ".tex": rb"\begin{tabular}", ".json": b"{"}
+
+
+def statistics() -> StatisticsReport:
+    column = Column(
+        name="age", low=0.0, high=4.0, missing=1.0, below=0.0, above=0.0, first=0.0, second=3.0,
+        cells=(5.0, 6.0, 7.0, 8.0),
+    )  # fmt: skip
+    columns = {f"column_{number}": column for number in range(6)}
+    return StatisticsReport(Statistics(clients=2, asked=3, epsilon=0.0, delta=1e-5, columns=columns), (0.5,))
+
+
+def table_one() -> TableOne:
+    number = NumberRow(
+        name="age", count=(9.0, 5.0, 4.0), missing=(0.0, 0.0, 0.0), mean=(3.0, 4.0, 2.0), std=(1.0, 1.0, float("nan")),
+        quartiles=((1.0, 2.0, 3.0),) * 3, difference=2.0, p=0.01,
+    )  # fmt: skip
+    category = CategoryRow(
+        name="stage", values=("I", "II"), counts=((5.0, float("nan"), 3.0), (4.0, 2.0, float("nan"))),
+        total=(9.0, 5.0, 4.0), p=float("nan"), few=True,
+    )  # fmt: skip
+    return TableOne(
+        groups=("all", "sex = f", "sex = m"), rows=(9.0, 5.0, 4.0), columns=(number, category), clients=3, cohort=3
+    )
+
+
+def regression() -> RegressionReport:
+    return RegressionReport(
+        Regression(
+            family="linear", target="y", terms=("Intercept", "a:b"), coefficients=(1.0, 2.0), errors=(0.1, 0.2),
+            rows=40, missing=0, clients=3, nodes=3, log_likelihood=-3.0, deviance=2.0, dispersion=0.1,
+            queries=3,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", REPORT_ENDINGS)
+@pytest.mark.parametrize("make", [statistics, table_one, regression])
+def test_an_answer_is_saved_as_its_ending_says(make: type[Report], ending: str, tmp_path: Path) -> None:
+    first, second = tmp_path / f"first{ending}", tmp_path / f"second{ending}"
+    save_report(make(), first)
+    save_report(make(), second)
+    text = first.read_bytes()
+    assert text.startswith(BEGINNINGS.get(ending, b""))
+    assert ending == ".svg" or text == second.read_bytes()
+    if ending == ".json":
+        assert json.loads(text, parse_constant=float.hex)["clients"] in (2, 3)  # which fails for NaN
+
+
+def test_latex_has_a_cell_for_each_of_the_table_and_commands_for_what_it_would_read() -> None:
+    lines = [["", "a & b", "P>|t|"], ["  x_1 50%", r"\n", "<0.001"]]
+    made = latex_text(lines)
+    assert made.count(" & ") == 4
+    assert [r"\&" in made, r"\_" in made, r"\%" in made, r"\textbackslash n" in made] == [True] * 4
+    assert np.unique([made.count("$>$"), made.count("$<$")]).tolist() == [1]
