@@ -61,7 +61,8 @@ def test_an_answer_is_saved_as_its_ending_says(make: type[Report], ending: str, 
     assert text.startswith(BEGINNINGS.get(ending, b""))
     assert ending == ".svg" or text == second.read_bytes()
     if ending == ".json":
-        assert json.loads(text, parse_constant=float.hex)["clients"] in (2, 3)  # which fails for NaN
+        assert b"NaN" not in text
+        assert json.loads(text)["clients"] in (2, 3)
 
 
 def test_latex_has_a_cell_for_each_of_the_table_and_commands_for_what_it_would_read() -> None:
