@@ -32,6 +32,7 @@ from client_app.records.ledger import Ledger, lock_folder
 from client_app.records.ledger_entries import LEDGER_FILE
 from client_app.records.offers import Offers
 from client_app.records.pending_update import PendingUpdate
+from client_app.records.plan_use import plan_lines
 from client_app.records.result_cache import ResultCache
 from client_app.records.sketch_seed import sketcher_of
 from client_app.records.transcript import ClientTranscript
@@ -108,6 +109,8 @@ async def _run_agent(options: Options) -> None:
             node = checked_node(installed.node_keys, settings.node_config, folder=Path.cwd())
             settings = replace(settings, node_config=node)
             offers.note_name(settings.app_sha256, installed.name)
+            for line in plan_lines(installed):
+                output.info("plan", line.strip())
             group = _group(settings, options.size, output)
             group.on_progress = StepsFile(state_dir).note
             note_sandbox(state_dir, _sandbox(options.size, settings)[0])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from client_app.commands.app_difference import AppDifference, difference, unified
 from client_app.records.offers import Approval, Offers
+from client_app.records.plan_use import plan_lines
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.federation import ClientKit
-from fedcore.flower.app import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 
 
 def list_offers(kit: Path, state_dir: Path | None, *, diff: bool, as_json: bool) -> Iterator[str]:
@@ -36,6 +37,7 @@ def list_offers(kit: Path, state_dir: Path | None, *, diff: bool, as_json: bool)
         yield f"  files    {offers.folder / sha256}"
         before, after, changes = both_bundles(offers, state, sha256)
         yield from (f"  {line}" for line in changes.lines())
+        yield from (f"  {line}" for line in plan_lines(FlowerApp.load(offers.folder / sha256)))
         if diff:
             yield from unified(before, after)
         yield f"  approve  fedcore client approve {sha256} --kit {kit}"

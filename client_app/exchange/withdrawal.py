@@ -48,6 +48,7 @@ _POLICY: Final = frozenset(
         checks.TOO_MANY_RELEASES,
         checks.TREE_TOO_DEEP,
         checks.NODE_TOO_SMALL,
+        checks.NOT_PLANNED,
         checks.DIFFERENCING,
         checks.FIRST_MODEL,
         checks.OTHER_QUESTION,

@@ -30,6 +30,7 @@ from client_app.records.ledger_entries import (
     read_entries,
 )
 from client_app.records.offers import Offers
+from client_app.records.plan_use import PlanUse, plan_use
 from client_app.records.spending import SpentBudget, spent_by_run
 from client_app.records.transcript import TRANSCRIPT_FILE, contributions_by_run
 from client_app.records.transcript import read_entries as read_transcript
@@ -111,6 +112,8 @@ class Audit:
     apps: dict[str, str]
     """Names of the apps that ran here, by their hashes."""
     spending: SpentBudget
+    plan: tuple[PlanUse, ...] = ()
+    """What was asked of the installed app's study plan."""
 
 
 def audit(kit: Path, state_dir: Path | None = None) -> Audit:
@@ -131,6 +134,7 @@ def audit(kit: Path, state_dir: Path | None = None) -> Audit:
         contributions=site_contributions(state, loaded.client_id, exchanges),
         apps=dict(Offers(state).names()),
         spending=spent_by_run(entries, loaded.policy)[0],
+        plan=plan_use(state, entries),
     )
 
 
@@ -193,6 +197,8 @@ def print_audit(content: Audit, console: Console) -> None:
     console.print(_runs(content))
     if any(exchange.check for exchange in content.exchanges):
         console.print(_refusals(content.exchanges))
+    if content.plan:
+        console.print(_plan(content.plan))
     spending = content.spending
     console.print(f"spent: {spending}; {spending.limit}")
     console.print(spending.promise)
@@ -224,6 +230,13 @@ def _runs(content: Audit) -> Table:
             str(outcomes["refused"]),
             "\n".join(f"{_text(key)}={_text(value)}" for key, value in changed.items()) or "-",
         )
+    return table
+
+
+def _plan(uses: Iterable[PlanUse]) -> Table:
+    table = _table("study plan", "asks", "runs", "of", "queries")
+    for use in uses:
+        table.add_row(_text(use.name), _text(use.text), str(use.runs), str(use.allowed), str(use.queries))
     return table
 
 

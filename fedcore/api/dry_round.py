@@ -18,7 +18,6 @@ from fedcore.api.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.codec.privacy import Accountant, PrivacyBudget
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
-from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.privacy import check_privacy
 from fedcore.flower.apps.tensor_app import LocalResult
 from fedcore.flower.grid.grid import ExchangeBackend
@@ -59,7 +58,7 @@ class DryRound(Simulation):
     @contextlib.contextmanager
     def open(self) -> Iterator[ExchangeBackend]:
         with super(DryRound, self).open() as backend:
-            self._owners.agreed = AppAgreement(run_config=self.run_config, settings=self.settings)
+            self._owners.agreed = replace(self._owners.agreed, run_config=self.run_config, settings=self.settings)
             yield backend
 
     def refuse(self, error: AppError) -> None:

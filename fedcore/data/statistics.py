@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -297,7 +298,9 @@ class Column:
         """The same without a number of fewer than `least` values, which may be those of one record.
 
         Cells that hold fewer are taken together with those after them, the last ones with those before them, and have
-        the mean of these. Other numbers that small, 0 excepted, are `least`; a column of so few values is empty.
+        the mean of these. Empty cells stay empty if the cells next to them hold enough by themselves: else they would
+        tell where a single value lies. Other numbers that small, 0 excepted, are `least`; a column of so few values is
+        empty.
         """
         missing, below, above = (
             float(least) if 0 < number < least else number for number in (self.missing, self.below, self.above)
@@ -305,14 +308,7 @@ class Column:
         column = replace(self, missing=missing, below=below, above=above)
         if self.count < least:
             return replace(column, cells=(0.0,) * len(self.cells), first=0.0, second=0.0, below=0.0, above=0.0)
-        groups: list[list[float]] = [[]]
-        for cell in self.cells:
-            groups[-1].append(cell)
-            if math.fsum(groups[-1]) >= least:
-                groups.append([])
-        rest = groups.pop()
-        groups[-1] += rest
-        cells = [math.fsum(group) / len(group) for group in groups for _ in group]
+        cells = [math.fsum(group) / len(group) for group in _large_groups(self.cells, least) for _ in group]
         return replace(column, cells=tuple(cells))
 
     @property
@@ -331,6 +327,32 @@ class Column:
             if self.cells[index] > 0:
                 return self.edges[index], self.edges[index + 1]
         return math.nan, math.nan
+
+
+def _large_groups(cells: Sequence[float], least: int) -> list[list[float]]:
+    """The cells in groups of at least so many values, and empty ones by themselves; their sum is at least `least`."""
+    groups: list[list[float]] = []
+    current: list[float] = []
+    enough = True  # whether the cell before holds enough, or there is none
+    for is_empty, run in groupby(cells, lambda cell: cell == 0):
+        values = list(run)
+        if is_empty:
+            current += values
+            continue
+        if current and enough and values[0] >= least and not any(current):
+            groups += [[value] for value in current]
+            current = []
+        for value in values:
+            current.append(value)
+            if math.fsum(current) >= least:
+                groups.append(current)
+                current = []
+        enough = values[-1] >= least
+    if any(current) or not enough:
+        groups[-1] += current
+    else:
+        groups += [[value] for value in current]
+    return groups
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ class FlowerApp:
     statistics: the table `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a
         table's schema in the folder, has become its `bounds` in it.
     schema: that name; "" for none.
+    plan: the name of its study plan in the folder, `plan` in that table; "" for none (fedcore/flower/plan.py).
     predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
         (fedcore/flower/apps/trained.py); "" for none.
     metrics: the table `[tool.fedcore.metrics]`, what each metric of the app's own evaluation is, in a sentence.
@@ -58,6 +59,7 @@ class FlowerApp:
     metrics: Mapping[str, str] = field(default_factory=dict)
     node_keys: NodeKeys = field(default_factory=dict)
     schema: str = ""
+    plan: str = ""
 
     @classmethod
     def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:
@@ -98,6 +100,7 @@ class FlowerApp:
             metrics=metrics,
             node_keys=keys,
             schema=str(question.get("schema", "")),
+            plan=str(question.get("plan", "")),
             **references,
         )
 
@@ -123,14 +126,14 @@ def _reference(components: Mapping[str, Any], key: str, folder: Path) -> str:
 
 
 def _statistics(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The table, with the bounds of the schema that it names in place of the name."""
+    """The table without its plan, and with the bounds of the schema that it names in place of the name."""
+    others = {key: value for key, value in table.items() if key not in ("schema", "plan")}
     if "schema" not in table:
-        return table
+        return others
     from fedcore.data.tables import TableSchema
 
     if "bounds" in table:
         raise AppError(f"[tool.fedcore.statistics] of {folder}/pyproject.toml names a schema and bounds; leave one out")
-    others = {key: value for key, value in table.items() if key != "schema"}
     return {**others, "bounds": TableSchema.load(folder / str(table["schema"])).bounds}
 
 

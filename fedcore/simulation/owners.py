@@ -50,7 +50,7 @@ def owners_of(
     members = [Member(id=i, name=client_name(i), public_key=key) for i, key in public.items()]
     agreed = AppAgreement.of(app)
     if policy is None:
-        agreed = AppAgreement(run_config=run_config, settings=settings)
+        agreed = replace(agreed, run_config=run_config, settings=settings)
         stock = Policy.default(len(members))
         least = min(stock.min_corrupt, settings.max_corrupt)
         policy = replace(stock, allow_plain=True, allow_buffered=True, min_corrupt=least, first_models=(ANY_MODEL,))

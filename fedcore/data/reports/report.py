@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fedcore.system.files import write_file
+from fedcore.system.latex import escaped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ def csv_text(lines: Iterable[Iterable[Any]]) -> str:
 
 def latex_text(lines: list[list[str]]) -> str:
     """Lines, the headings first, as a tabular of the package booktabs."""
-    first, *others = [[_escaped(cell) for cell in line] for line in lines]
+    first, *others = [[r"\quad " * cell.startswith("  ") + escaped(cell.strip()) for cell in line] for line in lines]
     body = "\n".join(" & ".join(line) + r" \\" for line in others)
     return "\n".join(
         [
@@ -64,19 +65,6 @@ def latex_text(lines: list[list[str]]) -> str:
             body, r"\bottomrule", r"\end{tabular}", "",
         ]
     )  # fmt: skip
-
-
-def _escaped(cell: str) -> str:
-    indent = r"\quad " if cell.startswith("  ") else ""
-    cell = cell.replace("\\", r"\textbackslash ")
-    for character in "&%$#_{}":
-        cell = cell.replace(character, f"\\{character}")
-    for character, command in _COMMANDS.items():
-        cell = cell.replace(character, command)
-    return indent + cell.strip()
-
-
-_COMMANDS: Final = {"<": "$<$", ">": "$>$", "|": "$|$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def _picture(report: Report, ending: str) -> bytes:

@@ -19,6 +19,7 @@ from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.federation.admission.first_model import check_layout
 from fedcore.federation.admission.owner import ClientHistory, Owner
+from fedcore.federation.admission.planned import check_planned
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.admission.releases import agree, check_versions, counts_near_models
 from fedcore.federation.admission.tasks import (
@@ -61,6 +62,8 @@ class Admitted:
     """Those that the exchange follows."""
     participants: Mapping[int, Participant]
     """By client id."""
+    planned: str = ""
+    """The question of the app's study plan that it belongs to; "" for none."""
 
     def admit_sum(self, model: ModelState | None, chain: Chain) -> AdmittedSum:
         """The checks of a secure sum, before its first message; raises ProtocolViolation.
@@ -121,7 +124,10 @@ class AdmittedSum:
         near: Collection[str] = ()
         if counts_near_models(task, policy):
             near = participant.models.near(task.message_type, task.subject_model, policy.near_models)
-        agree(task, self.encoding, survivors, policy, history, self.chain, present=present, near=near)
+        agree(
+            task, self.encoding, survivors, policy, history, self.chain,
+            present=present, near=near, planned=self.admitted.planned,
+        )  # fmt: skip
 
 
 def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = verifies) -> Admitted:
@@ -131,6 +137,7 @@ def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = v
     """
     for participant in participants:
         check_frequency(task, participant.owner.policy, participant.history)
+        planned = check_planned(task, participant.agreed.plan, participant.history)
         participant.history.enter(task.run, task.exchange)
     first = participants[0]
     settings = check_task(task, first.owner, first.app_sha256, first.agreed)
@@ -139,7 +146,7 @@ def admit(task: Task, participants: Sequence[Participant], *, verify: Verify = v
     # Of a group the first member checks the answers to the draw, which are the same for all.
     check_draw(task, settings, first.owner, first.history, verify=verify)
     by_id = {participant.owner.client_id: participant for participant in participants}
-    return Admitted(task=task, settings=settings, participants=by_id)
+    return Admitted(task=task, settings=settings, participants=by_id, planned=planned)
 
 
 def admit_work(task: Task, participant: Participant) -> Version:

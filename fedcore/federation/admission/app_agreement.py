@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation
 from fedcore.federation import Policy
@@ -27,6 +27,9 @@ from fedcore.run.settings import JobSettings
 from fedcore.wire.base import Scalar
 from fedcore.wire.record_file import config_values, read_records
 from fedcore.wire.tasks import Task
+
+if TYPE_CHECKING:
+    from fedcore.flower.plan import StudyPlan
 
 _MOST_CHARACTERS: Final = 80
 """Characters of a value in a log or a ledger."""
@@ -105,15 +108,16 @@ class MessageValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppAgreement:
-    """The config and the settings of the installed app."""
+    """The config and the settings of the installed app, and its study plan; None if it has none."""
 
     run_config: Mapping[str, Scalar]
     settings: JobSettings
+    plan: StudyPlan | None = None
 
     @classmethod
     def of(cls, app: FlowerApp) -> Self:
         """What installing `app` agrees to."""
-        return cls(run_config=app.run_config, settings=app.settings)
+        return cls(run_config=app.run_config, settings=app.settings, plan=_plan_of(app))
 
     def message_values(self, task: Task) -> Iterator[MessageValue]:
         """Every value that the task's message carries."""
@@ -159,6 +163,14 @@ class AppAgreement:
         ]
         more = {"...": f"{len(listed) - 20} more"} if len(listed) > 20 else {}
         return dict(listed[:20]) | more
+
+
+def _plan_of(app: FlowerApp) -> StudyPlan | None:
+    if not app.plan:
+        return None
+    from fedcore.flower.plan import StudyPlan  # which takes SciPy, that a client without a plan does not need
+
+    return StudyPlan.of(app)
 
 
 def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:

@@ -15,6 +15,7 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
 | tree-too-deep           | sums of nodes that many conditions single out                                  |
 | node-too-small          | the same, in a run whose settings let a node hold few rows                     |
+| not-planned             | a query that is not in the study plan of the app, or not so often (`planned`)  |
 | other-question          | a second question about a model: another message, weight, setting (`question`)  |
 | weight-key              | a weight that the server chooses: zero for all but one client, say             |
 | model-not-canonical     | one model under many hashes, by what a file says next to its tensors            |
@@ -71,6 +72,7 @@ TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
 TOO_MANY_RELEASES: Final = "too-many-releases"
 TREE_TOO_DEEP: Final = "tree-too-deep"
 NODE_TOO_SMALL: Final = "node-too-small"
+NOT_PLANNED: Final = "not-planned"
 OTHER_QUESTION: Final = "other-question"
 WEIGHT_KEY: Final = "weight-key"
 MODEL_MALFORMED: Final = "model-malformed"

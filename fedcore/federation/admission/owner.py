@@ -49,7 +49,8 @@ class AgreedSum(LedgerEntry):
     survivors: as `ids_to_text` writes them.
     scales: of the encoding, if they affect precision alone.
     bounds: SHA-256 over everything else that decides how it is rounded and bounded.
-    question: `question_digest` of the task; "" in entries of before 0.2, which are compared by the rest.
+    question: `question_digest` of the task; "" in entries of before 0.2, which are compared by the rest. Of a query the
+        name of the study plan's question that it belongs to, "" if there is no plan.
     """
 
     event: Literal["released"] = "released"

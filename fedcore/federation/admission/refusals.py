@@ -77,6 +77,10 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
             "(min-rows-in-node); raise min-child-weight: a row counts at most 1 in it with numbers, 0.5 with "
             "multi:softprob, 0.25 with binary:logistic"
         ),
+        checks.NOT_PLANNED: (
+            "the study plan of the clients' app has no such question, or it was asked as often as the plan says. Ask "
+            "what plan.toml has (`fedcore study APP`); another plan is another app, which the owners approve"
+        ),
         checks.DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "
             "{allowed} (min-cohort, and those that may collude); start from another model (another seed, which the "

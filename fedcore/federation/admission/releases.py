@@ -87,6 +87,7 @@ def agree(
     *,
     present: Collection[int] = (),
     near: Collection[str] = (),
+    planned: str = "",
 ) -> None:
     """Agree to the sum over `survivors`, durably; raises ProtocolViolation if the owner does not allow it.
 
@@ -94,6 +95,7 @@ def agree(
         chain: the transcript up to the task.
         present: who takes part, as their keys that were signed show.
         near: other models that count as the task's own, by SHA-256.
+        planned: the name of the study plan's question that a query belongs to; "" for none.
     """
     scales, bounds = scales_and_bounds(encoding)
     agreed = AgreedSum(
@@ -104,7 +106,7 @@ def agree(
         survivors=ids_to_text(survivors),
         scales=scales,
         bounds=bounds[0],
-        question=_question_of(task, policy),
+        question=planned or _question_of(task, policy),
     )
     if not policy.allow_differencing:
         earlier = ledger.released(agreed.purpose, agreed.model)

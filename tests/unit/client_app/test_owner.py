@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,17 @@ from client_app.exchange.withdrawal import withdrawal_for
 from client_app.records.ledger import Ledger
 from client_app.records.ledger_entries import LEDGER_FILE, RefusedEntry, TaskEntry, read_entries
 from fedcore.codec import CodecSettings, first_encoding, rotation_seed
+from fedcore.data.reports.statistics_report import StatisticsReport
+from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
 from fedcore.federation.admission.app_agreement import AppAgreement
 from fedcore.federation.admission.owner import AgreedSum, ids_to_text
+from fedcore.federation.admission.planned import check_planned
 from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.federation.admission.tasks import check_frequency, check_task
 from fedcore.federation.transcript import Chain, keys_of
+from fedcore.flower.plan import PlannedQuestion, StudyPlan
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings
@@ -283,13 +287,15 @@ class TestReleases:
         survivors: Collection[int],
         chain: Chain | None = None,
         present: Collection[int] = (),
+        planned: str = "",
         **encoding: Any,
     ) -> None:
         found = task.encoding
         assert found is not None
         agree(
-            task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain(), present=present
-        )
+            task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain(),
+            present=present, planned=planned,
+        )  # fmt: skip
 
     @pytest.mark.parametrize(
         ("sums", "smallest"),
@@ -460,6 +466,33 @@ class TestReleases:
         with pytest.raises(ProtocolViolation, match=r"too-many-releases: .* \(max-queries\)"):
             check_frequency(make(message_type="query"), policy, ledger)
         check_frequency(make(message_type="evaluate"), policy, ledger)
+
+    def test_a_planned_question_is_answered_as_often_as_the_plan_says(self, make: Make, ledger: Ledger) -> None:
+        plan = StudyPlan((self.question("first", queries=3), self.question("other", runs=2)))
+        task = make(message_type="query.first")
+        for _ in range(3):
+            name = check_planned(task, plan, ledger)
+            self.agree(ledger, task, range(1, 5), planned=name)
+        with raises(ProtocolViolation, check="not-planned"):
+            check_planned(task, plan, ledger)
+        for run in ("a", "b", "b"):
+            task = make(message_type="query.other", run=run)
+            self.agree(ledger, task, range(1, 5), planned=check_planned(task, plan, ledger))
+        with raises(ProtocolViolation, check="not-planned"):
+            check_planned(make(message_type="query.other", run="c"), plan, ledger)
+        with raises(ProtocolViolation, check="not-planned"):
+            check_planned(make(message_type="query.third"), plan, ledger)
+        assert check_planned(make(message_type="train"), plan, ledger) == ""
+        assert Counter(one.question for one in ledger.released("query", "")) == {"first": 3, "other": 3}
+
+    @staticmethod
+    def question(name: str, *, queries: int = 9, runs: int = 1) -> PlannedQuestion:
+        class Named(PlannedQuestion):
+            def covers(self, message_type: str, config: Mapping[str, Any]) -> bool:
+                return message_type == f"query.{self.name}"
+
+        query = StatisticsQuery.of({"age": (0.0, 1.0)})
+        return Named(name=name, text="", question=query, queries=queries, runs=runs, report=StatisticsReport)
 
     async def test_nothing_is_signed_for_a_sum_that_differs_by_one(
         self, script: Script, client: Client, allow: Callable[..., Client]

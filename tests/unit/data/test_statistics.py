@@ -173,5 +173,7 @@ def test_what_is_left_out_and_what_stays() -> None:
     assert many.cells == (6.0, 7.0, 3.5, 3.5), "one at 2.5, and one outside with the five in the last cell"
     assert (many.above, many.missing, many.below) == (5, 5, 0)
     assert shown(*[0.5] * 6, 3.5).cells == (1.75,) * 4, "what is left at the end joins the ones before it"
+    assert shown(*[1.5] * 5, *[3.5] * 5).cells == (0, 5, 0, 5), "these empty cells tell of no value by itself"
+    assert shown(*[1.5] * 4, *[3.5] * 5).cells == (2.25,) * 4, "the first would tell where the smallest values lie"
     few = shown(1.5, 2.5, 9.0)
     assert (few.count, few.above, math.isnan(few.mean)) == (0, 0, True)

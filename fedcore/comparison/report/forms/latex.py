@@ -8,24 +8,12 @@ from typing import Final
 
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.tables import TextTable, caption, meanings, part_tables, pooling, word_columns
-from fedcore.system.terminal import visible
+from fedcore.system.latex import escaped
 
-_SIGNS: Final = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "×": r"$\times$", "µ": r"$\mu$", "ε": r"$\varepsilon$",
-    "δ": r"$\delta$", "–": "--", "…": r"\dots{}", "\u00a0": "~",
-}  # fmt: skip
 _HEAD: Final = "% The preamble needs: \\usepackage{booktabs,graphicx}, and with pdflatex \\usepackage[T1]{fontenc}.\n"
 # A table wider than a line is made as wide as one; inside the box \width is its own width.
 _SHRUNK: Final = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 _TITLES: Final = {"models": "What the models reach", "costs": "What they cost"}
-
-
-def escaped(text: str) -> str:
-    """Any text in a paragraph of LaTeX: what it has of LaTeX's own signs is printed, and does nothing."""
-    one_line = re.sub(r"\s+", " ", visible(text.replace("\u00a0", " ")))
-    return "".join(_SIGNS.get(sign, sign) for sign in one_line)
 
 
 def tables_tex(comparison: Comparison) -> str:

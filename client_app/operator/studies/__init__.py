@@ -1,0 +1,1 @@
+"""A study: the questions of an app's plan in one report."""
