@@ -53,7 +53,7 @@ _NAMED = 10
 _AT_ONCE = 4
 """Tests at once, where pytest-xdist is installed: they mostly wait for processes to start."""
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
-"""Those of the tests: others that the machine has may refuse to run beside them."""
+"""Those of the tests: those that the machine also has may refuse to run with them."""
 _TEST = re.compile(r"(?:^|(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL) )(tests/\S+::\S+)")
 _DONE = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 _LOGS = ROOT / "build" / "gpu-logs"
