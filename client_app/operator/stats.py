@@ -19,7 +19,7 @@ from client_app.operator.run_submission import make_submission
 from fedcore.data.questions import Answer, Question, answer_from_plain, coarse, question_to_plain
 from fedcore.data.regression.resolve import regression_query
 from fedcore.data.reports.regression_report import RegressionReport
-from fedcore.data.reports.report import Report, json_text, save_report
+from fedcore.data.reports.report import ColumnsReport, json_text, save_report
 from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
 from fedcore.data.reports.table_one import TableOne, TableOneQuestion
 from fedcore.data.statistics import StatisticsQuery
@@ -44,7 +44,7 @@ class ColumnsRequest:
 
     app: FlowerApp
     question: Question
-    report: Callable[[Any], Report]
+    report: Callable[[Any], ColumnsReport]
 
 
 def statistics_request(
@@ -158,7 +158,7 @@ def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound |
     return state, event
 
 
-def show(report: Report, *, out: Path | None, in_json: bool) -> None:
+def show(report: ColumnsReport, *, out: Path | None, in_json: bool) -> None:
     """Print an answer, and save it if `out` is given, as its ending says."""
     if out is not None:
         save_report(report, out)

@@ -20,7 +20,7 @@ from fedcore.data.questions import Question
 from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.regression.resolve import regression_query
 from fedcore.data.reports.regression_report import RegressionReport
-from fedcore.data.reports.report import Report
+from fedcore.data.reports.report import ColumnsReport
 from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
 from fedcore.data.reports.table_one import TableOne, TableOneQuestion
 from fedcore.data.statistics import BINS, PREFIX, StatisticsQuery
@@ -60,7 +60,7 @@ class PlannedQuestion:
     question: Question
     queries: int
     runs: int
-    report: Callable[[Any], Report]
+    report: Callable[[Any], ColumnsReport]
     grows: bool = False
 
     def covers(self, message_type: str, config: Mapping[str, Any]) -> bool:
@@ -143,7 +143,9 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
     )
 
 
-def _question(kind: str, value: Any, family: str, app: FlowerApp) -> tuple[Question, str, Callable[[Any], Report]]:
+def _question(
+    kind: str, value: Any, family: str, app: FlowerApp
+) -> tuple[Question, str, Callable[[Any], ColumnsReport]]:
     """What one kind of question asks, in words too, and what makes its report."""
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
     if kind == "glm":

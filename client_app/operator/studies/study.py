@@ -17,7 +17,7 @@ from fedcore.comparison.report.files import read_reports
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.tables import part_tables
 from fedcore.data.questions import Answer, answer_from_plain, answer_to_plain, question_to_plain
-from fedcore.data.reports.report import Report, save_report
+from fedcore.data.reports.report import ColumnsReport, save_report
 from fedcore.data.reports.study_report import StudySection, study_page
 from fedcore.errors import ConfigurationError, PeerError
 from fedcore.flower.app import FlowerApp
@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
     return answers
 
 
-def _section(question: PlannedQuestion, report: Report) -> StudySection:
+def _section(question: PlannedQuestion, report: ColumnsReport) -> StudySection:
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     report.draw(figure)
     out = io.StringIO()

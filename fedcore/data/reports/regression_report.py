@@ -26,7 +26,7 @@ class RegressionReport:
         return [(*row, *interval) for *row, interval in columns]
 
     def lines(self) -> list[list[str]]:
-        """As `Report.lines`."""
+        """As `ColumnsReport.lines`."""
         letter = self._letter()
         lines = [["term", "coef", "std err", letter, f"P>|{letter}|", "[0.025", "0.975]"]]
         for term, estimate, error, statistic, p, low, high in self.rows():
@@ -39,7 +39,7 @@ class RegressionReport:
         return "t" if self.regression.family == "linear" else "z"
 
     def notes(self) -> list[str]:
-        """As `Report.notes`."""
+        """As `ColumnsReport.notes`."""
         r = self.regression
         clients = f"{r.clients} clients" if r.clients == r.nodes else f"{r.clients} of {r.nodes} clients"
         left_out = f"; {r.missing} more are left out, since a value is missing" if r.missing else ""
@@ -51,7 +51,7 @@ class RegressionReport:
         ]
 
     def csv(self) -> str:
-        """As `Report.csv`."""
+        """As `ColumnsReport.csv`."""
         headings = ["term", "coefficient", "standard_error", self._letter(), "p", "low", "high"]
         return csv_text([headings, *self.rows()])
 

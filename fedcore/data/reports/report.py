@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Report(Protocol):
+class ColumnsReport(Protocol):
     """An answer as a person or a program reads it."""
 
     def lines(self) -> list[list[str]]:
@@ -36,12 +36,12 @@ class Report(Protocol):
         """The answer as a picture, in a figure that is empty."""
 
 
-def save_report(report: Report, path: Path) -> None:
+def save_report(report: ColumnsReport, path: Path) -> None:
     """Write a file, by the ending of its name, which is one of `REPORT_ENDINGS`."""
     write_file(path, _FORMS[path.suffix](report) if path.suffix in _FORMS else _picture(report, path.suffix))
 
 
-def json_text(report: Report) -> str:
+def json_text(report: ColumnsReport) -> str:
     """The document of a report."""
     return json.dumps(report.document(), indent=2) + "\n"
 
@@ -67,7 +67,7 @@ def latex_text(lines: list[list[str]]) -> str:
     )  # fmt: skip
 
 
-def _picture(report: Report, ending: str) -> bytes:
+def _picture(report: ColumnsReport, ending: str) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
@@ -79,7 +79,7 @@ def _picture(report: Report, ending: str) -> bytes:
 
 
 _NO_DATE: Final[Mapping[str, dict[str, None]]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-_FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
+_FORMS: Final[Mapping[str, Callable[[ColumnsReport], str]]] = {
     ".csv": lambda report: report.csv(),
     ".tex": lambda report: latex_text(report.lines()),
     ".json": json_text,

@@ -124,11 +124,11 @@ class StatisticsReport:
         return [column.count, column.missing, outside, column.mean, column.std, ends[0], *values, ends[1]]
 
     def lines(self) -> list[list[str]]:
-        """As `Report.lines`."""
+        """As `ColumnsReport.lines`."""
         return [self.headings(), *([_as_text(value) for value in row] for row in self.rows())]
 
     def csv(self) -> str:
-        """As `Report.csv`."""
+        """As `ColumnsReport.csv`."""
         return csv_text([self.headings(), *self.rows()])
 
     def document(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class StatisticsReport:
         }
 
     def notes(self) -> list[str]:
-        """As `Report.notes`."""
+        """As `ColumnsReport.notes`."""
         statistics = self.statistics
         notes = [of_clients(statistics.clients, statistics.asked)]
         if statistics.epsilon:

@@ -205,14 +205,14 @@ class TableOne:
         )
 
     def lines(self) -> list[list[str]]:
-        """As `Report.lines`: a line for each number, and one for each value of a category."""
+        """As `ColumnsReport.lines`: a line for each number, and one for each value of a category."""
         lines = [["", *self.groups, "p", "SMD"], ["rows", *map(_count, self.rows), "", ""]]
         for column in self.columns:
             lines += column.lines()
         return lines if len(self.groups) > 1 else [line[:2] for line in lines]  # nothing to compare
 
     def notes(self) -> list[str]:
-        """As `Report.notes`."""
+        """As `ColumnsReport.notes`."""
         notes = [of_clients(self.clients, self.cohort)]
         if len(self.groups) > 1:
             notes.append(
@@ -226,7 +226,7 @@ class TableOne:
         ]
 
     def csv(self) -> str:
-        """As `Report.csv`, with the digits of the table."""
+        """As `ColumnsReport.csv`, with the digits of the table."""
         return csv_text([cell.strip() for cell in line] for line in self.lines())
 
     def document(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from fedcore.data.regression.newton import Regression
 from fedcore.data.reports.regression_report import RegressionReport
-from fedcore.data.reports.report import REPORT_ENDINGS, Report, latex_text, save_report
+from fedcore.data.reports.report import REPORT_ENDINGS, ColumnsReport, latex_text, save_report
 from fedcore.data.reports.statistics_report import StatisticsReport
 from fedcore.data.reports.table_one import CategoryRow, NumberRow, TableOne
 from fedcore.data.statistics import Column, Statistics
@@ -52,7 +52,7 @@ def regression() -> RegressionReport:
 
 @pytest.mark.parametrize("ending", REPORT_ENDINGS)
 @pytest.mark.parametrize("make", [statistics, table_one, regression])
-def test_an_answer_is_saved_as_its_ending_says(make: type[Report], ending: str, tmp_path: Path) -> None:
+def test_an_answer_is_saved_as_its_ending_says(make: type[ColumnsReport], ending: str, tmp_path: Path) -> None:
     first, second = tmp_path / f"first{ending}", tmp_path / f"second{ending}"
     save_report(make(), first)
     save_report(make(), second)
