@@ -39,7 +39,7 @@ def plan_use(state: Path, entries: Iterable[Entry]) -> tuple[PlanUse, ...]:
     app = FlowerApp.load(folder) if folder is not None and folder.is_dir() else None
     if app is None or not app.plan:
         return ()
-    from fedcore.flower.plan import StudyPlan
+    from fedcore.flower.columns.plan import StudyPlan
 
     plan = StudyPlan.of(app)
     sums = [entry for entry in entries if isinstance(entry, AgreedSum)]
@@ -59,7 +59,7 @@ def plan_lines(app: FlowerApp) -> list[str]:
     """What an owner who installs an app agrees to be asked; nothing if it has no plan. Raises ConfigurationError."""
     if not app.plan:
         return []
-    from fedcore.flower.plan import StudyPlan
+    from fedcore.flower.columns.plan import StudyPlan
 
     plan = StudyPlan.of(app) or StudyPlan(())
     return [f"study plan: no queries but these, {plan.queries} at most"] + [

@@ -38,7 +38,7 @@ class FlowerApp:
     statistics: the table `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a
         table's schema in the folder, has become its `bounds` in it.
     schema: that name; "" for none.
-    plan: the name of its study plan in the folder, `plan` in that table; "" for none (fedcore/flower/plan.py).
+    plan: the name of its study plan in the folder, `plan` in that table; "" for none (fedcore/flower/columns/plan.py).
     predictor, example_input: object references of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call
         (fedcore/flower/apps/trained.py); "" for none.
     metrics: the table `[tool.fedcore.metrics]`, what each metric of the app's own evaluation is, in a sentence.

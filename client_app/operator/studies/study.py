@@ -21,7 +21,7 @@ from fedcore.data.reports.report import ColumnsReport, save_report
 from fedcore.data.reports.study_report import StudySection, study_page
 from fedcore.errors import ConfigurationError, PeerError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.plan import PlannedQuestion, StudyPlan
+from fedcore.flower.columns.plan import PlannedQuestion, StudyPlan
 from fedcore.system.files import write_file
 
 _ANSWERS: Final = "answers.json"

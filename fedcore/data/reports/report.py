@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from fedcore.data.reports.latex import escaped
 from fedcore.system.files import write_file
-from fedcore.system.latex import escaped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation.admission import checks
-from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement, check_planned
 from fedcore.federation.admission.draws import check_draw
 from fedcore.federation.admission.encodings import check_encoding, follow_scales
 from fedcore.federation.admission.first_model import check_layout
 from fedcore.federation.admission.owner import ClientHistory, Owner
-from fedcore.federation.admission.planned import check_planned
 from fedcore.federation.admission.privacy import PrivacySpending
 from fedcore.federation.admission.releases import agree, check_versions, counts_near_models
 from fedcore.federation.admission.tasks import (

@@ -13,7 +13,7 @@ says what that leaves to a server that lies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from fedcore.errors import ConfigurationError, PeerError, ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.federation.admission import checks
+from fedcore.federation.admission.owner import AgreedSum, ClientHistory
 from fedcore.federation.policy import ANY_KEY, SETTINGS_PREFIX, ConfigRule
 from fedcore.flower.app import FlowerApp
 from fedcore.run.settings import JobSettings
@@ -29,7 +30,7 @@ from fedcore.wire.record_file import config_values, read_records
 from fedcore.wire.tasks import Task
 
 if TYPE_CHECKING:
-    from fedcore.flower.plan import StudyPlan
+    from fedcore.flower.columns.plan import PlannedQuestion, StudyPlan
 
 _MOST_CHARACTERS: Final = 80
 """Characters of a value in a log or a ledger."""
@@ -168,9 +169,38 @@ class AppAgreement:
 def _plan_of(app: FlowerApp) -> StudyPlan | None:
     if not app.plan:
         return None
-    from fedcore.flower.plan import StudyPlan  # which takes SciPy, that a client without a plan does not need
+    from fedcore.flower.columns.plan import StudyPlan  # which takes SciPy, that a client without a plan does not need
 
     return StudyPlan.of(app)
+
+
+def check_planned(task: Task, plan: StudyPlan | None, history: ClientHistory) -> str:
+    """The name of the question that a query belongs to; "" if it is none, or there is no plan.
+
+    Raises ProtocolViolation for a query that is not in the plan, or was asked as often as the plan says.
+    """
+    if plan is None or not task.queries:
+        return ""
+    config: dict[str, Any] = {key: value for values in task.configs.values() for key, value in values.items()}
+    questions = list(plan.find(task.message_type, config))
+    if not questions:
+        raise ProtocolViolation(
+            checks.NOT_PLANNED, "the query belongs to no question of the study plan that the installed app has"
+        )
+    released = history.released(task.purpose, task.subject_model)
+    for question in questions:
+        if _has_room(question, task.run, released):
+            return question.name
+    raise ProtocolViolation(
+        checks.NOT_PLANNED,
+        f"the question {questions[0].name!r} was asked as often as the study plan of the installed app says: in "
+        f"{questions[0].runs} runs, with {questions[0].queries} queries in each at most",
+    )
+
+
+def _has_room(question: PlannedQuestion, run: str, released: Sequence[AgreedSum]) -> bool:
+    sums = [one.run for one in released if one.question == question.name]
+    return len({*sums, run}) <= question.runs and sums.count(run) < question.queries
 
 
 def check_message(task: Task, content: Path | None, agreed: AppAgreement, policy: Policy) -> None:

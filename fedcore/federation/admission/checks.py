@@ -15,7 +15,7 @@ They come before the protocol starts, whose own are in `fedcore.secagg.Check`:
 | too-many-releases       | the same of one model and purpose (`releases`)                                 |
 | tree-too-deep           | sums of nodes that many conditions single out                                  |
 | node-too-small          | the same, in a run whose settings let a node hold few rows                     |
-| not-planned             | a query that is not in the study plan of the app, or not so often (`planned`)  |
+| not-planned             | a query that is not in the study plan of the app, or not so often (`app_agreement`) |
 | other-question          | a second question about a model: another message, weight, setting (`question`)  |
 | weight-key              | a weight that the server chooses: zero for all but one client, say             |
 | model-not-canonical     | one model under many hashes, by what a file says next to its tensors            |

@@ -29,13 +29,12 @@ from fedcore.data.reports.statistics_report import StatisticsReport
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
-from fedcore.federation.admission.app_agreement import AppAgreement
+from fedcore.federation.admission.app_agreement import AppAgreement, check_planned
 from fedcore.federation.admission.owner import AgreedSum, ids_to_text
-from fedcore.federation.admission.planned import check_planned
 from fedcore.federation.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.federation.admission.tasks import check_frequency, check_task
 from fedcore.federation.transcript import Chain, keys_of
-from fedcore.flower.plan import PlannedQuestion, StudyPlan
+from fedcore.flower.columns.plan import PlannedQuestion, StudyPlan
 from fedcore.run.encoding_plan import codec_settings
 from fedcore.run.quorum import protection_for, quorum_for
 from fedcore.run.settings import JobSettings

@@ -16,7 +16,7 @@ from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import statistics_config
-from fedcore.flower.plan import StudyPlan
+from fedcore.flower.columns.plan import StudyPlan
 from fedcore.flower.regression import step_config
 from tests.support.raising import raises
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.tables import TextTable, caption, meanings, part_tables, pooling, word_columns
-from fedcore.system.latex import escaped
+from fedcore.data.reports.latex import escaped
 
 _HEAD: Final = "% The preamble needs: \\usepackage{booktabs,graphicx}, and with pdflatex \\usepackage[T1]{fontenc}.\n"
 # A table wider than a line is made as wide as one; inside the box \width is its own width.

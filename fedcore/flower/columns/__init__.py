@@ -1,0 +1,1 @@
+"""Questions about the columns of an app: its study plan."""
