@@ -6,27 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from flwr.app import UserConfig
 
 from fedcore.data.statistics import Column, Statistics
 from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower.trees.schedule import BoostingSchedule
 from fedcore.state import ModelState
 from fedcore.trees import BoostingSettings, Cuts, Ensemble, Scale
 from fedcore.trees.ensemble import class_margins
 from fedcore.trees.settings import SOFTPROB, SQUARED_ERROR
 
-MOST_BINS: Final = 256
 _SAMPLED_ROOM: Final = 16.0
 """Errors of rows that no tree has drawn may grow; sums have room for this many times the first ones."""
 
 
 def started(
-    config: UserConfig,
+    schedule: BoostingSchedule,
     settings: BoostingSettings,
     names: tuple[str, ...],
     categories: Mapping[str, Sequence[str]],
     statistics: Statistics,
-    rounds: int,
     earlier: ModelState | None,
 ) -> Ensemble:
     """The model that the run begins with: bins and base scores alone, or the trees that there are.
@@ -38,15 +36,12 @@ def started(
         raise AppError(f"there are no statistics of column {lacking[0]!r}: give it bounds", check="bounds-needed")
     if statistics.columns["y"].missing:
         raise AppError("some targets are missing (NaN): leave these rows out", check="target-missing")
-    bins = int(config.get("bins", 32))
-    if not 2 <= bins <= MOST_BINS:
-        raise ConfigurationError(f"bins is {bins}; use 2 to {MOST_BINS}", check="bins")
     if earlier is not None:
-        return _grown_on(earlier, names, levels, rounds)
+        return _grown_on(earlier, names, levels, schedule.rounds)
     columns = [statistics.columns.get(name) for name in names]
     cells, edges = ([() if one is None else getattr(one, key) for one in columns] for key in ("cells", "edges"))
-    cuts = Cuts.at_quantiles(cells, edges, bins, {at: len(part) for at, part in enumerate(levels) if part})
-    room = rounds * settings.groups
+    cuts = Cuts.at_quantiles(cells, edges, schedule.bins, {at: len(part) for at, part in enumerate(levels) if part})
+    room = schedule.rounds * settings.groups
     if settings.objective == SOFTPROB:
         margins = class_margins(class_counts(statistics.columns["y"], settings.num_class))
         return Ensemble(settings, cuts, names, 0.0, room, class_margins=margins, levels=levels)

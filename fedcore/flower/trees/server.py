@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from fedcore.data.statistics import Bounds, Statistics
-from fedcore.errors import AppError, ConfigurationError
+from fedcore.errors import AppError
 from fedcore.flower.apps.statistics import federated_statistics, node_ids
 from fedcore.flower.first_model.messages import QUERIES_ALONE
 from fedcore.flower.grid.grid import ExchangeGrid
@@ -28,6 +28,7 @@ from fedcore.flower.records import arrays_from_state
 from fedcore.flower.trees.client import COUNTS, SUMS, TreesApp
 from fedcore.flower.trees.first import scale_of, started
 from fedcore.flower.trees.question import GROW, TEST, Question, TreeQuestion
+from fedcore.flower.trees.schedule import BoostingSchedule
 from fedcore.run.encoding_plan import QUERY_VALUES
 from fedcore.state import ModelState
 from fedcore.trees import BoostingSettings, Ensemble, RegressionTree, Scale, TreeGrowth
@@ -36,7 +37,6 @@ from fedcore.trees.sampling import drawn_features
 from fedcore.trees.settings import SQUARED_ERROR
 from fedcore.trees.tree import LEAF
 
-ROUNDS: Final = "num-server-rounds"
 FINE_BINS: Final = 1000
 """Cells between the bounds of a column, at whose edges bins may begin."""
 EARLY_METRICS: Final = {SQUARED_ERROR: "rmse"}
@@ -77,21 +77,21 @@ def grow(
         on_model: called with the number of each round and the model, before the first round and after each.
     """
     earlier = grid.initial if isinstance(grid, ExchangeGrid) else None
-    rounds = int(config[ROUNDS])
-    early = _early_stopping(config)
+    schedule = BoostingSchedule.of(config)
     settings, names = boosting_settings(config), client.names(config)
-    nodes = node_ids(grid, int(config.get("min-nodes", 1)))
+    nodes = node_ids(grid, schedule.min_nodes)
     sites = Sites(grid, nodes)
     statistics = sites.statistics(client.bounds(config))
-    ensemble = started(config, settings, names, client.categories, statistics, rounds, earlier)
-    if not early:
+    ensemble = started(schedule, settings, names, client.categories, statistics, earlier)
+    if not schedule.early_stopping:
         ensemble.best = None
     initial = _record(ensemble) if earlier is None else arrays_from_state(earlier)
-    strategy = TreesStrategy(sites, ensemble, scale_of(ensemble, statistics), int(config.get("test-every", 1)), early)
-    result = strategy.start(
-        grid=grid, initial_arrays=initial, num_rounds=rounds - ensemble.rounds, evaluate_fn=on_model
+    strategy = TreesStrategy(
+        sites, ensemble, scale_of(ensemble, statistics), schedule.test_every, schedule.early_stopping
     )
-    if early:
+    rounds = schedule.rounds - ensemble.rounds
+    result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds, evaluate_fn=on_model)
+    if schedule.early_stopping:
         result.arrays = _record(strategy.ensemble.at_best())
     return result.arrays
 
@@ -104,22 +104,6 @@ def boosting_settings(config: UserConfig) -> BoostingSettings:
     keys = [one.name for one in fields(BoostingSettings)]
     values: dict[str, Any] = {key: config[name] for key in keys if (name := key.replace("_", "-")) in config}
     return BoostingSettings(**values)
-
-
-def _early_stopping(config: UserConfig) -> int:
-    """After how many rounds without a lower loss the run stops; 0 for never. Raises ConfigurationError."""
-    rounds, every = config.get("early-stopping-rounds", 0), int(config.get("test-every", 1))
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
-        raise ConfigurationError(
-            f"early-stopping-rounds is {rounds!r}; use a whole number of rounds, or 0", check="early-stopping-rounds"
-        )
-    if rounds and not 1 <= every <= rounds:
-        raise ConfigurationError(
-            f"early-stopping-rounds is {rounds}, and test-every is {every}: without a test in these rounds nothing "
-            "says that the loss is not lower; set test-every to 1",
-            check="early-stopping-rounds",
-        )
-    return rounds
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,8 @@ from support.raising import raises
 
 from fedcore import LocalJob, trees_app, trees_server
 from fedcore.data import Split
-from fedcore.errors import AppError, ConfigurationError
+from fedcore.errors import AppError, ConfigurationError, RunFailed
+from fedcore.federation import Policy
 from fedcore.flower.memory_app import load_app
 from fedcore.flower.records import arrays_from_state
 from fedcore.flower.trees.client import TreesApp
@@ -70,7 +72,13 @@ def app_of(
     return trees_app(data=data, bounds=lambda config: bounds, categories=categories)
 
 
-def trained(app: TreesApp, mode: str = "plain", initial: ModelState | None = None, **config: Any) -> Ensemble:
+def trained(
+    app: TreesApp,
+    mode: str = "plain",
+    initial: ModelState | None = None,
+    policy: Policy | None = None,
+    **config: Any,
+) -> Ensemble:
     run_config = {
         "num-server-rounds": 2,
         "max-depth": 2,
@@ -80,7 +88,12 @@ def trained(app: TreesApp, mode: str = "plain", initial: ModelState | None = Non
     with load_app((app, trees_server(app)), run_config) as loaded:
         settings = JobSettings.from_mapping({"aggregation": mode})
         simulation = Simulation(
-            app=loaded.app, clients=SITES, run_config=loaded.app.run_config, settings=settings, initial=initial
+            app=loaded.app,
+            clients=SITES,
+            run_config=loaded.app.run_config,
+            settings=settings,
+            initial=initial,
+            policy=policy,
         )
         state = simulation.run().state
     assert state is not None
@@ -284,6 +297,7 @@ def test_a_query_that_asks_for_what_is_not_there_is_refused(changes: dict[str, A
     [
         ("early_stopping_rounds", -1, "early-stopping-rounds"), ("early_stopping_rounds", 2.5, "early-stopping-rounds"),
         ("test_every", 0, "early-stopping-rounds"), ("test_every", 4, "early-stopping-rounds"),
+        ("num_server_rounds", 0, "num-server-rounds"), ("bins", 257, "bins"), ("min_nodes", 0, "min-nodes"),
         ("num_class", 1, "num-class"), ("subsample", 0.0, "subsample"), ("seed", "x", "seed"),
     ],
 )  # fmt: skip
@@ -292,6 +306,16 @@ def test_a_run_config_that_makes_no_sense_is_refused(key: str, value: object, ch
     config = {"objective": SOFTPROB, "num_class": 3, "early_stopping_rounds": 3, key: value}
     with raises(ConfigurationError, check=check):
         trained(app_of(rows, rows, y=(0.0, 2.0)), **config)
+
+
+def test_an_owner_bounds_what_a_run_may_set() -> None:
+    rows = rows_of(LOGISTIC)
+    config = {"num_server_rounds": 1, "max_depth": 2, "min_child_weight": 5.0}
+    allowed = replace(Policy.own(SITES), max_tree_depth=2, min_rows_in_node=20)
+    assert trained(app_of(rows, rows), "secure", policy=allowed, **config).rounds == 1
+    for check, change in (("tree-too-deep", {"max_tree_depth": 1}), ("node-too-small", {"min_rows_in_node": 21})):
+        with pytest.raises(RunFailed, match=check):
+            trained(app_of(rows, rows), "secure", policy=replace(allowed, **change), **config)
 
 
 def test_bounds_of_the_target_hold_all_classes() -> None:
