@@ -229,7 +229,8 @@ class TreesProblem(Problem):
             return (
                 metrics.auc(), metrics.brier, metrics.calibration_error(), metrics.accuracy, metrics.majority()
             )  # fmt: skip
-        return metrics.accuracy, metrics.majority(int(self.config["num-class"]))
+        classes = int(self.config["num-class"])
+        return metrics.f1(classes), metrics.accuracy, metrics.majority(classes)
 
     @property
     def weigh(self) -> str:

@@ -86,6 +86,19 @@ def test_a_site_alone_has_its_own_rows_and_bins(tmp_path: Path) -> None:
     assert alone.base_score != first.base_score
 
 
+def test_a_site_that_stops_early_keeps_its_best_model_for_the_rounds_to_come(tmp_path: Path) -> None:
+    run = planned("local", tmp_path)
+    config = {**run.config, "num-server-rounds": 6, "learning-rate": 1.0, "early-stopping-rounds": 1, "test-every": 1}
+    _, *rounds = grown(train_site, replace(run, config=config), 0)
+    examples = [one.examples for one in rounds if isinstance(one, RoundDone)]
+    stop = examples.index(0)
+    assert (len(examples), examples[:stop]) == (6, [228] * stop)
+    last = model(snapshot(run.folder / "client-1", 6))
+    assert last.best is not None
+    assert (len(last.trees), last.best[0]) == (stop - 1, stop - 2)
+    assert len(model(snapshot(run.folder / "client-1", stop)).trees) == stop - 1
+
+
 def test_a_model_is_tested_as_those_of_networks_are(tmp_path: Path) -> None:
     run = planned("local", tmp_path)
     grown(train_site, run, 0)
