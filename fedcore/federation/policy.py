@@ -248,6 +248,7 @@ class Policy:
             "allow_differencing": True,
             "first_models": (ANY_MODEL,),
             "allow_buffered": True,
+            "max_queries": 1_000_000,  # a comparison grows boosted trees in many runs
         }
         return cls(**loose | changes)
 

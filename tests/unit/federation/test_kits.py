@@ -350,6 +350,7 @@ def test_ones_own_clients_allow_what_others_refuse():
     assert strict.allow_config == {"num-server-rounds": (1, 10_000)}
     assert own.min_cohort == 2
     assert (own.first_models, strict.first_models) == (("any",), ("app",))
+    assert own.max_queries > 100 * strict.max_queries
 
 
 def test_what_a_policy_leaves_out_is_the_safe_choice(client):
