@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from client_app.operator.client import OperatorClient, operator_client
 from client_app.operator.download import fetch_results
 from client_app.operator.resolve_run import resolve_run
 from client_app.operator.run_submission import make_submission, send_submission
-from client_app.operator.stats import ask_federation, statistics_request
-from fedcore.data.reports.statistics_report import StatisticsReport
+from client_app.operator.stats import ask_federation, request_of
+from fedcore.data.reports.options import StatsOptions
+from fedcore.data.reports.report import ColumnsReport
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.output_paths import OutputPaths
 from fedcore.wire.events import Recorded, RunOut
@@ -83,28 +84,13 @@ class Remote:
                 results = dict(summary["results"] or {})
             return results
 
-    def statistics(
-        self,
-        app: Path,
-        *,
-        bounds: Mapping[str, tuple[float, float]],
-        bins: int | None,
-        epsilon: float,
-        delta: float,
-    ) -> StatisticsReport:
-        """Ask for statistics of columns, with the quantiles that the app shows."""
-        request = statistics_request(
-            FlowerApp.load(app),
-            bounds=[f"{name}={low!r}:{high!r}" for name, (low, high) in bounds.items()],
-            bins=bins,
-            quantiles="",
-            epsilon=epsilon,
-            delta=delta,
-        )
+    def statistics(self, app: Path, options: StatsOptions) -> ColumnsReport:
+        """Ask about columns."""
+        request = request_of(FlowerApp.load(app), options)
         answer = ask_federation(
             request, self.kit, server=self.server, connect_seconds=self.connect_seconds, run_config={}, settings={}
         )
-        return cast(StatisticsReport, request.report(answer))
+        return request.report(answer)
 
     def _client(self) -> OperatorClient:
         return operator_client(self.kit, self.server, self.connect_seconds)

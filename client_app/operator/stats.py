@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,10 @@ from rich.console import Console
 from client_app.operator.client import OperatorClient
 from client_app.operator.run_submission import make_submission
 from fedcore.data.questions import Answer, Question, answer_from_plain, coarse, question_to_plain
-from fedcore.data.regression.resolve import regression_query
-from fedcore.data.reports.regression_report import RegressionReport
+from fedcore.data.reports.options import StatsOptions, columns_question
 from fedcore.data.reports.report import ColumnsReport, json_text, save_report
-from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
-from fedcore.data.reports.table_one import TableOne, TableOneQuestion
-from fedcore.data.statistics import StatisticsQuery
 from fedcore.data.tables import TableSchema
-from fedcore.errors import ConfigurationError, PeerError, Refused, RunFailed, ServerUnreachable
+from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
@@ -47,50 +42,11 @@ class ColumnsRequest:
     report: Callable[[Any], ColumnsReport]
 
 
-def statistics_request(
-    app: FlowerApp, *, bounds: Sequence[str], bins: int | None, quantiles: str, epsilon: float, delta: float
-) -> ColumnsRequest:
-    """A row for each column, from the command's options and the app's own table; raises ConfigurationError."""
-    table = app.statistics
-    return ColumnsRequest(
-        app=app,
-        question=StatisticsQuery.of(
-            bounds_from(bounds, table), bins=bins_from(bins, table), epsilon=epsilon, delta=delta
-        ),
-        report=partial(StatisticsReport, quantiles=quantiles_from(quantiles, table)),
-    )
-
-
-def table_one_request(app: FlowerApp, *, by: str, bins: int | None) -> ColumnsRequest:
-    """A table one; raises ConfigurationError for an app without a table's schema, or a column that makes no groups.
-
-    Args:
-        by: the column whose values are the groups; "" for one of all rows.
-    """
-    if not app.schema:
-        raise ConfigurationError(
-            "a table one needs to know which columns are categories: the app's pyproject.toml has to name a schema, "
-            '[tool.fedcore.statistics] schema = "schema.toml", as apps of fedcore new --csv do',
-            check="no-schema",
-        )
-    question = TableOneQuestion(schema=TableSchema.load(app.folder / app.schema), by=by)
-    cells = bins_from(bins, app.statistics)
-    return ColumnsRequest(
-        app=app,
-        question=StatisticsQuery.of(question.bounds(), bins=cells, all_rows=True),
-        report=partial(TableOne.of, question),
-    )
-
-
-def regression_request(app: FlowerApp, *, bounds: Sequence[str], formula: str, family: str) -> ColumnsRequest:
-    """A regression; raises ConfigurationError."""
+def request_of(app: FlowerApp, options: StatsOptions) -> ColumnsRequest:
+    """What to ask of the clients of an app; raises ConfigurationError."""
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
-    within = bounds_from(bounds, app.statistics) if bounds or app.statistics.get("bounds") else None
-    return ColumnsRequest(
-        app=app,
-        question=regression_query(formula, family=family, bounds=within, schema=schema),
-        report=RegressionReport,
-    )
+    question, report = columns_question(options, app.statistics, schema)
+    return ColumnsRequest(app=app, question=question, report=report)
 
 
 def ask_in_memory(

@@ -53,6 +53,20 @@ def stats(
     by: Annotated[
         str, typer.Option(metavar="COLUMN", help="The same with a column for each value of this one, and tests.")
     ] = "",
+    crosstab: Annotated[
+        str,
+        typer.Option(
+            metavar="'COLUMN COLUMN'",
+            help="Count the rows of each pair of values of two categories of the app's schema, with chi-squared test.",
+        ),
+    ] = "",
+    correlations: Annotated[
+        str,
+        typer.Option(
+            metavar="'COLUMN ...'|all",
+            help="Pearson's correlations of these numbers, or of all numbers of the app's schema.",
+        ),
+    ] = "",
     dp_epsilon: Annotated[
         float,
         typer.Option(
@@ -76,11 +90,15 @@ def stats(
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
 ) -> None:
-    """Ask a federation for counts, means, deviations, quantiles and histograms of its columns, or for a regression.
+    """Ask a federation for statistics of its columns, a table one, a contingency table, correlations, or a regression.
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
     Example: fedcore stats my_app --by sex --operator fed/operator --out table.tex
+
+    Example: fedcore stats my_app --crosstab 'stage sex' --operator fed/operator --out table.svg
+
+    Example: fedcore stats my_app --correlations 'age dose' --operator fed/operator
 
     Example: fedcore stats my_app --glm 'readmitted ~ age + C(sex)' --operator fed/operator
 
@@ -91,38 +109,26 @@ def stats(
     _check_out(out, force=force)
     if clients and server:
         raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
-    if dp_delta is not None and not dp_epsilon:
-        raise ConfigurationError("--dp-delta has no effect without --dp-epsilon; set both, or neither")
     if data_dir is not None and clients:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    if (table_one or by) and (bounds or quantiles or dp_epsilon):
-        raise ConfigurationError(
-            "a table one has the bounds of the app's schema, the quartiles, and no noise; leave --bounds, --quantiles "
-            "and --dp-epsilon out"
-        )
-    if glm and (bins is not None or quantiles or dp_epsilon or table_one or by):
-        raise ConfigurationError(
-            "--glm takes no --bins, --quantiles, --dp-epsilon, --by or --table-one; leave them out"
-        )
-    if family and not glm:
-        raise ConfigurationError("--family has no effect without --glm; set both, or neither")
     from client_app.operator import stats as operation
+    from fedcore.data.reports.options import StatsOptions, words_of
     from fedcore.flower.app import FlowerApp
 
-    flower = FlowerApp.load(app)
-    if glm:
-        request = operation.regression_request(flower, bounds=bounds or [], formula=glm, family=family)
-    elif table_one or by:
-        request = operation.table_one_request(flower, by=by, bins=bins)
-    else:
-        request = operation.statistics_request(
-            flower,
-            bounds=bounds or [],
-            bins=bins,
-            quantiles=quantiles,
-            epsilon=dp_epsilon,
-            delta=1e-5 if dp_delta is None else dp_delta,
-        )
+    options = StatsOptions(
+        table_one=table_one,
+        by=by,
+        crosstab=words_of(crosstab, "--crosstab"),
+        correlations=words_of(correlations, "--correlations"),
+        glm=glm,
+        family=family,
+        bounds=tuple(bounds or ()),
+        bins=bins,
+        quantiles=quantiles,
+        dp_epsilon=dp_epsilon,
+        dp_delta=dp_delta,
+    )
+    request = operation.request_of(FlowerApp.load(app), options)
     words: dict[str, Any] = {
         "run_config": parse_assignments(run_config or []), "settings": parse_assignments(set_ or []),
     }  # fmt: skip

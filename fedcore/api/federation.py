@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -184,29 +184,52 @@ class Federation:
         self,
         app: AppLike | None = None,
         *,
+        table_one: bool = False,
+        by: str = "",
+        crosstab: Sequence[str] = (),
+        correlations: Sequence[str] | Literal[True] = (),
+        glm: str = "",
+        family: str = "",
         bounds: Mapping[str, tuple[float, float]] | None = None,
         bins: int | None = None,
         dp_epsilon: float = 0.0,
-        dp_delta: float = 1e-5,
+        dp_delta: float | None = None,
     ) -> pandas.DataFrame:
-        """Statistics of the clients' columns, indexed by column, as `fedcore stats` prints them: sums over clients.
+        """The table that `fedcore stats` saves as CSV, indexed by its first column: by default a row for each column.
+
+        Every answer is made of sums over clients. Raises ConfigurationError for arguments that do not go together.
 
         Args:
+            app: a folder; None for the app of a local federation.
+            table_one: ask for a table one, as text.
+            by: the column whose values are the groups of a table one.
+            crosstab: two categories, for a row for each pair of their values.
+            correlations: numbers, for a row for each pair of them; True for all numbers of the app's schema.
+            glm: the formula of a regression.
+            family: of the regression; by default what the target is in the app's schema.
             bounds: lowest and highest value of each column; by default those of the app.
             bins: cells of a histogram.
             dp_epsilon: differential privacy of each record in this answer; 0 for none.
-            dp_delta: the delta of that.
+            dp_delta: the delta of that; None for 1e-5.
         """
-        import pandas
-
+        from fedcore.data.reports.options import StatsOptions
+        from fedcore.data.reports.report import report_frame
         from fedcore.flower.memory_app import folder_of
 
         chosen = self._app(None if app is None else folder_of(app, "a federation"))
-        report = self._remote().statistics(
-            chosen.folder, bounds=bounds or {}, bins=bins, epsilon=dp_epsilon, delta=dp_delta
+        options = StatsOptions(
+            table_one=table_one,
+            by=by,
+            crosstab=tuple(crosstab),
+            correlations=("all",) if correlations is True else tuple(correlations),
+            glm=glm,
+            family=family,
+            bounds=bounds or (),
+            bins=bins,
+            dp_epsilon=dp_epsilon,
+            dp_delta=dp_delta,
         )
-        names = report.headings()
-        return pandas.DataFrame(report.rows(), columns=names).set_index(names[0])
+        return report_frame(self._remote().statistics(chosen.folder, options))
 
     def __repr__(self) -> str:
         if self._local is None:

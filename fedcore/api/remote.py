@@ -13,7 +13,8 @@ from fedcore.wire.events import Recorded, RunOut
 from fedcore.wire.operator import RunInfo, ServerOut
 
 if TYPE_CHECKING:
-    from fedcore.data.reports.statistics_report import StatisticsReport
+    from fedcore.data.reports.options import StatsOptions
+    from fedcore.data.reports.report import ColumnsReport
 
 _GROUP: Final = "fedcore.operator"
 
@@ -42,15 +43,7 @@ class RemoteOperator(Protocol):
 
     def fetch(self, run: RunOut, home: OutputPaths) -> dict[str, Any]: ...
 
-    def statistics(
-        self,
-        app: Path,
-        *,
-        bounds: Mapping[str, tuple[float, float]],
-        bins: int | None,
-        epsilon: float,
-        delta: float,
-    ) -> StatisticsReport: ...
+    def statistics(self, app: Path, options: StatsOptions) -> ColumnsReport: ...
 
 
 def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) -> RemoteOperator:

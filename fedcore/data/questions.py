@@ -1,4 +1,4 @@
-"""Questions about columns and their answers as plain JSON: statistics, regressions."""
+"""Questions about columns and their answers as plain JSON: statistics, regressions, correlations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 
+from fedcore.data.correlation.matrix import Correlations
+from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.regression.newton import Regression
 from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.statistics import Statistics, StatisticsQuery
 from fedcore.errors import ConfigurationError, PeerError
 from fedcore.system.plain_json import from_plain, to_plain
 
-Question: TypeAlias = StatisticsQuery | RegressionQuery
-Answer: TypeAlias = Statistics | Regression
+Question: TypeAlias = StatisticsQuery | RegressionQuery | CorrelationQuery
+Answer: TypeAlias = Statistics | Regression | Correlations
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class _Kind:
 _KINDS: Final[dict[type[Any], _Kind]] = {
     StatisticsQuery: _Kind("", TypeAdapter(StatisticsQuery), TypeAdapter(Statistics)),
     RegressionQuery: _Kind("regression", TypeAdapter(RegressionQuery), TypeAdapter(Regression)),
+    CorrelationQuery: _Kind("correlations", TypeAdapter(CorrelationQuery), TypeAdapter(Correlations)),
 }
 _BEFORE: Final = {"names": [], "low": [-1.0], "high": [1.0]}
 """What 0.2.0 needs of a question, so that its refusal names the key that it does not know."""
@@ -59,7 +62,7 @@ def question_from_plain(data: object) -> Question:
 
 
 def coarse(answer: Answer) -> Answer:
-    """An answer without numbers of few rows, of which regressions give none."""
+    """An answer without numbers of few rows, of which the other kinds give none."""
     return answer.coarse() if isinstance(answer, Statistics) else answer
 
 

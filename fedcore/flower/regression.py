@@ -1,6 +1,7 @@
-"""Regressions over a federation: what a ClientApp answers to each step, and how a ServerApp's process asks them.
+"""Regressions and correlations: what a ClientApp answers to each step, and how a ServerApp's process asks them.
 
-Each step is a query of its own, in which every client weighs 1; `fedcore.data.regression` has what is asked.
+Each step is a query of its own, in which every client weighs 1; `fedcore.data.regression` and
+`fedcore.data.correlation` have what is asked.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -16,6 +17,8 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike
 from pydantic import TypeAdapter
 
+from fedcore.data.correlation.matrix import Correlations
+from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.regression.newton import Regression, fit
 from fedcore.data.regression.question import RegressionQuery, RegressionStep, Sums
 from fedcore.data.statistics import PREFIX
@@ -29,10 +32,11 @@ _RECORD: Final = "regression"
 _STEP: Final = f"{PREFIX}regression"
 _SUMS: Final = "sums"
 _CLIENTS: Final = "clients"
-_FORM: Final[TypeAdapter[RegressionStep]] = TypeAdapter(RegressionStep)
+Step: TypeAlias = RegressionStep | CorrelationQuery
+_FORM: Final[TypeAdapter[Step]] = TypeAdapter(Step)
 
 
-def step_config(step: RegressionStep) -> ConfigRecord:
+def step_config(step: Step) -> ConfigRecord:
     """What a message says to ask this step of all rows, in columns that are not standardised (`standardised`)."""
     return ConfigRecord({f"{PREFIX}bins": 1, f"{PREFIX}all_rows": True, _STEP: json.dumps(to_plain(_FORM, step))})
 
@@ -51,14 +55,32 @@ def step_answer(config: Mapping[str, Any], columns: Mapping[str, ArrayLike]) -> 
 @sum_only
 def ask_regression(grid: Grid, query: RegressionQuery, min_nodes: int = 1, timeout: float | None = None) -> Regression:
     """What the connected clients, at least `min_nodes`, say together; raises what `fit` does, and AppError."""
-    while len(nodes := sorted(grid.get_node_ids())) < max(min_nodes, 1):
-        time.sleep(1.0)
-    return fit(query, lambda step: _sums(grid, step, nodes, timeout), nodes=len(nodes))
+    nodes = _nodes(grid, min_nodes)
+
+    def sums(step: RegressionStep) -> Sums:
+        return step.sums(*_totals(grid, step, nodes, timeout))
+
+    return fit(query, sums, nodes=len(nodes))
 
 
 @sum_only
-def _sums(grid: Grid, step: RegressionStep, nodes: Sequence[int], timeout: float | None) -> Sums:
-    """One query, over the clients that answer."""
+def ask_correlations(
+    grid: Grid, query: CorrelationQuery, min_nodes: int = 1, timeout: float | None = None
+) -> Correlations:
+    """The same for correlations; raises what `CorrelationQuery.correlations` does, and AppError."""
+    nodes = _nodes(grid, min_nodes)
+    return query.correlations(*_totals(grid, query, nodes, timeout), nodes=len(nodes))
+
+
+def _nodes(grid: Grid, least: int) -> list[int]:
+    while len(nodes := sorted(grid.get_node_ids())) < max(least, 1):
+        time.sleep(1.0)
+    return nodes
+
+
+@sum_only
+def _totals(grid: Grid, step: Step, nodes: Sequence[int], timeout: float | None) -> tuple[list[float], int]:
+    """One query: the sums over the clients that answer, and how many these are."""
     config = step_config(step)
     messages = [Message(RecordDict({_RECORD: config}), node, _TYPE) for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=timeout))
@@ -67,7 +89,7 @@ def _sums(grid: Grid, step: RegressionStep, nodes: Sequence[int], timeout: float
         failed = [reply.error.reason for reply in replies]
         raise AppError(f"no client answered the query for a regression: {failed[0] if failed else 'no reply came'}")
     records = [cast(Mapping[str, Any], content.metric_records[_RECORD]) for content in contents]
-    if any(len(record[_SUMS]) != step.query.length for record in records):
+    if any(len(record[_SUMS]) != step.length for record in records):
         raise RepliesDiffer
     total = np.sum([record[_SUMS] for record in records], axis=0)
-    return step.sums(total.tolist(), round(sum(record[_CLIENTS] for record in records)))
+    return total.tolist(), round(sum(record[_CLIENTS] for record in records))

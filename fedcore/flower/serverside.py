@@ -19,6 +19,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.questions import Answer, Question
 from fedcore.data.regression.question import RegressionQuery
 from fedcore.errors import BudgetSpent, EnoughFound
@@ -34,7 +35,7 @@ from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.records import SERVER_NODE, run_id_of
-from fedcore.flower.regression import ask_regression
+from fedcore.flower.regression import ask_correlations, ask_regression
 from fedcore.flower.results import OnResults, results_of
 from fedcore.flower.start import ServerAppStart
 from fedcore.state import ModelState
@@ -163,12 +164,14 @@ def run_server_app(
 def run_question(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Answer:
     """Ask the clients of a run whose app has ClientApps that answer.
 
-    Raises what `federated_statistics` and `ask_regression` do.
+    Raises what `federated_statistics`, `ask_regression` and `ask_correlations` do.
     """
     run_id = _begin(run)
     grid = (SecureGrid if aggregation == "secure" else PlainGrid)(backend, run_id=run_id)
     if isinstance(question, RegressionQuery):
         return ask_regression(grid, question)
+    if isinstance(question, CorrelationQuery):
+        return ask_correlations(grid, question)
     return answered(grid, question)
 
 

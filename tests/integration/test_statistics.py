@@ -16,6 +16,8 @@ from scipy.stats import ttest_ind
 from support.commands import forked
 from support.deployment import Deployment
 
+import fedcore
+
 APP = Path(__file__).parents[1] / "apps" / "columns"
 sys.path.insert(0, str(APP))
 from columns_app.table import table  # noqa: E402
@@ -102,7 +104,12 @@ def test_a_table_one_of_sites_with_their_own_files(tmp_path: Path) -> None:
     draw = np.random.default_rng(5)
     sites = [
         pd.DataFrame(
-            {"age": draw.integers(20, 90, 60), "sex": draw.choice(["f", "m"], 60), "ill": draw.integers(0, 2, 60)}
+            {
+                "age": draw.integers(20, 90, 60),
+                "dose": draw.random(60).round(3),
+                "sex": draw.choice(["f", "m"], 60),
+                "ill": draw.integers(0, 2, 60),
+            }
         )
         for _ in range(SITES)
     ]
@@ -121,6 +128,9 @@ def test_a_table_one_of_sites_with_their_own_files(tmp_path: Path) -> None:
             "stats", federation.app, "--operator", federation.federation.operator, "--by", "sex", "--json",
             "--out", tmp_path / "table.tex",
         )  # fmt: skip
+        remote = fedcore.Federation.connect(federation.federation.operator)
+        crosstab = remote.stats(federation.app, crosstab=("ill", "sex"))
+        correlations = remote.stats(federation.app, correlations=True)
     assert done.returncode == 0, done.stderr
     found, rows = json.loads(done.stdout), pd.concat(sites)
     groups = [rows, *(group for _, group in rows.groupby("sex"))]
@@ -131,4 +141,7 @@ def test_a_table_one_of_sites_with_their_own_files(tmp_path: Path) -> None:
     assert found["columns"]["age"]["p"] == pytest.approx(expected, rel=1e-3)
     counts = pd.crosstab(rows["ill"], rows["sex"]).to_numpy()
     assert np.array(found["columns"]["ill"]["counts"])[:, 1:].tolist() == counts.tolist()
+    by_both = crosstab[crosstab.index != "total"].query("sex != 'total'").groupby(["ill", "sex"])["count"].sum()
+    assert by_both.unstack().to_numpy().tolist() == counts.tolist()
+    assert correlations["r"].tolist() == pytest.approx([rows["age"].corr(rows["dose"])], abs=1e-6)
     assert (tmp_path / "table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}")

@@ -194,8 +194,13 @@ class RegressionStep:
         if sizes != {self.query.size} or not all(map(math.isfinite, numbers)) or not all(self.scale):
             raise ConfigurationError(f"a step of this regression has {self.query.size} finite numbers of each kind")
 
+    @property
+    def length(self) -> int:
+        """How many numbers a client answers."""
+        return self.query.length
+
     def answer(self, columns: Mapping[str, ArrayLike]) -> list[float]:
-        """One client's numbers [query.length]; raises AppError for a column that is missing or holds no numbers."""
+        """One client's numbers [length]; raises AppError for a column that is missing or holds no numbers."""
         values = _values(self.query, columns)
         complete = _complete(self.query, values)
         rows = np.flatnonzero(complete)

@@ -14,6 +14,7 @@ from fedcore.data.reports.latex import escaped
 from fedcore.system.files import write_file
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 
@@ -44,6 +45,15 @@ def save_report(report: ColumnsReport, path: Path) -> None:
 def json_text(report: ColumnsReport) -> str:
     """The document of a report."""
     return json.dumps(report.document(), indent=2) + "\n"
+
+
+def report_frame(report: ColumnsReport) -> pandas.DataFrame:
+    """The table of a report with all digits, indexed by its first column."""
+    import pandas
+
+    text = report.csv()
+    frame = pandas.read_csv(io.StringIO(text), na_values=[""], keep_default_na=False, dtype={0: str})
+    return frame.set_index(frame.columns[0]).rename_axis(next(csv.reader([text.splitlines()[0]]))[0])
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:

@@ -8,40 +8,34 @@ of variance of more, and Pearson's chi-squared test of counts, as scipy has them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.data.reports.chi_squared import chi_squared
 from fedcore.data.reports.report import csv_text
+from fedcore.data.reports.row_groups import (
+    TARGET,
+    TRUTH,
+    RowGroup,
+    all_columns,
+    column_features,
+    groups_of,
+    ones,
+    target_bounds,
+)
+from fedcore.data.reports.small_numbers import hidden_numbers, small
 from fedcore.data.reports.statistics_report import of_clients
-from fedcore.data.statistics import CONDITION, LEAST_IN_CELL, Column, Statistics
+from fedcore.data.statistics import LEAST_IN_CELL, Column, Statistics
 from fedcore.data.tables import TableColumn, TableSchema
-from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-TARGET: Final = "y"
-"""The column of the target's values, or of the numbers of its classes."""
-_TRUTH: Final = ("no", "yes")
-"""Of a boolean column: 0 and 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroup:
-    """Rows that are counted together. label: as it is shown. condition: that its rows meet; "" for all rows."""
-
-    label: str
-    condition: str
-
-    def of(self, name: str) -> str:
-        """The name of a column in the rows of this group."""
-        return f"{name}{CONDITION}{self.condition}" if self.condition else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,49 +54,22 @@ class TableOneQuestion:
 
     def groups(self) -> tuple[RowGroup, ...]:
         """All rows, and those of each value; raises ConfigurationError for a column whose values are no groups."""
-        return (RowGroup(label="all", condition=""), *(self._values() if self.by else ()))
-
-    def _values(self) -> Iterator[RowGroup]:
-        if self.by == self.schema.target and self.schema.classes:
-            for number, label in enumerate(self.schema.classes):
-                yield RowGroup(label=f"{self.by} = {label}", condition=f"{TARGET}={number}")
-            return
-        column = next((one for one in self.schema.columns if one.name == self.by), None)
-        if column is None or column.kind == "number":
-            names = [one.name for one in self.schema.columns if one.kind != "number"]
-            names += [self.schema.target] if self.schema.classes else []
-            raise ConfigurationError(
-                f"the values of {self.by!r} make no groups; name one of {', '.join(names) or 'no column'}",
-                check="no-groups",
-            )
-        for number, label in enumerate(column.categories or _TRUTH):
-            value = label if column.categories else number
-            yield RowGroup(label=f"{self.by} = {label}", condition=f"{self.by}={value}")
+        groups = groups_of(self.schema, self.by) if self.by else ()
+        named = (RowGroup(label=f"{self.by} = {one.label}", condition=one.condition) for one in groups)
+        return (RowGroup(label="overall", condition=""), *named)
 
     def visible_columns(self) -> tuple[TableColumn, ...]:
         """The columns of the table, the target as the last one, without the one that makes the groups."""
-        schema = self.schema
-        if schema.classes:
-            target = TableColumn(name=schema.target, kind="category", categories=schema.classes)
-        else:
-            target = TableColumn(name=schema.target, kind="number", low=schema.target_low, high=schema.target_high)
-        return tuple(one for one in (*schema.columns, target) if one.name != self.by)
-
-    def features(self, column: TableColumn) -> tuple[str, ...]:
-        """The names under which the sites have a column: one, or one for each of its values."""
-        if column.name != self.schema.target:
-            return column.features
-        return tuple(f"{TARGET}={number}" for number in range(len(self.schema.classes))) or (TARGET,)
+        return tuple(one for one in all_columns(self.schema) if one.name != self.by)
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Of everything that has to be asked for, by name."""
-        unit, classes = self.schema.target_unit, len(self.schema.classes)
-        ends = (0.0, classes - 1.0) if classes else (self.schema.target_low / unit, self.schema.target_high / unit)
-        ranges = {group.of(TARGET): ends for group in self.groups()}  # every row has a target
+        unit = self.schema.target_unit
+        ranges = {group.of(TARGET): target_bounds(self.schema) for group in self.groups()}
         for column in self.visible_columns():
             scale = unit if column.name == self.schema.target else 1.0
             pair = (column.low / scale, column.high / scale) if column.kind == "number" else (0.0, 1.0)
-            ranges |= {group.of(name): pair for group in self.groups() for name in self.features(column)}
+            ranges |= {group.of(name): pair for group in self.groups() for name in column_features(self.schema, column)}
         return ranges
 
 
@@ -141,12 +108,14 @@ class NumberRow:
 class CategoryRow:
     """How many rows of each group have each value, [values, groups]; NaN for a number that is not shown.
 
+    missing, total: rows of each group without a value, and with one; NaN if they are not shown.
     few: whether some number is not shown since it is of fewer than LEAST_IN_CELL rows.
     """
 
     name: str
     values: tuple[str, ...]
     counts: tuple[tuple[float, ...], ...]
+    missing: tuple[float, ...]
     total: tuple[float, ...]
     p: float
     few: bool
@@ -156,9 +125,9 @@ class CategoryRow:
         lines = [[f"{self.name}, n (%)", *[""] * len(self.total), p_text(self.p), ""]]
         for value, counts in zip(self.values, self.counts, strict=True):
             pairs = zip(counts, self.total, strict=True)
-            cells = [_count(n) if math.isnan(n) or not total else f"{n:.0f} ({n / total:.1%})" for n, total in pairs]
+            cells = [f"{n:.0f} ({n / total:.1%})" if n >= 0 and total > 0 else _count(n) for n, total in pairs]
             lines.append([f"  {value}", *cells, "", ""])
-        return lines
+        return [*lines, *([["  missing", *map(_count, self.missing), "", ""]] if any(self.missing) else [])]
 
     def draw(self, axes: Axes, first: int) -> None:
         """Shares of the values in the groups from `first` on, one after the other; what is not shown is a gap."""
@@ -186,19 +155,19 @@ class TableOne:
     def of(cls, question: TableOneQuestion, statistics: Statistics) -> TableOne:
         """The answer to a question, without noise."""
         groups, columns = question.groups(), statistics.columns
+        sizes = np.array([columns[group.of(TARGET)].count for group in groups])
         rows: list[NumberRow | CategoryRow] = []
         for column in question.visible_columns():
-            features = question.features(column)
+            features = column_features(question.schema, column)
             unit = question.schema.target_unit if column.name == question.schema.target else 1.0
             if column.kind == "number":
-                rows.append(_number(column.name, [columns[group.of(features[0])] for group in groups], unit))
+                rows.append(_number(column.name, [columns[group.of(features[0])] for group in groups], sizes, unit))
             else:
-                counts = np.array([[_ones(columns[group.of(name)]) for group in groups] for name in features])
-                total = np.array([columns[group.of(features[0])].count for group in groups])
-                rows.append(_category(column, counts, total))
+                parts = [[columns[group.of(name)] for group in groups] for name in features]
+                rows.append(_category(column, parts, sizes))
         return cls(
             groups=tuple(group.label for group in groups),
-            rows=tuple(columns[group.of(TARGET)].count for group in groups),
+            rows=tuple(sizes.tolist()),
             columns=tuple(rows),
             clients=statistics.clients,
             cohort=statistics.asked,
@@ -206,7 +175,7 @@ class TableOne:
 
     def lines(self) -> list[list[str]]:
         """As `ColumnsReport.lines`: a line for each number, and one for each value of a category."""
-        lines = [["", *self.groups, "p", "SMD"], ["rows", *map(_count, self.rows), "", ""]]
+        lines = [["", *self.groups, "p", "SMD"], ["n", *map(_count, self.rows), "", ""]]
         for column in self.columns:
             lines += column.lines()
         return lines if len(self.groups) > 1 else [line[:2] for line in lines]  # nothing to compare
@@ -219,10 +188,11 @@ class TableOne:
                 "p: Welch's t-test of two groups, analysis of variance of more, chi-squared test of counts; SMD: "
                 "largest standardised difference of two means"
             )
+            notes.append("overall has the rows that are in no group, too")
         return [
             *notes,
             f"- : not shown, since it is of fewer than {LEAST_IN_CELL} rows, or would tell such a number; quartiles "
-            "are exact to a cell of the histogram (--bins)",
+            "are exact to a cell of the histogram (--bins); % of rows that have a value",
         ]
 
     def csv(self) -> str:
@@ -255,13 +225,12 @@ class TableOne:
             axes.set_title(column.name, fontsize="small", loc="left")
 
 
-def _ones(column: Column) -> float:
-    """How many of a column's values, each 0 or 1, are 1."""
-    return round((column.first + column.count) / 2)
-
-
-def _number(name: str, columns: Sequence[Column], unit: float) -> NumberRow:
+def _number(name: str, columns: Sequence[Column], sizes: NDArray[np.float64], unit: float) -> NumberRow:
+    """Args: sizes: rows of each group, [groups]."""
     from scipy.stats import ttest_ind_from_stats
+
+    numbers, hidden = _with_missing(np.array([[one.count for one in columns]]), columns, sizes)
+    present, missing = np.where(hidden, np.nan, numbers).tolist()
 
     compared = [one for one in columns[1:] if one.count >= 2]
     count, mean = (np.array([getattr(one, what) for one in compared]) for what in ("count", "mean"))
@@ -280,8 +249,8 @@ def _number(name: str, columns: Sequence[Column], unit: float) -> NumberRow:
             p = _analysis_of_variance(count, mean, variance)
     return NumberRow(
         name=name,
-        count=tuple(one.count for one in columns),
-        missing=tuple(one.missing for one in columns),
+        count=tuple(present),
+        missing=tuple(missing),
         mean=tuple(one.mean * unit for one in columns),
         std=tuple(_sample_std(one) * unit for one in columns),
         quartiles=tuple(tuple(one.quantile(q) * unit for q in (0.25, 0.5, 0.75)) for one in columns),
@@ -306,49 +275,47 @@ def _analysis_of_variance(
     return float(fdtrc(between, within, ratio))
 
 
-def _category(column: TableColumn, counts: NDArray[np.float64], rows: NDArray[np.float64]) -> CategoryRow:
-    """Args: counts: rows of each value in each group, [values, groups]. rows: of each group, [groups]."""
-    values = column.categories or _TRUTH
+def _category(column: TableColumn, parts: Sequence[Sequence[Column]], sizes: NDArray[np.float64]) -> CategoryRow:
+    """Args: parts: each value in each group, [values][groups], or 1 in each group. sizes: rows of each group."""
+    counts = np.array([[ones(one) for one in columns] for columns in parts])
     if not column.categories:
-        counts = np.stack([rows - counts[0], counts[0]])
-    missing = rows - counts.sum(axis=0)
-    hidden = _hidden(np.vstack([counts, missing]))[:-1]
+        counts = np.stack([np.array([one.count for one in parts[0]]) - counts[0], counts[0]])
+    numbers, hidden = _with_missing(counts, parts[0], sizes)
     p = math.nan
-    used = counts[:, 1:]
-    if used.shape[1] >= 2 and not hidden.any():
-        p = _chi_squared(used)
+    if counts.shape[1] > 2 and not hidden[:-1].any():
+        p = chi_squared(counts[:, 1:]).p
+    total = np.where(hidden[-1], np.nan, counts.sum(axis=0))
+    visible = np.where(hidden, np.nan, numbers).tolist()
     return CategoryRow(
         name=column.name,
-        values=values,
-        counts=tuple(tuple(row) for row in np.where(hidden, np.nan, counts).tolist()),
-        total=tuple(counts.sum(axis=0).tolist()),
+        values=column.categories or TRUTH,
+        counts=tuple(tuple(row) for row in visible[:-1]),
+        missing=tuple(visible[-1]),
+        total=tuple(total.tolist()),
         p=p,
         few=bool(hidden.any()),
     )
 
 
-def _hidden(counts: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which numbers are not shown: small ones, and in each group and row the next one if a small one would follow.
+def _with_missing(
+    counts: NDArray[np.float64], columns: Sequence[Column], sizes: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Counts [values, groups] with the rows that have no value as the last line, and which are not shown.
 
-    counts: [values, groups], the first group being all rows.
+    Args:
+        counts: rows of each value.
+        columns: one of the column's in each group.
+        sizes: rows of each group.
     """
-    few = (counts > 0) & (counts < LEAST_IN_CELL)
-    hidden = few.copy()
-    while True:
-        before = hidden.copy()
-        for lines, hides in ((counts.T, hidden.T), (counts, hidden)):
-            for line, hide in zip(lines, hides, strict=True):
-                if hide.sum() == 1 and (~hide & (line > 0)).any():
-                    hide[np.flatnonzero(~hide & (line > 0))[np.argmin(line[~hide & (line > 0)])]] = True
-        if (hidden == before).all():
-            return hidden
-
-
-def _chi_squared(counts: NDArray[np.float64]) -> float:
-    from scipy.stats import chi2_contingency
-
-    used = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
-    return float(chi2_contingency(used, correction=False).pvalue) if min(used.shape) >= 2 else math.nan
+    numbers = np.vstack([counts, sizes - counts.sum(axis=0)])
+    # A column of so few values comes without them, and is not the same as one that is missing in all rows.
+    empty = np.array(
+        [
+            one.count == 0 and (one.missing < size or size == LEAST_IN_CELL)
+            for one, size in zip(columns, sizes, strict=True)
+        ]
+    )
+    return numbers, hidden_numbers(numbers, small(numbers) | empty)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------

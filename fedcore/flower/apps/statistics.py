@@ -42,7 +42,7 @@ from fedcore.data.statistics import (
     standardised,
 )
 from fedcore.data.types import Split
-from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
+from fedcore.errors import AppError, ConfigurationError, RepliesDiffer, RoundFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.tensor_app import LocalJob
 from fedcore.flower.grid.declarations import sum_only
@@ -237,13 +237,23 @@ def federated_statistics(
 
 @sum_only
 def answered(grid: Grid, question: StatisticsQuery, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
-    """What the clients answer to a question."""
+    """What the clients answer to a question.
+
+    Raises RoundFailed if a question of all rows, whose columns belong together, is answered by several sets of clients.
+    """
     nodes = node_ids(grid, min_nodes)
     columns: dict[str, Column] = {}
     clients = len(nodes)
     for part in _named_parts(question) if question.names else _pages(question):
         sums, counts = _ask(grid, part, nodes, timeout)
-        clients = min(clients, round(counts["clients"]))
+        answers = round(counts["clients"])
+        if question.all_rows and columns and answers != clients:
+            raise RoundFailed(
+                f"the {clients} clients of the first query of this table are not those of a later one, {answers}, so "
+                "that its numbers would not add up; ask again when all are there",
+                check="other-clients",
+            )
+        clients = min(clients, answers)
         names = part.names or sorted(sums, key=_natural)  # a sum has no other order
         columns |= {name: part.column(name, index, sums[name]) for index, name in enumerate(names)}
         if not question.names and part.first + part.most >= round(counts["columns"] / counts["clients"]):

@@ -113,7 +113,7 @@ def test_no_number_of_few_rows_is_shown_or_follows(rows: list[tuple[str, int]]) 
 
 def test_without_groups_it_is_of_all_rows() -> None:
     made = table(people(100), "")
-    assert made.groups == ("all",)
+    assert made.groups == ("overall",)
     assert {len(line) for line in csv.reader(io.StringIO(made.csv()))} == {2}
 
 

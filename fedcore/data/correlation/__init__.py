@@ -1,0 +1,1 @@
+"""Correlations of numbers over a federation."""
