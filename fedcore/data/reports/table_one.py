@@ -214,12 +214,12 @@ class TableOne:
 
     def draw(self, figure: Figure) -> None:
         """The share of each value, or the mean with its deviation, in each group: a panel for each column."""
-        shown = self.groups[1:] or self.groups
-        first = len(self.groups) - len(shown)
-        figure.set_size_inches(6.5, 0.7 + 0.35 * len(shown) * len(self.columns))
+        labels = self.groups[1:] or self.groups
+        first = len(self.groups) - len(labels)
+        figure.set_size_inches(6.5, 0.7 + 0.35 * len(labels) * len(self.columns))
         for axes, column in zip(figure.subplots(len(self.columns), 1, squeeze=False).flat, self.columns, strict=True):
             column.draw(axes, first)
-            axes.set_yticks(range(len(shown)), shown, fontsize="x-small")
+            axes.set_yticks(range(len(labels)), labels, fontsize="x-small")
             axes.invert_yaxis()
             axes.tick_params(axis="x", labelsize="x-small")
             axes.set_title(column.name, fontsize="small", loc="left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from support.raising import raises
 
 from fedcore.data.reports.statistics_report import bounds_from
 from fedcore.data.statistics import Statistics, StatisticsQuery
-from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.errors import ConfigurationError, FedcoreError, RoundFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import app_bounds
 from fedcore.flower.serverside import run_question
@@ -35,13 +36,31 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TaskIdentity, name, 0)
 
 
-def ask(question: StatisticsQuery, mode: str = "secure", clients: int = 3, **run_config: Any) -> tuple[Statistics, int]:
+class LeavesSecond:
+    """The last client is away in the second exchange."""
+
+    def __init__(self) -> None:
+        self._exchange = 0
+
+    def drops_at_step(self, cohort: Sequence[int]) -> dict[int, str]:
+        self._exchange += 1
+        return {cohort[-1]: "input"} if self._exchange == 2 else {}
+
+    def drops(self, cohort: Sequence[int]) -> Collection[int]:
+        return self.drops_at_step(cohort)
+
+
+def ask(
+    question: StatisticsQuery, mode: str = "secure", clients: int = 3, dropouts: Any = None, **run_config: Any
+) -> tuple[Statistics, int]:
     """The statistics, and how many exchanges they took."""
     app = FlowerApp.load(APP)
     config = {**app.run_config, **run_config}
     settings = JobSettings.from_mapping({"aggregation": mode})
     events: list[RunEvent] = []
-    simulation = Simulation(app=app, clients=clients, run_config=config, settings=settings, emit=events.append)
+    simulation = Simulation(
+        app=app, clients=clients, run_config=config, settings=settings, dropouts=dropouts, emit=events.append
+    )
     with simulation.open() as backend:
         found = cast(
             Statistics, run_question(question, backend=backend, run="simulation", aggregation=settings.aggregation)
@@ -80,6 +99,18 @@ def test_many_long_names_take_several_exchanges() -> None:
     assert exchanges > 1
     assert list(found.columns) == names
     assert all(column.count == 123 for column in found.columns.values())
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_a_table_whose_queries_have_different_clients_ends(all_rows: bool) -> None:
+    """Its numbers would not add up; statistics of columns are each by itself."""
+    bounds = {f"more{number}": (0.0, 1.0) for number in range(57)}
+    question = StatisticsQuery.of(bounds, bins=100, all_rows=all_rows)
+    if not all_rows:
+        assert ask(question, "plain", dropouts=LeavesSecond(), columns=60)[0].clients == 2
+        return
+    with raises(RoundFailed, check="other-clients"):
+        ask(question, "plain", dropouts=LeavesSecond(), columns=60)
 
 
 def test_a_column_that_nobody_has() -> None:
