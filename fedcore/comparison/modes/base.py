@@ -119,6 +119,11 @@ class Mode(ABC):
         return False
 
     @property
+    def follows_rates(self) -> bool:
+        """Whether its learning rate can change from step to step and round to round, as the run config says."""
+        return True
+
+    @property
     def grows_trees(self) -> bool:
         """Whether it can have an app of boosted trees, which takes no steps."""
         return False

@@ -65,6 +65,10 @@ class ParameterServer(Mode):
     def in_report(self) -> InReport:
         return InReport(readers="server")
 
+    @property
+    def follows_rates(self) -> bool:
+        return False  # the shards make the steps, and know no rounds
+
     def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
         return self.together
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset
 
 from fedcore.comparison.run import PlannedRun
@@ -34,6 +35,7 @@ from fedcore.training.engines.batches import TrainingData
 from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.losses import Loss
 from fedcore.training.metrics import Metric
+from fedcore.training.models.columns import set_statistics
 from fedcore.training.models.trees import TreesModule
 from fedcore.training.optimizers import OptimizerConfig, Rates
 from fedcore.trees.settings import LOGISTIC, SQUARED_ERROR
@@ -85,12 +87,6 @@ class Problem:
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
-        if Rates.of(config, 1) is not None:
-            raise ConfigurationError(
-                "this mode trains with one learning rate, and the app's run config changes it from step to step or "
-                "round to round (lr-over-steps, lr-over-rounds, warmup-steps, warmup-rounds); leave these out",
-                check="rate-schedule",
-            )
         personal = with_strategy(local_app.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
@@ -99,7 +95,14 @@ class Problem:
     @classmethod
     def of(cls, run: PlannedRun) -> Problem:
         """That of one run; raises what `load` raises."""
-        return cls.load(run.app, config=run.config, sites=run.sites)
+        problem = cls.load(run.app, config=run.config, sites=run.sites)
+        if not run.mode.follows_rates and problem.rates(1) is not None:
+            raise ConfigurationError(
+                "this mode trains with one learning rate, and the app's run config changes it from step to step or "
+                "round to round (lr-over-steps, lr-over-rounds, warmup-steps, warmup-rounds); leave these out",
+                check="rate-schedule",
+            )
+        return problem
 
     @property
     def weigh(self) -> str:
@@ -110,6 +113,10 @@ class Problem:
     def clip_norm(self) -> float:
         """Bound on the gradient of each step, 0 for none."""
         return float(self.config.get(CLIP_KEY, 0.0))
+
+    def rates(self, number: int) -> Rates | None:
+        """How a round's learning rates change, None if they do not."""
+        return Rates.of(self.config, number)
 
     @property
     def rounds(self) -> int:
@@ -144,12 +151,18 @@ class Problem:
         """
         definition, config = self.app.definition, dict(self.config)
         return Recipe(
-            build=lambda: definition.build(config),
+            build=self._model,
             optimizer=wrap(definition.optimizer(config)),
             loss=definition.loss,
             keep_weights=definition.keeps_weights(config),
             sync_batch_norm=bool(config.get(SYNC_KEY, False)),
         )
+
+    def _model(self) -> nn.Module:
+        """A new model, whose layers for columns know the sites' statistics."""
+        model = self.app.definition.build(dict(self.config))
+        set_statistics(model, self._statistics)
+        return model
 
     def job(self, site: int, server_round: int = 1) -> LocalJob:
         """The task of one site, as the app's data function sees it."""

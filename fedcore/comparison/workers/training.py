@@ -34,6 +34,7 @@ from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 from fedcore.training.engines.streams import rows_to_pick
 from fedcore.training.engines.transfer import load_entries
+from fedcore.training.optimizers import Rates
 from fedcore.training.seeds import seeded
 
 LOOPBACK = "127.0.0.1"
@@ -117,6 +118,7 @@ def train_pooled(
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
+        rates=problem.rates,
         make_engine=lambda: _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem),
         data=problem.pooled_training(),
         rows=lambda number: schedule.pooled(
@@ -143,6 +145,7 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
+        rates=problem.rates,
         make_engine=lambda: _engine_alone(problem),
         data=data,
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
@@ -183,6 +186,7 @@ def train_together(
     loop = RoundLoop(
         report=report,
         clip_norm=problem.clip_norm,
+        rates=problem.rates,
         make_engine=lambda: _engine_alone(problem) if averages else _engine_together(problem, run, world),
         data=data,
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
@@ -235,7 +239,7 @@ class RoundLoop:
     """A worker's rounds.
 
     make_engine, make_averaging: what trains a model, and averages it with the others' if models are averaged.
-    rows, seed: of a round, by its number.
+    rows, seed, rates: of a round, by its number.
     folder: for snapshots, None if another worker writes them.
     tensors: names of those that the first model has, and every snapshot.
     lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
@@ -250,6 +254,7 @@ class RoundLoop:
     folder: Path | None
     tensors: list[str]
     lost_after: int
+    rates: Callable[[int], Rates | None]
     make_averaging: Callable[[Engine], Averaging] | None = None
     clip_norm: float = 0.0
     engine: Engine = field(init=False)
@@ -293,11 +298,18 @@ class RoundLoop:
         """One round, not timed."""
         examples = steps = 0
         loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
+        rates = self.rates(number)
+        if rates is not None:
+            rates = rates.over(self.engine.optimizer, sum(1 for _ in self.rows(number)))
         with self.engine.seeded(self.seed(number)):
             for batch in self.engine.read(self.data, self.rows(number), seed=self.seed(number)):
+                if rates is not None:
+                    rates.set(steps)
                 own = 0 if batch.weights is not None else len(batch)
                 loss += self._step(batch, own)
                 examples, steps = examples + own, steps + 1
+        if rates is not None:
+            rates.reset()
         if self.averaging is not None:
             self.averaging.meet()
         return RoundDone(round=number, examples=examples, steps=steps, loss=float(loss), seconds=0.0)
