@@ -34,8 +34,9 @@ def stats(
         str,
         typer.Option(
             metavar="'TARGET ~ TERMS'",
-            help="Estimate a regression in place of statistics, as in 'readmitted ~ age + C(sex) + age:bmi'. Bounds "
-            "then only scale a column.",
+            help="Estimate a regression in place of statistics, as in 'readmitted ~ age + C(sex) + age:bmi', or a Cox "
+            "regression: 'Surv(days, died) ~ age + strata(sex)'. Bounds then only scale a column, but the upper one of "
+            "the times ends their grid.",
         ),
     ] = "",
     family: Annotated[
@@ -45,13 +46,38 @@ def stats(
             help="Of --glm.  \\[default: what the target is in the schema of the app's table]",
         ),
     ] = "",
-    bins: Annotated[int | None, typer.Option(help="Cells of each histogram, of equal width.  \\[default: 64]")] = None,
+    site_effects: Annotated[
+        bool,
+        typer.Option(
+            "--site-effects",
+            help="Of --glm: an intercept of each site, or a baseline hazard, which the site tells nobody.",
+        ),
+    ] = False,
+    survival: Annotated[
+        str,
+        typer.Option(
+            metavar="'TIME EVENT'",
+            help="Estimate survival curves in place of statistics, of a column of times and one of events (1, or 0 for "
+            "a censored row). The upper bound of the times ends their grid.",
+        ),
+    ] = "",
+    bins: Annotated[
+        int | None,
+        typer.Option(
+            help="Cells of each histogram, of equal width, or of the grid of times.  \\[default: 64; of times those on "
+            "which whole numbers lie]"
+        ),
+    ] = None,
     quantiles: Annotated[str, typer.Option(help="Quantiles, separated by commas.  \\[default: 0.25,0.5,0.75]")] = "",
     table_one: Annotated[
         bool, typer.Option("--table-one", help="Make a table one of all columns of the app's schema, over all rows.")
     ] = False,
     by: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The same with a column for each value of this one, and tests.")
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="The same with a column for each value of this one, and tests; or a survival curve for each.",
+        ),
     ] = "",
     crosstab: Annotated[
         str,
@@ -90,7 +116,8 @@ def stats(
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
 ) -> None:
-    """Ask a federation for statistics of its columns, a table one, a contingency table, correlations, or a regression.
+    """Ask a federation for statistics of its columns, a table one, a contingency table, correlations, a regression, or
+    survival curves.
 
     Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
 
@@ -101,6 +128,10 @@ def stats(
     Example: fedcore stats my_app --correlations 'age dose' --operator fed/operator
 
     Example: fedcore stats my_app --glm 'readmitted ~ age + C(sex)' --operator fed/operator
+
+    Example: fedcore stats my_app --glm 'Surv(days, died) ~ age + C(sex)' --operator fed/operator
+
+    Example: fedcore stats my_app --survival 'days died' --by sex --operator fed/operator --out curves.svg
 
     The server learns sums over the clients, not the values of one. The ClientApp has to answer the queries: apps made
     with supervised_app do, others need add_statistics (fedcore.flower.apps.statistics). With --clients 4 the command
@@ -122,6 +153,8 @@ def stats(
         correlations=words_of(correlations, "--correlations"),
         glm=glm,
         family=family,
+        site_effects=site_effects,
+        survival=survival,
         bounds=tuple(bounds or ()),
         bins=bins,
         quantiles=quantiles,

@@ -190,6 +190,8 @@ class Federation:
         correlations: Sequence[str] | Literal[True] = (),
         glm: str = "",
         family: str = "",
+        site_effects: bool = False,
+        survival: str = "",
         bounds: Mapping[str, tuple[float, float]] | None = None,
         bins: int | None = None,
         dp_epsilon: float = 0.0,
@@ -202,11 +204,13 @@ class Federation:
         Args:
             app: a folder; None for the app of a local federation.
             table_one: ask for a table one, as text.
-            by: the column whose values are the groups of a table one.
+            by: the column whose values are the groups of a table one, or of survival curves.
             crosstab: two categories, for a row for each pair of their values.
             correlations: numbers, for a row for each pair of them; True for all numbers of the app's schema.
             glm: the formula of a regression.
             family: of the regression; by default what the target is in the app's schema.
+            site_effects: give each site an intercept in the regression, which it tells nobody.
+            survival: the columns with times and events, as in "days died", for a row for each time of a curve.
             bounds: lowest and highest value of each column; by default those of the app.
             bins: cells of a histogram.
             dp_epsilon: differential privacy of each record in this answer; 0 for none.
@@ -224,6 +228,8 @@ class Federation:
             correlations=("all",) if correlations is True else tuple(correlations),
             glm=glm,
             family=family,
+            site_effects=site_effects,
+            survival=survival,
             bounds=bounds or (),
             bins=bins,
             dp_epsilon=dp_epsilon,

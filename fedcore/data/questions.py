@@ -1,4 +1,4 @@
-"""Questions about columns and their answers as plain JSON: statistics, regressions, correlations."""
+"""Questions about columns and their answers as plain JSON: statistics, regressions, correlations, survival."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.regression.newton import Regression
 from fedcore.data.regression.question import RegressionQuery
 from fedcore.data.statistics import Statistics, StatisticsQuery
+from fedcore.data.survival.curves import Survival
+from fedcore.data.survival.question import SurvivalQuery
 from fedcore.errors import ConfigurationError, PeerError
 from fedcore.system.plain_json import from_plain, to_plain
 
-Question: TypeAlias = StatisticsQuery | RegressionQuery | CorrelationQuery
-Answer: TypeAlias = Statistics | Regression | Correlations
+Question: TypeAlias = StatisticsQuery | RegressionQuery | CorrelationQuery | SurvivalQuery
+Answer: TypeAlias = Statistics | Regression | Correlations | Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ _KINDS: Final[dict[type[Any], _Kind]] = {
     StatisticsQuery: _Kind("", TypeAdapter(StatisticsQuery), TypeAdapter(Statistics)),
     RegressionQuery: _Kind("regression", TypeAdapter(RegressionQuery), TypeAdapter(Regression)),
     CorrelationQuery: _Kind("correlations", TypeAdapter(CorrelationQuery), TypeAdapter(Correlations)),
+    SurvivalQuery: _Kind("survival", TypeAdapter(SurvivalQuery), TypeAdapter(Survival)),
 }
 _BEFORE: Final = {"names": [], "low": [-1.0], "high": [1.0]}
 """What 0.2.0 needs of a question, so that its refusal names the key that it does not know."""

@@ -1,7 +1,7 @@
-"""Regressions and correlations: what a ClientApp answers to each step, and how a ServerApp's process asks them.
+"""Regressions, correlations and survival curves: what a ClientApp answers to a step, and how a ServerApp asks them.
 
-Each step is a query of its own, in which every client weighs 1; `fedcore.data.regression` and
-`fedcore.data.correlation` have what is asked.
+Each step is a query of its own, in which every client weighs 1; `fedcore.data.regression`, `fedcore.data.correlation`
+and `fedcore.data.survival` have what is asked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.regression.newton import Regression, fit
 from fedcore.data.regression.question import RegressionQuery, RegressionStep, Sums
 from fedcore.data.statistics import PREFIX
+from fedcore.data.survival.cox import CoxStep, fit_cox
+from fedcore.data.survival.curves import Survival, fit_survival
+from fedcore.data.survival.question import CountStep, SurvivalQuery
 from fedcore.errors import AppError, RepliesDiffer
 from fedcore.flower.grid.declarations import sum_only
 from fedcore.system.plain_json import from_plain, to_plain
@@ -32,7 +35,7 @@ _RECORD: Final = "regression"
 _STEP: Final = f"{PREFIX}regression"
 _SUMS: Final = "sums"
 _CLIENTS: Final = "clients"
-Step: TypeAlias = RegressionStep | CorrelationQuery
+Step: TypeAlias = RegressionStep | CorrelationQuery | CountStep | CoxStep
 _FORM: Final[TypeAdapter[Step]] = TypeAdapter(Step)
 
 
@@ -57,6 +60,9 @@ def ask_regression(grid: Grid, query: RegressionQuery, min_nodes: int = 1, timeo
     """What the connected clients, at least `min_nodes`, say together; raises what `fit` does, and AppError."""
     nodes = _nodes(grid, min_nodes)
 
+    if query.survival is not None:
+        return fit_cox(query, lambda step: _totals(grid, step, nodes, timeout), nodes=len(nodes))
+
     def sums(step: RegressionStep) -> Sums:
         return step.sums(*_totals(grid, step, nodes, timeout))
 
@@ -70,6 +76,13 @@ def ask_correlations(
     """The same for correlations; raises what `CorrelationQuery.correlations` does, and AppError."""
     nodes = _nodes(grid, min_nodes)
     return query.correlations(*_totals(grid, query, nodes, timeout), nodes=len(nodes))
+
+
+@sum_only
+def ask_survival(grid: Grid, query: SurvivalQuery, min_nodes: int = 1, timeout: float | None = None) -> Survival:
+    """The same for survival curves; raises what `fit_survival` does, and AppError."""
+    nodes = _nodes(grid, min_nodes)
+    return fit_survival(query, lambda step: _totals(grid, step, nodes, timeout), nodes=len(nodes))
 
 
 def _nodes(grid: Grid, least: int) -> list[int]:

@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.data.correlation.question import CorrelationQuery
 from fedcore.data.questions import Answer, Question
 from fedcore.data.regression.question import RegressionQuery
+from fedcore.data.survival.question import SurvivalQuery
 from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import answered
@@ -35,7 +36,7 @@ from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object, naming_dtypes
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.records import SERVER_NODE, run_id_of
-from fedcore.flower.regression import ask_correlations, ask_regression
+from fedcore.flower.regression import ask_correlations, ask_regression, ask_survival
 from fedcore.flower.results import OnResults, results_of
 from fedcore.flower.start import ServerAppStart
 from fedcore.state import ModelState
@@ -164,7 +165,7 @@ def run_server_app(
 def run_question(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Answer:
     """Ask the clients of a run whose app has ClientApps that answer.
 
-    Raises what `federated_statistics`, `ask_regression` and `ask_correlations` do.
+    Raises what `federated_statistics`, `ask_regression`, `ask_correlations` and `ask_survival` do.
     """
     run_id = _begin(run)
     grid = (SecureGrid if aggregation == "secure" else PlainGrid)(backend, run_id=run_id)
@@ -172,6 +173,8 @@ def run_question(question: Question, *, backend: ExchangeBackend, run: str, aggr
         return ask_regression(grid, question)
     if isinstance(question, CorrelationQuery):
         return ask_correlations(grid, question)
+    if isinstance(question, SurvivalQuery):
+        return ask_survival(grid, question)
     return answered(grid, question)
 
 

@@ -57,6 +57,22 @@ def test_the_operator_reads_what_statsmodels_says_of_all_rows(sites: Deployment,
     assert (tmp_path / "table.csv").read_text().startswith("term,coefficient,standard_error,t,p,")
 
 
+def test_the_operator_reads_survival_curves(sites: Deployment, tmp_path: Path) -> None:
+    """Of ages as times, and of a ward as the event, which all wards are not."""
+    words = ("--run-config", f"rows={ROWS}", "--bounds", "age=0:120", "--json", "--out", tmp_path / "curves.svg")
+    refused = forked("stats", APP, "--operator", sites.federation.operator, "--survival", "age ward", *words)
+    assert refused.returncode != 0
+    assert "ward" in refused.stderr
+    done = forked("stats", APP, "--operator", sites.federation.operator, "--survival", "age ward=2", *words)
+    assert done.returncode == 0, done.stderr
+    rows = {name: np.concatenate([table(site, ROWS)[name] for site in range(SITES)]) for name in table(0, ROWS)}
+    used = rows["age"] >= 0
+    curve = json.loads(done.stdout)["curves"]["all"]
+    assert curve["rows"] == int(used.sum())
+    assert sum(curve["died"]) == curve["events"] > int((rows["ward"][used] == 2).sum()) - 5
+    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
 def test_a_refusal_comes_back_to_the_operator(sites: Deployment) -> None:
     done = ask(sites, "ward ~ age", "logistic")
     assert done.returncode != 0

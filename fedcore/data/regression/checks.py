@@ -17,7 +17,7 @@ from fedcore.errors import ConfigurationError
 def check_rows(query: RegressionQuery, sums: Sums) -> None:
     """Refuse rows that are too few, and targets that the family does not have; raises ConfigurationError."""
     if sums.wrong:
-        of_family = "0 and 1" if query.family == "logistic" else "0 and above"
+        of_family = "0 and 1" if query.family in ("logistic", "cox") else "0 and above"
         raise ConfigurationError(
             f"{query.target_name} has other values than {of_family}, which a {query.family} regression needs",
             check="wrong-target",
@@ -29,8 +29,9 @@ def check_rows(query: RegressionQuery, sums: Sums) -> None:
             "often missing",
             check="too-few-rows",
         )
-    if query.family == "logistic":
+    if query.family in ("logistic", "cox"):
         _check_cell(f"{query.target_name} = 1", sums.target, query, outcome=True)
+    if query.family == "logistic":
         _check_cell(f"{query.target_name} = 0", sums.rows - sums.target, query, outcome=True)
     if query.family == "poisson" and sums.target <= 0:
         raise separation([query.target_name])
@@ -75,7 +76,7 @@ def _column_events(query: RegressionQuery, first: Sums, step: RegressionStep) ->
     """The sum of the target over each column's rows of 1; at coefficients of 0 the gradient and the moments tell it."""
     if query.family == "linear":
         return np.zeros(query.size)
-    expected, weight = (0.5, 4.0) if query.family == "logistic" else (1.0, 1.0)
+    expected, weight = {"logistic": (0.5, 4.0), "poisson": (1.0, 1.0)}.get(query.family, (0.0, 1.0))
     if not query.intercept:
         return np.asarray(step.scale) * first.gradient + expected * first.nonzero
     totals = weight * first.information[0]
@@ -89,8 +90,9 @@ def _check_outcomes(name: str, count: float, happened: float, query: RegressionQ
         return
     if round(happened * 1024) == 0 or (query.family == "logistic" and round((count - happened) * 1024) == 0):
         raise separation([name])
-    if query.family == "logistic":
+    if query.family in ("logistic", "cox"):
         _check_cell(f"{name} with {query.target_name} = 1", happened, query)
+    if query.family == "logistic" or (query.family == "cox" and round(count - happened)):
         _check_cell(f"{name} with {query.target_name} = 0", count - happened, query)
 
 
@@ -126,4 +128,13 @@ def separation(names: list[str]) -> ConfigurationError:
         f"there is no finite estimate: {', '.join(names)} tells the target of some rows apart from all others "
         "(complete or quasi-complete separation); leave it out, or join its levels with others",
         check="separation",
+    )
+
+
+def small_stratum(name: str, event: str) -> ConfigurationError:
+    """The error for rows of which too few have an event. name: of the stratum; "" for all rows."""
+    return ConfigurationError(
+        f"fewer than {LEAST_IN_CELL} rows {f'with {name} ' if name else ''}are there, or have {event} = 1 within the "
+        "grid of times, and fedcore shows nothing that rests on so few; join the strata, or give a later upper bound",
+        check="small-cell",
     )

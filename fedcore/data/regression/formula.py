@@ -31,7 +31,7 @@ _TOKEN: Final = re.compile(
 class Part:
     """A factor of a term, as it is written.
 
-    function: one of `FUNCTIONS`, "C" for a category, "I" for a power, "" for the column itself.
+    function: one of `FUNCTIONS`, "C" for a category, "I" for a power, "strata", "" for the column itself.
     power: of a column, from 2 on; 1 for none.
     levels: of a category, the first is the reference; empty for those of the schema.
     """
@@ -51,11 +51,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """A target and terms, each a product of parts; the terms in the order of the output, those of fewer parts first."""
+    """A target and terms, each a product of parts; the terms in the order of the output, those of fewer parts first.
+
+    time: of `Surv(time, event)`, whose event is the target; "" for a target by itself.
+    strata: the column whose values have hazards of their own; None for none.
+    """
 
     target: str
     terms: tuple[tuple[Part, ...], ...]
     intercept: bool = True
+    time: str = ""
+    strata: Part | None = None
 
     @classmethod
     def parse(cls, text: str) -> Formula:
@@ -80,7 +86,7 @@ class _Parser:
             end = token.end()
 
     def formula(self) -> Formula:
-        target = self._name("begins with the target")
+        time, target = self._target()
         self._expect("~")
         terms: dict[frozenset[str], tuple[Part, ...]] = {}
         intercept, sign = True, "+"
@@ -99,12 +105,42 @@ class _Parser:
             sign = self._next()[1]
             if sign not in ("+", "-"):
                 self._fail(f"has {sign!r} where + should be")
-        if target in {part.column for term in terms.values() for part in term}:
-            self._fail(f"has its target {target!r} among the terms")
+        strata = self._strata(terms, of_times=bool(time))
+        for name in (target, time):
+            if name in {part.column for term in terms.values() for part in term}:
+                self._fail(f"has its target {name!r} among the terms")
         if not terms and not intercept:
             self._fail("has no terms")
         ordered = sorted(terms.values(), key=len)
-        return Formula(target=target, terms=tuple(ordered), intercept=intercept)
+        return Formula(target=target, terms=tuple(ordered), intercept=intercept, time=time, strata=strata)
+
+    def _target(self) -> tuple[str, str]:
+        """The time, "" if there is none, and the target."""
+        name = self._name("begins with the target")
+        if name != "Surv" or self._peek() != "(":
+            return "", name
+        self._next()
+        time = self._name("has a time in Surv(time, event)")
+        self._expect(",")
+        event = self._name("has an event in Surv(time, event)")
+        self._expect(")")
+        if time == event:
+            self._fail(f"has {time!r} both as the time and as the event")
+        return time, event
+
+    def _strata(self, terms: dict[frozenset[str], tuple[Part, ...]], *, of_times: bool) -> Part | None:
+        """Take the strata out of the terms."""
+        strata = {key: term for key, term in terms.items() if any(part.function == "strata" for part in term)}
+        for key in strata:
+            del terms[key]
+        if not strata:
+            return None
+        term, *more = strata.values()
+        if not of_times or more or len(term) > 1:
+            self._fail(
+                "has strata(), which stands once, as a term of its own, in a formula that begins with Surv(time, event)"
+            )
+        return term[0]
 
     def _constant(self, sign: str) -> bool:
         number = self._next()[1]
@@ -135,6 +171,8 @@ class _Parser:
         self._next()
         if name == "C":
             part = Part(column=self._name("C(...) has a column"), function="C", levels=self._levels())
+        elif name == "strata":
+            part = Part(column=self._name("strata(...) has a column"), function="strata", levels=self._levels())
         elif name == "I":
             part = self._power()
         elif name in FUNCTIONS:
@@ -147,7 +185,7 @@ class _Parser:
                 check="depends-on-site",
             )
         else:
-            self._fail(f"has {name}(), which is not known; there are C, I and {', '.join(FUNCTIONS)}")
+            self._fail(f"has {name}(), which is not known; there are C, I, strata and {', '.join(FUNCTIONS)}")
         self._expect(")")
         return part
 

@@ -49,6 +49,9 @@ class Regression:
     clients, nodes: how many contributed, and how many there were.
     dispersion: of the residuals, with rows - p degrees of freedom; 1 unless linear.
     queries: sums that it took.
+    sites: how many have an intercept of their own, or a baseline hazard, which are no terms; 0 for one of all.
+    events: of a Cox regression, how many there are.
+    times: of a Cox regression without effects of sites, at how many times these are.
     """
 
     family: Family
@@ -64,11 +67,14 @@ class Regression:
     deviance: float
     dispersion: float
     queries: int
+    sites: int = 0
+    events: int = 0
+    times: int = 0
 
     @property
     def degrees(self) -> int:
         """Degrees of freedom of the residuals."""
-        return self.rows - len(self.terms)
+        return self.rows - len(self.terms) - self.sites
 
     @cached_property
     def statistics(self) -> tuple[float, ...]:
@@ -117,6 +123,8 @@ class _Fit:
     def run(self) -> Regression:
         first, step = self._census()
         sums = self._sums(step)
+        if self._query.sites:
+            self._check_within(sums)
         deviance, last = math.inf, math.inf
         while True:
             direction = self._direction(sums)
@@ -165,9 +173,28 @@ class _Fit:
         self._check_singular(covariance / np.outer(deviations, deviations))
         center, scale = _rounded(query, step, means, deviations)
         start = np.zeros(query.size)
-        if query.intercept:
+        if query.intercept and not query.hides_intercept:
             start[0] = _constant_estimate(query, first)
-        return first, RegressionStep(query=query, center=center, scale=scale, coefficients=tuple(start.tolist()))
+        return first, RegressionStep(
+            query=query, center=center, scale=scale, coefficients=tuple(start.tolist()), profile=query.hides_intercept
+        )
+
+    def _check_within(self, sums: Sums) -> None:
+        """Refuse columns that differ between sites alone, whose effect is that of the sites, and too few rows."""
+        if sums.rows <= len(self._query.columns) + sums.information[0, 0]:
+            raise ConfigurationError(
+                f"there are {sums.rows} complete rows for {len(self._query.columns)} coefficients and an intercept of "
+                "each site; leave out terms, or the effects of sites",
+                check="too-few-rows",
+            )
+        diagonal = np.diag(sums.information)[1:]
+        constant = np.concatenate(([False], diagonal <= 1e-9 * max(float(diagonal.max()), 1e-3)))
+        if constant.any():
+            raise ConfigurationError(
+                f"{', '.join(self._names(constant))} is the same in all rows of each site, so that its effect cannot "
+                "be told from those of the sites; leave it out, or the effects of sites",
+                check="constant-within-sites",
+            )
 
     def _better(self, step: RegressionStep, sums: Sums, direction: Array) -> tuple[RegressionStep, Sums]:
         """The step along the direction, halved until the deviance does not grow."""
@@ -236,18 +263,21 @@ class _Fit:
         if query.family == "linear":
             unit = query.target_scale
             deviance = max(sums.deviance, 0.0) * unit**2
-            dispersion, variance = deviance / (sums.rows - query.size), deviance / sums.rows
+            constants = round(sums.information[0, 0]) if query.sites else int(query.intercept)
+            degrees = sums.rows - len(query.columns) - constants
+            dispersion, variance = deviance / max(degrees, 1), deviance / sums.rows
             likelihood = -sums.rows / 2 * (math.log(2 * math.pi * variance) + 1) if variance > 0 else math.inf
         coefficients = back @ np.asarray(step.coefficients) * unit
         if query.family == "linear" and query.intercept:
             coefficients[0] += query.target_center
         covariance = back @ np.linalg.inv(sums.information) @ back.T * dispersion
+        named = slice(int(query.hides_intercept), None)
         return Regression(
             family=query.family,
             target=query.target_name,
-            terms=query.names,
-            coefficients=tuple(coefficients.tolist()),
-            errors=tuple(np.sqrt(np.diag(covariance)).tolist()),
+            terms=query.names[named],
+            coefficients=tuple(coefficients[named].tolist()),
+            errors=tuple(np.sqrt(np.diag(covariance))[named].tolist()),
             rows=first.rows,
             missing=LEAST_IN_CELL if 0 < first.missing < LEAST_IN_CELL else first.missing,
             clients=first.clients,
@@ -256,6 +286,8 @@ class _Fit:
             deviance=deviance,
             dispersion=dispersion,
             queries=self._queries,
+            sites=round(sums.information[0, 0]) if query.sites else 0,
+            events=round(first.target) if query.family == "cox" else 0,
         )
 
 

@@ -2,8 +2,10 @@
 
 A client makes the design columns [n, p], scales them by numbers that all clients share, and answers sums over its
 complete rows: the log-likelihood, its gradient [p] and its information matrix (p (p + 1) / 2 numbers), the deviance,
-and the number of rows. Each sum comes in two parts, whole and fractional, so that a sum of fixed-point numbers loses
-nothing of it (McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5: the information of canonical links).
+and the number of rows. With an intercept of each site, the likelihood is the one at the intercept that is best for the
+site's rows, so that only what the other coefficients say of them leaves it, in a sum. Each sum comes in two parts,
+whole and fractional, so that a sum of fixed-point numbers loses nothing of it (McCullagh and Nelder, Generalized Linear
+Models, 1989, section 2.5: the information of canonical links).
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, gammaln, xlogy
+from scipy.optimize import brentq
+from scipy.special import expit, gammaln, logsumexp, xlogy
 
 from fedcore.data.regression.formula import FUNCTIONS
+from fedcore.data.survival.partial import SiteRows
+from fedcore.data.survival.times import SurvivalTimes
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.system.plain_json import NO_OTHER_KEYS
 
-Family: TypeAlias = Literal["linear", "logistic", "poisson"]
+Family: TypeAlias = Literal["linear", "logistic", "poisson", "cox"]
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 Array: TypeAlias = NDArray[np.float64]
 
@@ -98,6 +103,8 @@ class RegressionQuery:
     intercept: whether a constant comes before the columns.
     one_of: groups of columns of 0 and 1 that are the levels of a category; a row without a 1 in them is missing.
     levels: of the categories that are one column of numbers; a row with another number is left out.
+    survival: of a Cox regression, times and strata; its target is the event. None for other families.
+    sites: whether each site has an intercept of its own, which it tells nobody, or a baseline hazard.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -112,8 +119,17 @@ class RegressionQuery:
     target_high: float = 1.0
     one_of: tuple[tuple[str, ...], ...] = ()
     levels: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    survival: SurvivalTimes | None = None
+    sites: bool = False
 
     def __post_init__(self) -> None:
+        if (self.family == "cox") != (self.survival is not None):
+            raise ConfigurationError("a Cox regression has times, and no other has", check="family")
+        if self.hides_intercept and not (self.intercept and self.columns):
+            raise ConfigurationError(
+                "a Cox regression, and one with an intercept of each site, has one term at least, and no - 1",
+                check="no-terms",
+            )
         if not self.size:
             raise ConfigurationError("a regression without an intercept has at least one term")
         if self.length > MOST_VALUES:
@@ -137,6 +153,18 @@ class RegressionQuery:
     def size(self) -> int:
         """p, how many coefficients there are."""
         return len(self.columns) + self.intercept
+
+    @property
+    def hides_intercept(self) -> bool:
+        """Whether the intercept is no coefficient of the output: a baseline hazard, or one of each site."""
+        return self.sites or self.survival is not None
+
+    @property
+    def times(self) -> SurvivalTimes:
+        """Of a Cox regression; raises ConfigurationError for another."""
+        if self.survival is None:
+            raise ConfigurationError("the regression has no times", check="family")
+        return self.survival
 
     @property
     def target_center(self) -> float:
@@ -179,6 +207,8 @@ class RegressionStep:
 
     center, scale: what is subtracted from each design column, and what the rest is divided by [p].
     coefficients: of the scaled columns [p].
+    profile: whether the sums are those of the likelihood at each site's own best intercept, or of each site's own risk
+        sets; else a Cox regression's are moments.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -187,6 +217,7 @@ class RegressionStep:
     center: tuple[float, ...]
     scale: tuple[float, ...]
     coefficients: tuple[float, ...]
+    profile: bool = False
 
     def __post_init__(self) -> None:
         numbers = (*self.center, *self.scale, *self.coefficients)
@@ -202,17 +233,21 @@ class RegressionStep:
     def answer(self, columns: Mapping[str, ArrayLike]) -> list[float]:
         """One client's numbers [length]; raises AppError for a column that is missing or holds no numbers."""
         values = _values(self.query, columns)
-        complete = _complete(self.query, values)
+        complete = _complete(self.query, values, columns)
         rows = np.flatnonzero(complete)
         target = values[self.query.target][rows] * self.query.unit
         wrong = int(np.count_nonzero(~_possible(self.query.family, target)))
         counts = np.array([len(rows), len(complete) - len(rows), wrong], np.float64)
         nonzero, sums = np.zeros(self.query.size), np.zeros(_SUMS + _upper(self.query.size)[0].size + self.query.size)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
-            design = _design(self.query, {name: column[some] for name, column in values.items()})
+        at_once = max(len(rows), 1) if self.profile else _ROWS_AT_ONCE
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            design = design_of(self.query, {name: column[some] for name, column in values.items()})
             nonzero += np.count_nonzero(design, axis=0)
-            sums += self._sums(design, target[start : start + _ROWS_AT_ONCE])
+            if self.profile and self.query.survival is not None:
+                sums += self._partial(design, SiteRows.of(self.query.survival, columns, some))
+            else:
+                sums += self._sums(design, target[start : start + at_once])
         cut = np.clip(np.nan_to_num(sums, nan=LARGEST), -LARGEST, LARGEST)
         parts = np.floor(cut)
         numbers: list[float] = np.concatenate([counts, nonzero, parts, (cut - parts) * _FRACTION]).tolist()
@@ -221,11 +256,16 @@ class RegressionStep:
     def _sums(self, design: Array, target: Array) -> Array:
         """Log-likelihood, deviance, the target's sum, the gradient [p], the information's upper triangle."""
         query = self.query
-        scaled = (design - np.asarray(self.center)) / np.asarray(self.scale)
-        eta = scaled @ np.asarray(self.coefficients)
+        scaled, eta = self.scaled(design)
+        if query.family == "linear":
+            target = (target - query.target_center) / query.target_scale
+        if self.profile:
+            intercept = site_intercept(query.family, target, eta)
+            if intercept is None:
+                return self._of_site(np.zeros(3), np.zeros(query.size), np.zeros((query.size, query.size)), target)
+            eta = eta + intercept
         match query.family:
             case "linear":
-                target = (target - query.target_center) / query.target_scale
                 mean, weight = eta, np.ones_like(eta)
                 deviance = (target - eta) ** 2
                 likelihood = -deviance / 2
@@ -239,10 +279,34 @@ class RegressionStep:
                 mean = weight = np.exp(eta)
                 likelihood = target * eta - mean - gammaln(target + 1)
                 deviance = 2 * (xlogy(target, target) - target * eta - target + mean)
+            case "cox":  # moments, and sums over the rows with an event
+                mean, weight = np.zeros_like(eta), np.ones_like(eta)
+                likelihood = deviance = np.zeros_like(eta)
         gradient = scaled.T @ (target - mean)
         information = (scaled * weight[:, None]).T @ scaled
         three = np.array([likelihood.sum(), deviance.sum(), target.sum()])
+        if self.profile:
+            of_all = information[0]  # of the intercept, whose column is 1
+            return self._of_site(three, gradient, information - np.outer(of_all, of_all) / of_all[0], target)
         return np.concatenate([three, gradient, information[_upper(query.size)]])
+
+    def scaled(self, design: Array) -> tuple[Array, Array]:
+        """The design in the step's scale [n, p], and the predictions [n]."""
+        scaled = (design - np.asarray(self.center)) / np.asarray(self.scale)
+        return scaled, scaled @ np.asarray(self.coefficients)
+
+    def _of_site(self, three: Array, gradient: Array, information: Array, target: Array) -> Array:
+        """Sums in which the intercept stands still, as no coefficient of the output does."""
+        three[2] = target.sum()
+        gradient[0], information[0], information[:, 0] = 0.0, 0.0, 0.0
+        information[0, 0] = 1.0
+        return np.concatenate([three, gradient, information[_upper(self.query.size)]])
+
+    def _partial(self, design: Array, rows: SiteRows) -> Array:
+        """The partial likelihood of a site's own risk sets."""
+        scaled, eta = self.scaled(design)
+        likelihood, gradient, information = rows.partial_likelihood(scaled, eta)
+        return self._of_site(np.array([likelihood, -2 * likelihood, 0.0]), gradient, information, rows.died)
 
     def sums(self, numbers: Sequence[float], clients: int) -> Sums:
         """What the sums over all clients say."""
@@ -300,6 +364,33 @@ def _upper(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.triu_indices(size)
 
 
+def complete_rows(query: RegressionQuery, columns: Mapping[str, ArrayLike]) -> NDArray[np.bool_]:
+    """Of each row, whether nothing that the regression uses is missing in it [n]; raises AppError as answers do."""
+    return _complete(query, _values(query, columns), columns)
+
+
+def complete_design(query: RegressionQuery, columns: Mapping[str, ArrayLike], chosen: NDArray[np.bool_]) -> Array:
+    """The design of some rows, not scaled, float64 [m, p]; raises AppError as answers do."""
+    return design_of(query, {name: column[chosen] for name, column in _values(query, columns).items()})
+
+
+def site_intercept(family: Family, target: Array, eta: Array) -> float | None:
+    """The intercept at which the likelihood of a site's rows is largest; None if it is infinite, or no row is there.
+
+    target, eta: float64 [n], the predictions without it.
+    """
+    total = float(target.sum())
+    if family == "linear":
+        return float((target - eta).mean()) if len(target) else None
+    if not 0 < total < (len(target) if family == "logistic" else math.inf):
+        return None
+    if family == "poisson":
+        return math.log(total) - float(logsumexp(np.clip(eta, -_LARGEST_ETA, _LARGEST_ETA)))
+    middle = math.log(total / (len(target) - total))
+    low, high = middle - float(eta.max()) - 1, middle - float(eta.min()) + 1
+    return float(brentq(lambda intercept: float(expit(eta + intercept).sum()) - total, low, high, xtol=1e-13))
+
+
 def _values(query: RegressionQuery, columns: Mapping[str, ArrayLike]) -> dict[str, Array]:
     values = {}
     for name in query.app_columns:
@@ -319,9 +410,13 @@ def _values(query: RegressionQuery, columns: Mapping[str, ArrayLike]) -> dict[st
     return values
 
 
-def _complete(query: RegressionQuery, values: Mapping[str, Array]) -> NDArray[np.bool_]:
+def _complete(
+    query: RegressionQuery, values: Mapping[str, Array], columns: Mapping[str, ArrayLike]
+) -> NDArray[np.bool_]:
     """Of each row, whether nothing that the regression uses is missing in it [n]."""
     complete = np.isfinite(values[query.target])
+    if query.survival is not None:
+        complete &= query.survival.rows(columns).used
     for factor in {factor for column in query.columns for factor in column.factors}:
         complete &= np.isfinite(factor.of(values[factor.column]))
     for group in query.one_of:
@@ -332,13 +427,13 @@ def _complete(query: RegressionQuery, values: Mapping[str, Array]) -> NDArray[np
 
 
 def _possible(family: Family, target: Array) -> NDArray[np.bool_]:
-    if family == "logistic":
+    if family in ("logistic", "cox"):
         return np.isin(target, (0.0, 1.0))
     return np.greater_equal(target, 0.0 if family == "poisson" else -np.inf)
 
 
-def _design(query: RegressionQuery, values: Mapping[str, Array]) -> Array:
-    """Float64 [n, p], not scaled."""
+def design_of(query: RegressionQuery, values: Mapping[str, Array]) -> Array:
+    """The design columns, float64 [n, p], not scaled."""
     rows = len(values[query.target])
     columns = [np.ones(rows)] if query.intercept else []
     for column in query.columns:

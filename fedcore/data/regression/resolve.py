@@ -12,6 +12,8 @@ import numpy as np
 from fedcore.data.regression.formula import Formula, Part
 from fedcore.data.regression.question import FAMILIES, DesignColumn, Factor, Family, RegressionQuery
 from fedcore.data.statistics import Bounds
+from fedcore.data.survival.resolve import event_column, row_groups, survival_times
+from fedcore.data.survival.times import SurvivalTimes
 from fedcore.data.tables import TableSchema, nearest
 from fedcore.errors import ConfigurationError
 
@@ -27,7 +29,13 @@ class _Coded:
 
 
 def regression_query(
-    text: str, *, family: str = "", bounds: Bounds | None = None, schema: TableSchema | None = None
+    text: str,
+    *,
+    family: str = "",
+    bounds: Bounds | None = None,
+    schema: TableSchema | None = None,
+    bins: int | None = None,
+    sites: bool = False,
 ) -> RegressionQuery:
     """The question that a formula stands for; raises ConfigurationError.
 
@@ -36,12 +44,25 @@ def regression_query(
         family: one of `FAMILIES`; "" for that of the schema's target.
         bounds: of the columns, which say how they are scaled.
         schema: of the app's table; None if the app has none.
+        bins: cells of the grid of times of a Cox regression; None for those of `survival_query`.
+        sites: whether each site has an intercept of its own, or a baseline hazard.
     """
     formula = Formula.parse(text)
-    return _Resolver(formula, bounds, schema).query(_family(family, formula, schema))
+    query = _Resolver(formula, bounds, schema).query(_family(family, formula, schema), bins, sites=sites)
+    if bins is not None and (query.survival is None or sites):
+        raise ConfigurationError(
+            "--bins is the grid of times of a Cox regression without effects of sites; leave it out", check="no-effect"
+        )
+    return query
 
 
 def _family(family: str, formula: Formula, schema: TableSchema | None) -> Family:
+    if (family == "cox" and not formula.time) or (formula.time and family not in ("", "cox")):
+        raise ConfigurationError(
+            "the formula of a Cox regression begins with Surv(time, event), and that of no other does", check="family"
+        )
+    if formula.time:
+        return "cox"
     for one in FAMILIES:
         if family == one:
             return one
@@ -64,8 +85,10 @@ class _Resolver:
         self._one_of: dict[str, tuple[str, ...]] = {}
         self._levels: dict[str, tuple[float, ...]] = {}
 
-    def query(self, family: Family) -> RegressionQuery:
+    def query(self, family: Family, bins: int | None, *, sites: bool) -> RegressionQuery:
+        """Args: bins, sites: as in `regression_query`."""
         formula = self._formula
+        survival = self._survival(bins, sites=sites) if formula.time else None
         target, unit, (low, high) = self._target(family)
         reference = formula.intercept
         columns: list[DesignColumn] = []
@@ -86,7 +109,16 @@ class _Resolver:
             target_high=high,
             one_of=tuple(self._one_of.values()),
             levels=tuple(self._levels.items()),
+            survival=survival,
+            sites=sites,
         )
+
+    def _survival(self, bins: int | None, *, sites: bool) -> SurvivalTimes:
+        """Times, events and strata; risk sets of each site need no grid."""
+        formula, schema = self._formula, self._schema
+        groups = row_groups(formula.strata, schema) if formula.strata is not None else (("all", ""),)
+        bounds = (0.0, 1.0) if sites else self._bounds
+        return survival_times(formula.time, formula.target, groups=groups, bins=bins, bounds=bounds, schema=schema)
 
     def _check_product(self, term: tuple[Part, ...]) -> None:
         """A category in a product has a reference, which means what it says if all lower terms are there."""
@@ -108,6 +140,8 @@ class _Resolver:
 
     def _target(self, family: Family) -> tuple[str, float, tuple[float, float]]:
         name, schema = self._formula.target, self._schema
+        if family == "cox":
+            return event_column(name, schema), 1.0, (-1.0, 1.0)
         if schema is None or name not in (schema.target, "y"):
             bounds = self._number(name) if family == "linear" else (-1.0, 1.0)
             self._check_known(name)

@@ -16,8 +16,10 @@ from fedcore.data.reports.crosstab import Crosstab, CrosstabQuestion
 from fedcore.data.reports.regression_report import RegressionReport
 from fedcore.data.reports.report import ColumnsReport
 from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
+from fedcore.data.reports.survival_report import SurvivalReport
 from fedcore.data.reports.table_one import TableOne, TableOneQuestion
 from fedcore.data.statistics import StatisticsQuery
+from fedcore.data.survival.resolve import survival_query
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError
 
@@ -26,11 +28,12 @@ from fedcore.errors import ConfigurationError
 class StatsOptions:
     """What a person asks for; an option that has its default is not given.
 
-    table_one, by, crosstab, correlations, glm: the questions, one of which may be asked; else a row of statistics for
-        each column.
-    family: of a regression.
+    table_one, by, crosstab, correlations, glm, survival: the questions, one of which may be asked; else a row of
+        statistics for each column.
+    family, site_effects: of a regression.
     bounds: ("age=0:120", ...), or (low, high) of each column by its name.
-    bins, quantiles, dp_epsilon, dp_delta: of statistics.
+    bins: of statistics, or of times.
+    quantiles, dp_epsilon, dp_delta: of statistics.
     """
 
     table_one: bool = False
@@ -39,6 +42,8 @@ class StatsOptions:
     correlations: Sequence[str] = ()
     glm: str = ""
     family: str = ""
+    site_effects: bool = False
+    survival: str = ""
     bounds: Sequence[str] | Mapping[str, tuple[float, float]] = ()
     bins: int | None = None
     quantiles: str = ""
@@ -102,8 +107,16 @@ def _correlations(options: StatsOptions, table: Mapping[str, Any], schema: Table
 
 def _regression(options: StatsOptions, table: Mapping[str, Any], schema: TableSchema | None) -> QuestionAndReport:
     within = _bounds(options, table) if options.bounds or table.get("bounds") else None
-    question = regression_query(options.glm, family=options.family, bounds=within, schema=schema)
+    question = regression_query(
+        options.glm, family=options.family, bounds=within, schema=schema, bins=options.bins, sites=options.site_effects
+    )
     return question, RegressionReport
+
+
+def _survival(options: StatsOptions, table: Mapping[str, Any], schema: TableSchema | None) -> QuestionAndReport:
+    within = _bounds(options, table) if options.bounds or table.get("bounds") else None
+    question = survival_query(options.survival, by=options.by, bins=options.bins, bounds=within, schema=schema)
+    return question, SurvivalReport
 
 
 def _bounds(options: StatsOptions, table: Mapping[str, Any]) -> Any:
@@ -135,11 +148,12 @@ class _Question:
 
 _STATISTICS: Final = _Question(("bounds", "bins", "quantiles", "dp_epsilon", "dp_delta"), _statistics)
 _KINDS: Final[Mapping[str, _Question]] = {
+    "survival": _Question(("by", "bounds", "bins"), _survival),
     "by": _Question(("table_one", "bins"), _table_one),
     "table_one": _Question(("bins",), _table_one),
     "crosstab": _Question((), _crosstab),
     "correlations": _Question(("bounds",), _correlations),
-    "glm": _Question(("family", "bounds"), _regression),
+    "glm": _Question(("family", "site_effects", "bounds", "bins"), _regression),
 }
 """By the option that asks the question."""
 

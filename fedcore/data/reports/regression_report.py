@@ -26,7 +26,14 @@ class RegressionReport:
         return [(*row, *interval) for *row, interval in columns]
 
     def lines(self) -> list[list[str]]:
-        """As `ColumnsReport.lines`."""
+        """As `ColumnsReport.lines`; a Cox regression's have the ratio of hazards after the coefficient."""
+        lines = self._lines()
+        if self.regression.family == "cox":
+            ratios = ["exp(coef)", *(f"{_ratio(row[1]):.6g}" for row in self.rows())]
+            lines = [[*line[:2], ratio, *line[2:]] for line, ratio in zip(lines, ratios, strict=True)]
+        return lines
+
+    def _lines(self) -> list[list[str]]:
         letter = self._letter()
         lines = [["term", "coef", "std err", letter, f"P>|{letter}|", "[0.025", "0.975]"]]
         for term, estimate, error, statistic, p, low, high in self.rows():
@@ -42,8 +49,16 @@ class RegressionReport:
         """As `ColumnsReport.notes`."""
         r = self.regression
         clients = f"{r.clients} clients" if r.clients == r.nodes else f"{r.clients} of {r.nodes} clients"
-        left_out = f"; {r.missing} more are left out, since a value is missing" if r.missing else ""
+        why = f"since a value is missing{', or a time is below 0' if r.family == 'cox' else ''}"
+        left_out = f"; {r.missing} more are left out, {why}" if r.missing else ""
         spread = f", scale {r.dispersion:.6g}" if r.family == "linear" else ""
+        if r.family == "cox":
+            at = f"at {r.times} times" if r.times else f"in risk sets of {r.sites} sites"
+            return [
+                f"Cox regression: {r.rows} rows of {clients}, {r.events} of them with {r.target} = 1, {at}{left_out}",
+                f"partial log-likelihood {r.log_likelihood:.6g} (Efron); {r.queries} queries",
+            ]
+        spread += f"; {r.sites} sites have intercepts of their own" if r.sites else ""
         return [
             f"{r.family} regression of {r.target}: {r.rows} rows of {clients}{left_out}",
             f"log-likelihood {r.log_likelihood:.6g}, deviance {r.deviance:.6g}, "
@@ -63,7 +78,10 @@ class RegressionReport:
             "family": r.family,
             "target": r.target,
             "terms": {
-                row[0]: {name: _finite(value) for name, value in zip(names, row[1:], strict=True)}
+                row[0]: {
+                    **{name: _finite(value) for name, value in zip(names, row[1:], strict=True)},
+                    **({"ratio": _finite(_ratio(row[1]))} if r.family == "cox" else {}),
+                }
                 for row in self.rows()
             },
             "rows": r.rows,
@@ -75,6 +93,8 @@ class RegressionReport:
             "residual_degrees": r.degrees,
             "scale": r.dispersion,
             "queries": r.queries,
+            "sites": r.sites or None,
+            **({"events": r.events, "times": r.times or None} if r.family == "cox" else {}),
         }
 
     def draw(self, figure: Figure) -> None:
@@ -89,6 +109,10 @@ class RegressionReport:
         axes.set_yticks(range(len(rows)), [row[0] for row in rows])
         axes.invert_yaxis()
         axes.set_xlabel("coefficient, with its interval of 95 %")
+
+
+def _ratio(coefficient: float) -> float:
+    return math.exp(min(coefficient, 700.0))
 
 
 def _finite(value: float) -> float | None:

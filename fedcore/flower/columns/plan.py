@@ -22,8 +22,11 @@ from fedcore.data.regression.resolve import regression_query
 from fedcore.data.reports.regression_report import RegressionReport
 from fedcore.data.reports.report import ColumnsReport
 from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
+from fedcore.data.reports.survival_report import SurvivalReport
 from fedcore.data.reports.table_one import TableOne, TableOneQuestion
 from fedcore.data.statistics import BINS, PREFIX, StatisticsQuery
+from fedcore.data.survival.question import CountStep, SurvivalQuery
+from fedcore.data.survival.resolve import survival_query
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
@@ -35,10 +38,12 @@ STEP: Final = f"{PREFIX}regression"
 """The key of a regression's step in a message."""
 TREES_BINS: Final = 1_000
 """Cells of the histograms with which `trees_server` begins."""
+_PARTS: Final = 10
+"""Queries for each step of a Cox regression, which may be more than a plan allows for if times and terms are many."""
 _REPEATS: Final = 10
 """Queries of a run that may be repeated, since an exchange failed."""
-_KINDS: Final = ("columns", "table-one", "by", "glm", "trees")
-_KEYS: Final = ("name", *_KINDS, "family", "queries", "runs")
+_KINDS: Final = ("columns", "table-one", "by", "glm", "survival", "trees")
+_KEYS: Final = ("name", *_KINDS, "family", "groups", "queries", "runs")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 
@@ -65,11 +70,11 @@ class PlannedQuestion:
 
     def covers(self, message_type: str, config: Mapping[str, Any]) -> bool:
         """Whether a query of this type and message belongs to it."""
-        if isinstance(self.question, RegressionQuery):
+        if isinstance(self.question, RegressionQuery | SurvivalQuery):
             return message_type == REGRESSION_TYPE and _step_query(config) == json.dumps(_plain(self.question))
         if self.grows and message_type in TREES_TYPES:
             return True
-        if not isinstance(self.question, StatisticsQuery):
+        if isinstance(self.question, RegressionQuery | SurvivalQuery):
             return False
         return message_type == STATISTICS_TYPE and _is_part(config, self.question)
 
@@ -134,10 +139,10 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
     if type(value) is not wanted or value in (False, ""):
         raise ConfigurationError(f"{where}: {kind} is {'true' if wanted is bool else 'a text'}, not {value!r}")
     runs = _count(table, "runs", 1, where)
-    for key, owner in (("queries", "trees"), ("family", "glm")):
+    for key, owner in (("queries", "trees"), ("family", "glm"), ("groups", "survival")):
         if key in table and kind != owner:
             raise ConfigurationError(f"{where}: {key} is for questions with {owner}")
-    question, text, report = _question(kind, value, str(table.get("family", "")), app)
+    question, text, report = _question(kind, value, str(table.get("family", table.get("groups", ""))), app)
     grows = kind == "trees"
     queries = _count(table, "queries", None, where) if grows else _most_queries(question) + _REPEATS
     return PlannedQuestion(
@@ -145,15 +150,19 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
     )
 
 
-def _question(
-    kind: str, value: Any, family: str, app: FlowerApp
-) -> tuple[Question, str, Callable[[Any], ColumnsReport]]:
-    """What one kind of question asks, in words too, and what makes its report."""
+def _question(kind: str, value: Any, more: str, app: FlowerApp) -> tuple[Question, str, Callable[[Any], ColumnsReport]]:
+    """What one kind of question asks, in words too, and what makes its report.
+
+    more: the family of a regression, or the column whose values have survival curves.
+    """
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
+    bounds = bounds_from([], app.statistics) if app.statistics.get("bounds") else None
     if kind == "glm":
-        bounds = bounds_from([], app.statistics) if app.statistics.get("bounds") else None
-        query = regression_query(value, family=family, bounds=bounds, schema=schema)
+        query = regression_query(value, family=more, bounds=bounds, schema=schema)
         return query, f"{query.family} regression {value}", RegressionReport
+    if kind == "survival":
+        curves = survival_query(value, by=more, bounds=bounds, schema=schema)
+        return curves, f"survival curves of {value}{f' by {more}' if more else ''}", SurvivalReport
     bins = bins_from(None, app.statistics)
     if kind in ("columns", "trees"):
         within = bounds_from([], app.statistics)
@@ -178,24 +187,32 @@ def _count(table: Mapping[str, Any], key: str, default: int | None, where: str) 
 
 
 def _most_queries(question: Question) -> int:
+    if isinstance(question, SurvivalQuery):
+        return len(CountStep.all_of(question.times))
     if isinstance(question, RegressionQuery):
         from fedcore.data.regression.newton import MOST_QUERIES
 
-        return MOST_QUERIES
+        return MOST_QUERIES * (_PARTS if question.survival is not None and not question.sites else 1)
     return len(question.names)  # as many columns as have room go into one query, and one column at least
 
 
-def _plain(query: RegressionQuery) -> Any:
+def _plain(query: RegressionQuery | SurvivalQuery) -> Any:
     from fedcore.data.questions import question_to_plain
 
-    return question_to_plain(query)["regression"]
+    plain = question_to_plain(query)
+    return plain["regression"] if isinstance(query, RegressionQuery) else plain["survival"]["times"]
 
 
 def _step_query(config: Mapping[str, Any]) -> str:
-    """The regression that a step belongs to, as text; "" if the message holds none."""
+    """The regression that a step belongs to, or the times of survival curves, as text; "" if there are none."""
     try:
-        return json.dumps(json.loads(str(config.get(STEP, "")))["query"])
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(str(config.get(STEP, "")))
+        step = step.get("step", step)  # sums over risk sets are of a step, and counts of times of a design or alone
+        design = step.get("design")
+        if design and design["survival"] != step["times"]:
+            return ""
+        return json.dumps(step.get("query") or design or step["times"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 

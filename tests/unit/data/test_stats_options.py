@@ -30,6 +30,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "crosstab": {"crosstab": ("sick", "sex")},
     "correlations": {"correlations": ("age", "dose")},
     "glm": {"glm": "sick ~ age"},
+    "survival": {"survival": "age sick"},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "bounds": {"bounds": ("age=0:120",)},
@@ -43,6 +44,7 @@ TOGETHER = {
     ("statistics", "bounds"), ("statistics", "bins"), ("statistics", "quantiles"), ("statistics", "noise"),
     ("statistics", "table one"), ("table one", "bins"), ("table one", "table one"), ("by", "bins"),
     ("by", "table one"), ("glm", "bounds"), ("correlations", "bounds"), ("glm", "family"),
+    ("survival", "bounds"), ("survival", "bins"),
 }  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from support.raising import raises
 
 from fedcore.data.regression.newton import Regression
 from fedcore.data.regression.resolve import regression_query
+from fedcore.data.survival.curves import Survival
+from fedcore.data.survival.resolve import survival_query
 from fedcore.errors import ConfigurationError, FedcoreError, RoundFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.regression import step_answer
@@ -107,6 +109,22 @@ def test_a_client_that_comes_back_is_in_the_same_step_again() -> None:
     """The owners answer no query without the one of them that was in the query before."""
     found, _ = ask(FORMULAS["linear"], "linear", "secure", 6, Leaving(2, 1))
     assert (found.clients, found.queries) == (6, 3)
+
+
+@pytest.mark.parametrize("mode", ["secure", "plain"])
+def test_survival_curves_are_those_of_all_rows_together(mode: str) -> None:
+    settings = JobSettings.from_mapping({"aggregation": mode})
+    app = FlowerApp.load(APP)
+    query = survival_query("age ward=2", by="C(ward, [1, 2, 3])", bounds=BOUNDS, bins=3000)
+    simulation = Simulation(app=app, clients=3, run_config={**app.run_config, "rows": ROWS}, settings=settings)
+    with simulation.open() as backend:
+        found = run_question(query, backend=backend, run="simulation", aggregation=settings.aggregation)
+    assert isinstance(found, Survival)
+    rows = [table(site, ROWS) for site in range(3)]
+    counts = [sum(np.count_nonzero((part["ward"] == ward) & (part["age"] >= 0)) for part in rows) for ward in (1, 2, 3)]
+    assert [curve.rows for curve in found.curves] == counts
+    assert [curve.events for curve in found.curves][::2] == [0, 0]
+    assert (found.clients, found.queries) == (3, 5)
 
 
 def test_the_largest_question_has_room_in_a_query() -> None:
