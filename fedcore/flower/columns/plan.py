@@ -74,7 +74,7 @@ class PlannedQuestion:
             return message_type == REGRESSION_TYPE and _step_query(config) == json.dumps(_plain(self.question))
         if self.grows and message_type in TREES_TYPES:
             return True
-        if isinstance(self.question, RegressionQuery | SurvivalQuery):
+        if not isinstance(self.question, StatisticsQuery):
             return False
         return message_type == STATISTICS_TYPE and _is_part(config, self.question)
 
