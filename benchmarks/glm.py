@@ -2,7 +2,8 @@
 
     python benchmarks/glm.py [--quick] [--json]
 
-Made tables of hospital stays: linear, logistic and Poisson, over 3, 10 and 50 sites of very unequal size whose patients
+Made tables of hospital stays: linear, logistic, Poisson and Cox regression, the latter over all sites' risk sets in
+whole weeks, and with those of each site at any times, over 3, 10 and 50 sites of very unequal size whose patients
 differ, with missing values. Each is that of `fedcore stats --glm --clients N`: real secure sums, in memory. A
 difference is relative to statsmodels' number, or absolute if that is below 1. With dropouts each client leaves each
 exchange with a probability: then there is to be an error or the answer of all clients, and no other.
@@ -28,6 +29,7 @@ import pandas as pd
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 from numpy.typing import NDArray
+from statsmodels.duration.hazard_regression import PHReg
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say, sized
 from fedcore.data.regression.newton import Regression
@@ -44,16 +46,28 @@ COEFFICIENT_AIM: Final = 1e-6
 ERROR_AIM: Final = 1e-5
 MILLIONTH: Final = 1e-6
 """The unit of the two figures, whose reports have four digits after the point."""
-BOUNDS: Final = {"age": (0.0, 120.0), "bmi": (10.0, 80.0), "lactate": (0.0, 40.0), "cost": (0.0, 200_000.0)}
+BOUNDS: Final = {
+    "age": (0.0, 120.0),
+    "bmi": (10.0, 80.0),
+    "lactate": (0.0, 40.0),
+    "cost": (0.0, 200_000.0),
+    "weeks": (0.0, 12.0),
+}
+COX: Final = "cox"
+COX_OF_SITES: Final = "cox, each site's risk sets"
 FORMULAS: Final = {
     "linear": "cost ~ age + bmi + log1p(lactate) + C(sex, [0, 1]) + C(ward, [0, 1, 2, 3, 4])",
     "logistic": "readmitted ~ age * C(sex, [0, 1]) + bmi + lactate + C(ward, [0, 1, 2, 3, 4])",
     "poisson": "days ~ age + I(age ** 2) + lactate + C(ward, [0, 1, 2, 3, 4])",
+    COX: "Surv(weeks, died) ~ age + lactate + C(sex, [0, 1])",
+    COX_OF_SITES: "Surv(time, died) ~ age + lactate + C(sex, [0, 1])",
 }
 THEIRS: Final = {
     "linear": "cost ~ age + bmi + np.log1p(lactate) + C(sex) + C(ward)",
     "logistic": "readmitted ~ age * C(sex) + bmi + lactate + C(ward)",
     "poisson": "days ~ age + I(age ** 2) + lactate + C(ward)",
+    COX: "weeks ~ age + lactate + C(sex)",
+    COX_OF_SITES: "time ~ age + lactate + C(sex)",
 }
 DROP: Final = 0.1
 
@@ -146,9 +160,21 @@ def _site(chance: np.random.Generator, rows: int, middle: float) -> Rows:
         "ward": ward.astype(float),
         "readmitted": (chance.random(rows) < 1 / (1 + np.exp(-risk))).astype(float),
         "days": chance.poisson(np.exp(0.5 + 0.015 * age + 0.1 * lactate)).astype(float),
+        **_survival(chance, age, sex),
         "cost": 2000 + 150 * age + 4000 * np.log1p(lactate) - 800 * sex + chance.gamma(2, 3000, rows),
     }
     return columns
+
+
+def _survival(chance: np.random.Generator, age: NDArray[Any], sex: NDArray[Any]) -> Rows:
+    """Times until death or the end of a row's observation, and the same in whole weeks, of which twelve are seen."""
+    time, until = chance.exponential(15 * np.exp(-0.02 * (age - 60) + 0.3 * sex)), chance.uniform(2, 20, len(age))
+    observed = np.minimum(time, until)
+    return {
+        "time": observed,
+        "weeks": np.minimum(np.ceil(observed), 12),
+        "died": (time <= np.minimum(until, 12)).astype(float),
+    }
 
 
 def trial(family: str, parts: list[Rows], folder: Path) -> Trial:
@@ -172,7 +198,8 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
     home = Path(tempfile.mkdtemp(dir=folder))
     for at, columns in enumerate(parts):
         np.savez(home / f"part-{at}.npz", **dict[str, Any](columns))
-    query = regression_query(FORMULAS[family], family=family, bounds=BOUNDS)
+    kind = "cox" if family in (COX, COX_OF_SITES) else family
+    query = regression_query(FORMULAS[family], family=kind, bounds=BOUNDS, sites=family == COX_OF_SITES)
     settings = JobSettings()
     simulation = Simulation(
         app=FlowerApp.load(APPS / "rows"),
@@ -190,8 +217,16 @@ def ours(family: str, parts: list[Rows], folder: Path, *, drop: float = 0.0, see
 
 def theirs(family: str, parts: list[Rows]) -> tuple[dict[str, float], dict[str, float]]:
     """Coefficients and standard errors by name, of all rows in one place."""
-    frame = pd.concat([pd.DataFrame(dict(columns)) for columns in parts]).dropna(subset=_missing(family))
+    frames = [pd.DataFrame({**columns, "site": at}) for at, columns in enumerate(parts)]
+    frame = pd.concat(frames).dropna(subset=_missing(family))
     frame = frame.astype({"sex": int, "ward": int})
+    if family in (COX, COX_OF_SITES):
+        strata = frame.site if family == COX_OF_SITES else None
+        cox = PHReg.from_formula(THEIRS[family], frame, status=frame.died, strata=strata, ties="efron")
+        rough = cox.fit(disp=0).params
+        fitted = cox.fit(start_params=rough, method="newton", tol=1e-12, disp=0)
+        names = list(cox.exog_names)
+        return dict(zip(names, fitted.params, strict=True)), dict(zip(names, fitted.bse, strict=True))
     if family == "linear":
         model = smf.ols(THEIRS[family], frame).fit()
     else:
@@ -212,16 +247,17 @@ def dropouts(count: int, folder: Path) -> tuple[int, int, int]:
     for seed in range(count):
         say(f"dropouts: {seed + 1} of {count}")
         try:
-            found = ours("logistic", parts, folder, drop=DROP, seed=seed)
+            family = (COX, "logistic")[seed % 2]
+            found = ours(family, parts, folder, drop=DROP, seed=seed)
         except FedcoreError:
             results["refused"] += 1
             continue
-        results["answered" if found.clients == len(parts) and _same(found, parts) else "wrong"] += 1
+        results["answered" if found.clients == len(parts) and _same(family, found, parts) else "wrong"] += 1
     return results["answered"], results["refused"], results["wrong"]
 
 
-def _same(found: Regression, parts: list[Rows]) -> bool:
-    coefficients, _ = theirs("logistic", parts)
+def _same(family: str, found: Regression, parts: list[Rows]) -> bool:
+    coefficients, _ = theirs(family, parts)
     return _largest(found.terms, found.coefficients, coefficients) < COEFFICIENT_AIM
 
 
