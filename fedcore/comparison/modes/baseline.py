@@ -262,7 +262,9 @@ class RoundLog:
         samples: Iterator[int | None] = accumulate(map(_examples_of, self.rounds))
         steps: Iterator[float | None] = self._mean("steps", start=0.0)
         if not self._measured:
-            samples, steps = repeat(None, len(self.rounds)), repeat(None, len(self.rounds))
+            samples = repeat(None, len(self.rounds))
+        if not self._steps_counted:
+            steps = repeat(None, len(self.rounds))
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
         sent, received = (self._mean(way, start=self._mean_before(way)) for way in _WAYS)
         rows = [(0, 0.0, 0.0, 0.0, 0.0), *zip(samples, steps, seconds, sent, received, strict=True)]
@@ -272,7 +274,7 @@ class RoundLog:
             CurvePoint(
                 round=number,
                 samples=examples,
-                steps=made if self._measured else None,
+                steps=made if self._steps_counted else None,
                 seconds=at,
                 simulated_seconds=then,
                 bytes_up=up,
@@ -289,7 +291,7 @@ class RoundLog:
 
     def steps(self) -> dict[str, int]:
         """Optimizer steps of each worker in all whole rounds; {} where nobody counted them."""
-        if not self._measured:
+        if not self._steps_counted:
             return {}
         return self._total("steps", start=dict.fromkeys(self.names, 0))
 
@@ -310,6 +312,11 @@ class RoundLog:
     @property
     def _measured(self) -> bool:
         return all(report.measured for reports in self.rounds for report in reports.values())
+
+    @property
+    def _steps_counted(self) -> bool:
+        """Whether there are steps to count: trees grow without any."""
+        return self._measured and any(report.steps for reports in self.rounds for report in reports.values())
 
     def _mean(self, name: str, *, start: float) -> Iterator[float]:
         """Bytes or steps up to the end of each round, mean over the workers."""
