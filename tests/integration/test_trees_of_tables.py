@@ -32,9 +32,11 @@ def done(*words: object, folder: Path) -> str:
 def app(tmp_path: Path) -> Path:
     """An app that was written from the table of one site; each has a third of the rows."""
     head, *rows = patients_csv().splitlines()
+    tables = tmp_path / "tables"
+    tables.mkdir()
     for site in range(SITES):
-        (tmp_path / f"site-{site}.csv").write_text("\n".join([head, *rows[site::SITES]]) + "\n", encoding="utf-8")
-    done("new", "clinic", "--csv", "site-0.csv", "--target", "died", "--model", "trees", folder=tmp_path)
+        (tables / f"site-{site}.csv").write_text("\n".join([head, *rows[site::SITES]]) + "\n", encoding="utf-8")
+    done("new", "clinic", "--csv", "tables/site-0.csv", "--target", "died", "--model", "trees", folder=tmp_path)
     return tmp_path / "clinic"
 
 
@@ -47,17 +49,17 @@ def test_three_sites_with_tables_of_their_own_grow_trees(tmp_path: Path, app: Pa
         deployment.app = app
         deployment.start_server()
         for site, name in enumerate(deployment.federation.client_names()):
-            deployment.start_client(name, "--node-config", f'csv="{tmp_path / f"site-{site}.csv"}"')
+            deployment.start_client(name, "--node-config", f'csv="{tmp_path / "tables" / f"site-{site}.csv"}"')
         words = ("--operator", deployment.federation.operator, "--out", "../model.safetensors", "--run-config", FEW)
         settings = ("--set", f"min-clients={SITES}")
         summary = json.loads(done("run", ".", *words, *settings, "--json", folder=app).splitlines()[-1])
     assert (summary["status"], summary["rounds"]) == ("finished", TREES)
     assert {"eval_loss", "eval_acc", "auc", "best_round"} == summary["metrics"].keys()
-    (tmp_path / "clinic" / "new.csv").write_text((tmp_path / "site-1.csv").read_text(encoding="utf-8"))
+    (tmp_path / "clinic" / "new.csv").write_text((tmp_path / "tables" / "site-1.csv").read_text(encoding="utf-8"))
     answers = list(csv.DictReader(done(*by_name["predict"].split()[1:], folder=app).splitlines()))
     done(*by_name["export"].split()[1:], folder=app)
     booster = xgboost.Booster(model_file=str(tmp_path / "model.json"))
-    rows = TableSchema.load(app / "schema.toml").coded().read(tmp_path / "site-1.csv").x
+    rows = TableSchema.load(app / "schema.toml").coded().read(tmp_path / "tables" / "site-1.csv").x
     types = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
     theirs = booster.predict(xgboost.DMatrix(rows, **types, enable_categorical=True))
     assert np.array([float(row["probability of 1"]) for row in answers]) == pytest.approx(theirs, abs=1e-6)
@@ -65,7 +67,7 @@ def test_three_sites_with_tables_of_their_own_grow_trees(tmp_path: Path, app: Pa
 
 def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tmp_path: Path, app: Path) -> None:
     out = tmp_path / "clinic-comparison"
-    words = ("--modes", "federated,centralized,local", "--clients", 2, "--out", out, "--data-dir", tmp_path)
+    words = ("--modes", "federated,centralized,local", "--clients", 2, "--out", out, "--data-dir", tmp_path / "tables")
     done("compare", ".", *words, "--run-config", 'csv="site-0.csv"', "--run-config", FEW, folder=app)
     results = {one.kind: one for one in map(RunResult.load, sorted((out / "runs").iterdir()))}
     assert {kind: one.status for kind, one in results.items()} == dict.fromkeys(results, "finished")
