@@ -107,19 +107,22 @@ def measure(arguments: argparse.Namespace) -> Report:
         smallest=(Case(rows=300, sites=3, trees=2), Case(name="digits", trees=1)),
         quick=(Case(rows=2000, sites=3, trees=10), Case(name="digits", trees=5)),
         whole=(
-            *hospitals,
+            *hospitals[:1],
+            Case(rows=10_000, sites=3, seed=3),
+            *(Case(rows=1_000_000, sites=sites, seed=sites, trees=5) for sites in (3, 10)),
+            Case(rows=10_000, sites=10, seed=10),
             Case(name="digits", trees=5),
-            *(Case(rows=10_000, sites=sites, seed=sites, trees=10 if sites == 50 else 20) for sites in (3, 10, 50)),
-            *(Case(rows=1_000_000, sites=sites, seed=sites, trees=5) for sites in (3, 10, 50)),
+            *hospitals[1:],
+            *(Case(rows=rows, sites=50, seed=50, trees=5) for rows in (10_000, 1_000_000)),
         ),
     )
     quiet_flower()
+    dropped = interrupted(cases[0] if arguments.smallest else Case(rows=2000, sites=3, trees=5))
     outcomes: list[Outcome] = []
     for case in cases:
         outcomes.append(outcome_of(case))
         say(f"{case}: {outcomes[-1].aucs}, {outcomes[-1].differing} of {outcomes[-1].splits} splits differ")
-        keep(report(cases, outcomes, None), arguments)
-    dropped = interrupted(cases[0] if arguments.smallest else Case(rows=2000, sites=3, trees=10))
+        keep(report(cases, outcomes, dropped), arguments)
     return report(cases, outcomes, dropped)
 
 
@@ -200,7 +203,7 @@ def federated(table: DividedTable, trees: int, drop: float = 0.0) -> Grown:
     )
 
 
-def report(cases: Sequence[Case], outcomes: Sequence[Outcome], dropped: tuple[Grown, bool] | None) -> Report:
+def report(cases: Sequence[Case], outcomes: Sequence[Outcome], dropped: tuple[Grown, bool]) -> Report:
     """The mean AUC and the worst of all tables, and a row for each."""
     lost = [one.aucs["secure sums"] - one.aucs["XGBoost, all rows"] for one in outcomes]
     gained = [one.aucs["secure sums"] - one.aucs["bagging"] for one in outcomes if "bagging" in one.aucs]
@@ -225,13 +228,14 @@ def report(cases: Sequence[Case], outcomes: Sequence[Outcome], dropped: tuple[Gr
         "it; below a node that differs nothing is compared; ties are nodes whose two splits have the same gain to a "
         "millionth, which the rounding of gradients and of float32 decides",
     ]
-    if dropped is not None:
-        grown, same = dropped
-        figures.append(Figure(name="models_that_differ_after_dropouts", value=float(not same), unit="models", aim=0))
-        notes.append(
-            f"with clients that drop out of a sum with probability {DROP}: {grown.events['dropped']} dropped out, "
-            f"{grown.queries} sums, {grown.seconds:.1f} s, {'the same model' if same else 'another model'}"
-        )
+    grown, same = dropped
+    figures.append(Figure(name="models_that_differ_after_dropouts", value=float(not same), unit="models", aim=0))
+    notes.append(
+        f"with clients that drop out of a sum with probability {DROP}: {grown.events['dropped']} dropped out, "
+        f"{grown.queries} sums, {grown.seconds:.1f} s, {'the same model' if same else 'another model'}"
+    )
+    if len(outcomes) < len(cases):
+        notes.append(f"the first {len(outcomes)} of {len(cases)} tables")
     header = (
         "table", "rows", "sites", "rounds", "sums", "AUC", "XGBoost, all rows", "each site alone", "bagging",
         "splits that differ", "ties", "seconds", "seconds a round", "seconds of XGBoost", "MB a site",

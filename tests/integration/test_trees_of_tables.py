@@ -16,6 +16,7 @@ from support.later import Later
 from fedcore.cli.new.examples import patients_csv
 from fedcore.comparison.results import RunResult
 from fedcore.data import TableSchema
+from fedcore.state import ModelState
 
 xgboost = Later("xgboost")
 SITES, TREES = 3, 2
@@ -69,10 +70,14 @@ def test_federating_trees_is_compared_with_one_place_and_with_each_site_alone(tm
     out = tmp_path / "clinic-comparison"
     words = ("--modes", "federated,centralized,local", "--clients", 2, "--out", out, "--data-dir", tmp_path / "tables")
     done("compare", ".", *words, "--run-config", 'csv="site-0.csv"', "--run-config", FEW, folder=app)
-    results = {one.kind: one for one in map(RunResult.load, sorted((out / "runs").iterdir()))}
+    runs = sorted((out / "runs").iterdir())
+    results = {one.kind: one for one in map(RunResult.load, runs)}
+    models = {RunResult.load(run).kind: run / "model.safetensors" for run in runs}
     assert {kind: one.status for kind, one in results.items()} == dict.fromkeys(results, "finished")
     assert results.keys() == {"federated", "centralized", "local"}
-    assert results["federated"].model_sha256 == results["centralized"].model_sha256
+    trees = [ModelState.open(models[kind]).sha256() for kind in ("federated", "centralized")]
+    assert trees[0] == trees[1]
+    assert len({one.initial_sha256 for one in results.values()}) == 1
     points = [[point.metrics for point in results[kind].curve] for kind in ("federated", "centralized")]
     assert points[0] == points[1]
     assert len({one.samples for one in results.values()}) == 1
