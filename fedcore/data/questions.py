@@ -40,10 +40,15 @@ _BEFORE: Final = {"names": [], "low": [-1.0], "high": [1.0]}
 """What 0.2.0 needs of a question, so that its refusal names the key that it does not know."""
 
 
+def question_body(question: Question) -> dict[str, Any]:
+    """All that a question says, as an object for `json.dumps`, without its kind."""
+    plain: dict[str, Any] = to_plain(_KINDS[type(question)].question, question)
+    return plain
+
+
 def question_to_plain(question: Question) -> dict[str, Any]:
     """As an object for `json.dumps`."""
-    kind = _KINDS[type(question)]
-    plain: dict[str, Any] = to_plain(kind.question, question)
+    kind, plain = _KINDS[type(question)], question_body(question)
     if kind.name:
         return {**_BEFORE, kind.name: plain}
     if not plain["all_rows"]:
@@ -53,13 +58,13 @@ def question_to_plain(question: Question) -> dict[str, Any]:
 
 def question_from_plain(data: object) -> Question:
     """The inverse; raises ConfigurationError for what is no question."""
-    asked = [kind for kind in _KINDS.values() if isinstance(data, dict) and kind.name in data]
-    for kind in asked:
+    kinds = [kind for kind in _KINDS.values() if isinstance(data, dict) and kind.name in data]
+    for kind in kinds:
         if data.keys() != {*_BEFORE, kind.name}:  # type: ignore[attr-defined]
             raise ConfigurationError(f"the question asks for a {kind.name} and for something else")
-    kind = asked[0] if asked else _KINDS[StatisticsQuery]
-    inner = data[kind.name] if asked else data  # type: ignore[index]
-    what = f"the question for {f'a {kind.name}' if asked else 'statistics'}"
+    kind = kinds[0] if kinds else _KINDS[StatisticsQuery]
+    inner = data[kind.name] if kinds else data  # type: ignore[index]
+    what = f"the question for {f'a {kind.name}' if kinds else 'statistics'}"
     question: Question = from_plain(kind.question, inner, what=what, error=ConfigurationError)
     return question
 

@@ -239,7 +239,7 @@ class RoundLoop:
     """A worker's rounds.
 
     make_engine, make_averaging: what trains a model, and averages it with the others' if models are averaged.
-    rows, seed, rates: of a round, by its number.
+    rows, seed, rates: of a round, by its number; no rates for those of the optimizer.
     folder: for snapshots, None if another worker writes them.
     tensors: names of those that the first model has, and every snapshot.
     lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
@@ -254,7 +254,7 @@ class RoundLoop:
     folder: Path | None
     tensors: list[str]
     lost_after: int
-    rates: Callable[[int], Rates | None]
+    rates: Callable[[int], Rates | None] = lambda number: None
     make_averaging: Callable[[Engine], Averaging] | None = None
     clip_norm: float = 0.0
     engine: Engine = field(init=False)

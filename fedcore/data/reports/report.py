@@ -77,14 +77,14 @@ def latex_text(lines: list[list[str]]) -> str:
     )  # fmt: skip
 
 
-def _picture(report: ColumnsReport, ending: str) -> bytes:
+def _picture(report: ColumnsReport, suffix: str) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     report.draw(figure)
     out = io.BytesIO()
     # No date, so that the same answer makes the same file.
-    figure.savefig(out, format=ending.removeprefix("."), dpi=150, metadata=_NO_DATE.get(ending))
+    figure.savefig(out, format=suffix.removeprefix("."), dpi=150, metadata=_NO_DATE.get(suffix))
     return out.getvalue()
 
 

@@ -109,8 +109,8 @@ class StatisticsReport:
 
     def headings(self) -> list[str]:
         """Of the table's columns."""
-        shown = (f"q{q:g}" for q in self.quantiles)
-        return ["column", "count", "missing", "outside", "mean", "std", "min", *shown, "max"]
+        names = (f"q{q:g}" for q in self.quantiles)
+        return ["column", "count", "missing", "outside", "mean", "std", "min", *names, "max"]
 
     def rows(self) -> list[list[str | float]]:
         """A row for each column, under `headings`; NaN if there is nothing to tell."""

@@ -11,39 +11,37 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from fedcore.data.questions import Question
+from fedcore.data.questions import Question, question_body
 from fedcore.data.regression.question import RegressionQuery
-from fedcore.data.regression.resolve import regression_query
-from fedcore.data.reports.regression_report import RegressionReport
+from fedcore.data.reports.options import QuestionAndReport, StatsOptions, columns_question, words_of
 from fedcore.data.reports.report import ColumnsReport
-from fedcore.data.reports.statistics_report import StatisticsReport, bins_from, bounds_from, quantiles_from
-from fedcore.data.reports.survival_report import SurvivalReport
-from fedcore.data.reports.table_one import TableOne, TableOneQuestion
 from fedcore.data.statistics import BINS, PREFIX, StatisticsQuery
 from fedcore.data.survival.question import CountStep, SurvivalQuery
-from fedcore.data.survival.resolve import survival_query
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 
 STATISTICS_TYPE: Final = "query.statistics"
-REGRESSION_TYPE: Final = "query.regression"
+STEP_TYPE: Final = "query.regression"
+"""Of regressions, and of all else that is asked in steps."""
 TREES_TYPES: Final = ("query.tree_sums", "query.tree_test")
 STEP: Final = f"{PREFIX}regression"
-"""The key of a regression's step in a message."""
+"""The key of a step in a message."""
 TREES_BINS: Final = 1_000
 """Cells of the histograms with which `trees_server` begins."""
 _PARTS: Final = 10
 """Queries for each step of a Cox regression, which may be more than a plan allows for if times and terms are many."""
 _REPEATS: Final = 10
 """Queries of a run that may be repeated, since an exchange failed."""
-_KINDS: Final = ("columns", "table-one", "by", "glm", "survival", "trees")
+_FLAGS: Final = ("columns", "table-one", "trees")
+_TEXTS: Final = ("by", "crosstab", "correlations", "glm", "survival")
+_KINDS: Final = (*_FLAGS, *_TEXTS)
 _KEYS: Final = ("name", *_KINDS, "family", "groups", "queries", "runs")
+_OWNERS: Final = {"queries": "trees", "family": "glm", "groups": "survival"}
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 
@@ -70,13 +68,11 @@ class PlannedQuestion:
 
     def covers(self, message_type: str, config: Mapping[str, Any]) -> bool:
         """Whether a query of this type and message belongs to it."""
-        if isinstance(self.question, RegressionQuery | SurvivalQuery):
-            return message_type == REGRESSION_TYPE and _step_query(config) == json.dumps(_plain(self.question))
         if self.grows and message_type in TREES_TYPES:
             return True
-        if not isinstance(self.question, StatisticsQuery):
-            return False
-        return message_type == STATISTICS_TYPE and _is_part(config, self.question)
+        if isinstance(self.question, StatisticsQuery):
+            return message_type == STATISTICS_TYPE and _is_part(config, self.question)
+        return message_type == STEP_TYPE and _is_step(config, self.question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,48 +131,55 @@ def _planned(table: Mapping[str, Any], app: FlowerApp, path: Path) -> PlannedQue
     if len(kinds) != 1:
         raise ConfigurationError(f"{where} asks one of {', '.join(_KINDS)}; give one of these", check="one-kind")
     kind, value = kinds[0], table[kinds[0]]
-    wanted: type = bool if kind in ("columns", "table-one", "trees") else str
-    if type(value) is not wanted or value in (False, ""):
-        raise ConfigurationError(f"{where}: {kind} is {'true' if wanted is bool else 'a text'}, not {value!r}")
-    runs = _count(table, "runs", 1, where)
-    for key, owner in (("queries", "trees"), ("family", "glm"), ("groups", "survival")):
+    if value is not True if kind in _FLAGS else not (isinstance(value, str) and value):
+        raise ConfigurationError(f"{where}: {kind} is {'true' if kind in _FLAGS else 'a text'}, not {value!r}")
+    for key, owner in _OWNERS.items():
         if key in table and kind != owner:
-            raise ConfigurationError(f"{where}: {key} is for questions with {owner}")
-    question, text, report = _question(kind, value, str(table.get("family", table.get("groups", ""))), app)
+            raise ConfigurationError(f"{where}: {key} is for a question with {owner}", check="other-key")
     grows = kind == "trees"
-    queries = _count(table, "queries", None, where) if grows else _most_queries(question) + _REPEATS
+    try:
+        question, report = _question(kind, value, table, app)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}", check=error.check) from None
+    more = table.get("groups", question.family if isinstance(question, RegressionQuery) else "")
     return PlannedQuestion(
-        name=name, text=text, question=question, queries=queries, runs=runs, report=report, grows=grows
+        name=name,
+        text=_WORDS[kind] if kind in _FLAGS else f"{_WORDS[kind]} {value}{f' ({more})' if more else ''}",
+        question=question,
+        queries=_count(table, "queries", None, where) if grows else _most_queries(question) + _REPEATS,
+        runs=_count(table, "runs", 1, where),
+        report=report,
+        grows=grows,
     )
 
 
-def _question(kind: str, value: Any, more: str, app: FlowerApp) -> tuple[Question, str, Callable[[Any], ColumnsReport]]:
-    """What one kind of question asks, in words too, and what makes its report.
+_WORDS: Final[Mapping[str, str]] = {
+    "columns": "statistics of all columns",
+    "table-one": "table one",
+    "trees": "boosted trees",
+    "by": "table one by",
+    "crosstab": "contingency table of",
+    "correlations": "correlations of",
+    "glm": "regression",
+    "survival": "survival curves of",
+}
 
-    more: the family of a regression, or the column whose values have survival curves.
-    """
+
+def _question(kind: str, value: Any, table: Mapping[str, Any], app: FlowerApp) -> QuestionAndReport:
+    """As `fedcore stats` asks it with the same options."""
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
-    bounds = bounds_from([], app.statistics) if app.statistics.get("bounds") else None
-    if kind == "glm":
-        query = regression_query(value, family=more, bounds=bounds, schema=schema)
-        return query, f"{query.family} regression {value}", RegressionReport
-    if kind == "survival":
-        curves = survival_query(value, by=more, bounds=bounds, schema=schema)
-        return curves, f"survival curves of {value}{f' by {more}' if more else ''}", SurvivalReport
-    bins = bins_from(None, app.statistics)
-    if kind in ("columns", "trees"):
-        within = bounds_from([], app.statistics)
-        if not isinstance(within, Mapping):
-            raise ConfigurationError("a plan's columns have bounds by name, in the app's schema or its bounds")
-        report = partial(StatisticsReport, quantiles=quantiles_from("", app.statistics))
-        text = "boosted trees" if kind == "trees" else "statistics of all columns"
-        return StatisticsQuery.of(within, bins=TREES_BINS if kind == "trees" else bins), text, report
-    if schema is None:
-        raise ConfigurationError("a plan's table one needs the schema of the app's table", check="no-schema")
-    by = "" if kind == "table-one" else value
-    asked = TableOneQuestion(schema=schema, by=by)
-    text = f"table one by {by}" if by else "table one"
-    return StatisticsQuery.of(asked.bounds(), bins=bins, all_rows=True), text, partial(TableOne.of, asked)
+    options = StatsOptions(family=str(table.get("family", "")), by=str(table.get("groups", "")))
+    if kind == "trees":
+        options = replace(options, bins=TREES_BINS)
+    elif kind in ("crosstab", "correlations"):
+        changes: dict[str, Any] = {kind: words_of(value, f"{kind} =")}
+        options = replace(options, **changes)
+    elif kind != "columns":
+        options = replace(options, **{kind.replace("-", "_"): value})
+    question, report = columns_question(options, app.statistics, schema)
+    if isinstance(question, StatisticsQuery) and not question.names:
+        raise ConfigurationError("a plan's columns have bounds by name, in the app's schema or its bounds")
+    return question, report
 
 
 def _count(table: Mapping[str, Any], key: str, default: int | None, where: str) -> int:
@@ -187,37 +190,33 @@ def _count(table: Mapping[str, Any], key: str, default: int | None, where: str) 
 
 
 def _most_queries(question: Question) -> int:
+    if isinstance(question, StatisticsQuery):
+        return len(question.names)  # as many columns as have room go into one query, and one column at least
     if isinstance(question, SurvivalQuery):
         return len(CountStep.all_of(question.times))
-    if isinstance(question, RegressionQuery):
-        from fedcore.data.regression.newton import MOST_QUERIES
+    from fedcore.data.regression.newton import MOST_QUERIES
 
-        return MOST_QUERIES * (_PARTS if question.survival is not None and not question.sites else 1)
-    return len(question.names)  # as many columns as have room go into one query, and one column at least
-
-
-def _plain(query: RegressionQuery | SurvivalQuery) -> Any:
-    from fedcore.data.questions import question_to_plain
-
-    plain = question_to_plain(query)
-    return plain["regression"] if isinstance(query, RegressionQuery) else plain["survival"]["times"]
+    is_cox = isinstance(question, RegressionQuery) and question.survival is not None and not question.sites
+    return MOST_QUERIES * (_PARTS if is_cox else 1)
 
 
-def _step_query(config: Mapping[str, Any]) -> str:
-    """The regression that a step belongs to, or the times of survival curves, as text; "" if there are none."""
+def _is_step(config: Mapping[str, Any], question: Question) -> bool:
+    """Whether a message asks for a step of this question, which holds it, or for the counts of its times."""
+    body = question_body(question)["times"] if isinstance(question, SurvivalQuery) else question_body(question)
     try:
         step = json.loads(str(config.get(STEP, "")))
         step = step.get("step", step)  # sums over risk sets are of a step, and counts of times of a design or alone
         design = step.get("design")
         if design and design["survival"] != step["times"]:
-            return ""
-        return json.dumps(step.get("query") or design or step["times"])
+            return False
+        of = step.get("query") or design or step.get("times") or step
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        return False
+    return bool(of == json.loads(json.dumps(body)))
 
 
 def _is_part(config: Mapping[str, Any], question: StatisticsQuery) -> bool:
-    """Whether a message asks for some of a question's columns, as the question does."""
+    """Whether a message asks for some of a question's columns, within its bounds and in no finer cells."""
     values = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
     names = values.get("names")
     if not isinstance(names, list) or not names or not set(names) <= set(question.names):

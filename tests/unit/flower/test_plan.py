@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fedcore.data.correlation.question import CorrelationQuery
+from fedcore.data.correlation.resolve import correlation_query
 from fedcore.data.regression.newton import MOST_QUERIES
-from fedcore.data.regression.question import RegressionStep
+from fedcore.data.regression.question import RegressionQuery, RegressionStep
 from fedcore.data.regression.resolve import regression_query
 from fedcore.data.statistics import StatisticsQuery
 from fedcore.errors import FedcoreError
@@ -87,6 +89,19 @@ def test_a_plan_covers_its_questions_and_parts_of_them(tmp_path: Path) -> None:
 )
 def test_nothing_else_is_covered(message_type: str, config: dict[str, Any], tmp_path: Path) -> None:
     assert names(planned(tmp_path, PLAN), message_type, config) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [('correlations = "age dose"', CorrelationQuery), ('glm = "dose ~ age"\nfamily = "linear"', RegressionQuery)],
+)
+def test_a_question_of_steps_covers_its_own(line: str, other: type[Any], tmp_path: Path) -> None:
+    plan = planned(tmp_path, f'[[question]]\nname = "x"\n{line}')
+    (question,) = plan.questions
+    assert isinstance(question.question, other)
+    correlations = correlation_query(("age", "dose"), bounds=BOUNDS)
+    steps = {CorrelationQuery: dict(step_config(correlations)), RegressionQuery: step(FORMULA)}
+    assert {kind for kind, config in steps.items() if question.covers(REGRESSION, config)} == {other}
 
 
 def test_trees_ask_by_their_own_types_and_for_fine_histograms(tmp_path: Path) -> None:

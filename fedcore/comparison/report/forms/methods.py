@@ -9,10 +9,10 @@ from typing import Any, Final
 from fedcore.comparison.modes import in_report
 from fedcore.comparison.report.document import Comparison
 from fedcore.comparison.report.fairness import broken, fairness, machine_text
-from fedcore.comparison.report.forms.latex import escaped
 from fedcore.comparison.report.story import trials_text
 from fedcore.comparison.report.summary import count, finished, point_text
 from fedcore.comparison.report.tables import settings_rows
+from fedcore.data.reports.latex import escaped
 from fedcore.run.settings import ROUNDS_KEY
 
 _SECURE: Final = "Secure aggregation followed Bell et al. (2020): the server learned sums of updates alone."

@@ -19,11 +19,12 @@ from support.raising import raises
 
 from fedcore.comparison.report import Comparison, export, parse_export
 from fedcore.comparison.report.files import Report, drawings_of
-from fedcore.comparison.report.forms.latex import escaped, tables_tex
+from fedcore.comparison.report.forms.latex import tables_tex
 from fedcore.comparison.report.forms.long_form import curves_csv, finals_csv
 from fedcore.comparison.report.forms.methods import methods_md, methods_tex, sentences
 from fedcore.comparison.report.tables import part_tables
 from fedcore.comparison.results import CurvePoint
+from fedcore.data.reports.latex import escaped
 from fedcore.errors import ConfigurationError
 
 HOSTILE = r"app_1 & 50 % #1 $x^2$ {\input{/etc/passwd}} ~ <b> ]"
