@@ -56,7 +56,7 @@ def other_budget(comparison: Comparison, runs: Runs) -> Equal | None:
     other = _NEXT_TO.get(kind)
     if other is None:
         return None
-    used = apart(runs, amounts(comparison.runs)[other])
+    used = {label: amount for label, amount in apart(runs, amounts(comparison.runs)[other]).items() if amount > 0}
     if len(used) < 2 or (other != "seconds" and max(used.values()) < WORTH_SAYING * min(used.values())):
         return None
     return other
@@ -75,7 +75,7 @@ def budget_sentences(
     at = {label: known[other] for label, of in runs.items() if other in (known := at_equal(of, comparison, metric))}
     if other == "seconds":
         return [_at_seconds(comparison, at, metric, names)]
-    used = apart(runs, amounts(comparison.runs)[other])
+    used = {label: amount for label, amount in apart(runs, amounts(comparison.runs)[other]).items() if amount > 0}
     most, least = _pair(used, names)
     kind = "examples" if other == "steps" else "steps"
     text = (
