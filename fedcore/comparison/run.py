@@ -70,6 +70,9 @@ class RunMode(Protocol):
     def grows_trees(self) -> bool: ...
 
     @property
+    def follows_rates(self) -> bool: ...
+
+    @property
     def in_report(self) -> Any: ...
 
     @property
