@@ -15,6 +15,9 @@ from fedcore.data.regression.newton import MOST_QUERIES
 from fedcore.data.regression.question import RegressionQuery, RegressionStep
 from fedcore.data.regression.resolve import regression_query
 from fedcore.data.statistics import StatisticsQuery
+from fedcore.data.survival.cox import CoxStep
+from fedcore.data.survival.question import CountStep, SurvivalQuery
+from fedcore.data.survival.times import TimeGroups
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.apps.statistics import statistics_config
@@ -136,3 +139,32 @@ def test_wrong_lines_are_named(line: str, word: str, tmp_path: Path) -> None:
     lines = ['[[question]]\nname = "x"', line] + ["columns = true"] * ("columns" not in line)
     with pytest.raises(FedcoreError, match=word):
         planned(tmp_path, "\n".join(lines))
+
+
+SURVIVAL_PLAN = """
+[[question]]
+name = "curves"
+survival = "age died"
+groups = "C(ward, [0, 1])"
+
+[[question]]
+name = "hazards"
+glm = "Surv(age, died) ~ dose"
+"""
+
+
+def test_survival_curves_and_cox_regressions_cover_their_steps_alone(tmp_path: Path) -> None:
+    plan = planned(tmp_path, SURVIVAL_PLAN)
+    curves, hazards = (one.question for one in plan.questions)
+    assert isinstance(curves, SurvivalQuery)
+    assert isinstance(hazards, RegressionQuery)
+    numbers = {"center": (0.0, 0.0), "scale": (1.0, 1.0), "coefficients": (0.0, 0.0)}
+    step = RegressionStep(query=hazards, **numbers, profile=True)
+    groups = (TimeGroups(ends=(3,), limits=(-1,)),)
+    of_curves, of_hazards = CountStep.all_of(curves.times)[0], CountStep.all_of(hazards.times, hazards)[0]
+    steps = [step, CoxStep(step=step, groups=groups, first=0, last=6, bits=3), of_hazards]
+    for one in steps:
+        assert [found.name for found in plan.find(REGRESSION, step_config(one))] == ["hazards"]
+    assert [found.name for found in plan.find(REGRESSION, step_config(of_curves))] == ["curves"]
+    other = CountStep.all_of(curves.times, hazards)[0]  # a regression's rows, counted on another grid
+    assert not list(plan.find(REGRESSION, step_config(other)))
