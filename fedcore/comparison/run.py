@@ -64,9 +64,6 @@ class RunMode(Protocol):
     def options(self) -> Mapping[str, Any]: ...
 
     @property
-    def follows_rates(self) -> bool: ...
-
-    @property
     def grows_trees(self) -> bool: ...
 
     @property
