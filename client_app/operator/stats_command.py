@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
-from fedcore.data.reports.report import REPORT_ENDINGS
 from fedcore.errors import ConfigurationError
 from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_replaceable
@@ -177,6 +176,8 @@ def _check_out(out: Path | None, *, force: bool) -> None:
     """Refuse a path before any client is asked."""
     if out is None:
         return
+    from fedcore.data.reports.report import REPORT_ENDINGS
+
     if out.suffix not in REPORT_ENDINGS:
         raise ConfigurationError(f"--out: the name of {out} has to end with {', '.join(REPORT_ENDINGS)}")
     if out.is_dir() or not out.absolute().parent.is_dir():

@@ -49,6 +49,7 @@ COMMANDS = (
     "privacy",
     "runs",
     "stats",
+    "study",
     "compare",
     "partition",
     "demo",
