@@ -5,7 +5,7 @@
 The server of a federation gets, for each node of each tree, the sums of gradients and hessians by feature and bin. A
 row that is alone in a cell is told: its target by the sign of the gradient, the bin, and all conditions of the node.
 For rows of heart disease (with --data-dir) and of scikit-learn's breast cancer this counts such rows after one tree
-and after several, also with half of the features drawn anew for each tree. A server that lies chooses conditions
+and after several, also with half of the features, drawn for each tree. A server that lies chooses conditions
 itself: of rows whose values it knows it needs the target alone, and this counts those that it can single out within
 the depth that the owners allow.
 """
