@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.monitoring.progress import ProgressView
 from fedcore.run.settings import JobSettings
-from fedcore.system.assignments import override
+from fedcore.system.assignments import override, parse_assignments
 from fedcore.system.terminal import visible
 from fedcore.wire.events import RunOut, StatisticsFound
 from fedcore.wire.operator import RunStatus
@@ -47,6 +47,23 @@ def request_of(app: FlowerApp, options: StatsOptions) -> ColumnsRequest:
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
     question, report = columns_question(options, app.statistics, schema)
     return ColumnsRequest(app=app, question=question, report=report)
+
+
+def ask(
+    request: ColumnsRequest,
+    clients: int,
+    operator: Path,
+    *,
+    server: str,
+    connect_seconds: float,
+    run_config: Sequence[str],
+    settings: Sequence[str],
+) -> Answer:
+    """Ask simulated clients, or the federation of a kit if `clients` is 0; options as they are typed."""
+    words: dict[str, Any] = {"run_config": parse_assignments(run_config), "settings": parse_assignments(settings)}
+    if clients:
+        return ask_in_memory(request, clients, **words)
+    return ask_federation(request, operator, server=server, connect_seconds=connect_seconds, **words)
 
 
 def ask_in_memory(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
 from fedcore.errors import ConfigurationError
-from fedcore.system.assignments import parse_assignments
 from fedcore.system.files import check_replaceable
 
 
@@ -161,14 +160,10 @@ def stats(
         dp_delta=dp_delta,
     )
     request = operation.request_of(FlowerApp.load(app), options)
-    words: dict[str, Any] = {
-        "run_config": parse_assignments(run_config or []), "settings": parse_assignments(set_ or []),
-    }  # fmt: skip
-    answer = (
-        operation.ask_in_memory(request, clients, **words)
-        if clients
-        else operation.ask_federation(request, operator, server=server, connect_seconds=connect_seconds, **words)
-    )
+    answer = operation.ask(
+        request, clients, operator,
+        server=server, connect_seconds=connect_seconds, run_config=run_config or [], settings=set_ or [],
+    )  # fmt: skip
     operation.show(request.report(answer), out=out, in_json=as_json)
 
 

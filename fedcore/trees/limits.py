@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MESSAGE_TYPE: Final = "query.tree_sums"
+TEST_TYPE: Final = "query.tree_test"
+FINE_BINS: Final = 1000
+"""Cells between the bounds of a column, at whose edges bins may begin."""
 DEPTH_KEY: Final = "trees-max-depth"
 ROWS_KEY: Final = "trees-least-rows"
 

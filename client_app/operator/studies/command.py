@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedcore.cli.main import AppFolder, DataFolder, RunConfig, Settings
 from fedcore.errors import ConfigurationError
-from fedcore.system.assignments import parse_assignments
 
 
 def study(
@@ -48,20 +48,14 @@ def study(
         raise ConfigurationError(f"--out: {out} is no folder")
     if data_dir is not None and clients:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    from client_app.operator import stats
+    from client_app.operator.stats import ask
     from client_app.operator.studies.study import ask_plan
-    from fedcore.data.questions import Answer
     from fedcore.flower.app import FlowerApp
 
-    words: dict[str, Any] = {
-        "run_config": parse_assignments(run_config or []), "settings": parse_assignments(set_ or []),
-    }  # fmt: skip
-
-    def ask(request: stats.ColumnsRequest) -> Answer:
-        if clients:
-            return stats.ask_in_memory(request, clients, **words)
-        return stats.ask_federation(request, operator, server=server, connect_seconds=connect_seconds, **words)
-
-    documents = ask_plan(FlowerApp.load(app), ask, out, compare or [])
+    asking = partial(
+        ask, clients=clients, operator=operator, server=server, connect_seconds=connect_seconds,
+        run_config=run_config or [], settings=set_ or [],
+    )  # fmt: skip
+    documents = ask_plan(FlowerApp.load(app), asking, out, compare or [])
     if as_json:
         sys.stdout.write(json.dumps(documents, indent=2) + "\n")

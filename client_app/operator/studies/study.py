@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import typer
-from matplotlib.figure import Figure
 
 from client_app.operator.stats import ColumnsRequest
 from fedcore.comparison.report.document import Comparison
@@ -17,7 +15,7 @@ from fedcore.comparison.report.files import read_reports
 from fedcore.comparison.report.story import headline
 from fedcore.comparison.report.tables import part_tables
 from fedcore.data.questions import Answer, answer_from_plain, answer_to_plain, question_to_plain
-from fedcore.data.reports.report import ColumnsReport, save_report
+from fedcore.data.reports.report import ColumnsReport, picture_of, save_report
 from fedcore.data.reports.study_report import StudySection, study_page
 from fedcore.errors import ConfigurationError, PeerError
 from fedcore.flower.app import FlowerApp
@@ -90,11 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _section(question: PlannedQuestion, report: ColumnsReport) -> StudySection:
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-    report.draw(figure)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    picture = out.getvalue()
+    picture = picture_of(report, ".svg").decode()
     return StudySection(
         title=question.name, text=question.text, lines=report.lines(), notes=report.notes(),
         picture=picture[picture.index("<svg") :],

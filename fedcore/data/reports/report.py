@@ -39,7 +39,7 @@ class ColumnsReport(Protocol):
 
 def save_report(report: ColumnsReport, path: Path) -> None:
     """Write a file, by the ending of its name, which is one of `REPORT_ENDINGS`."""
-    write_file(path, _FORMS[path.suffix](report) if path.suffix in _FORMS else _picture(report, path.suffix))
+    write_file(path, _FORMS[path.suffix](report) if path.suffix in _FORMS else picture_of(report, path.suffix))
 
 
 def json_text(report: ColumnsReport) -> str:
@@ -77,7 +77,8 @@ def latex_text(lines: list[list[str]]) -> str:
     )  # fmt: skip
 
 
-def _picture(report: ColumnsReport, suffix: str) -> bytes:
+def picture_of(report: ColumnsReport, suffix: str) -> bytes:
+    """The picture as a file whose name ends with `suffix`: ".svg", ".png" or ".pdf"."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")

@@ -24,15 +24,13 @@ from fedcore.data.survival.question import CountStep, SurvivalQuery
 from fedcore.data.tables import TableSchema
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
+from fedcore.trees.limits import FINE_BINS, MESSAGE_TYPE, TEST_TYPE
 
 STATISTICS_TYPE: Final = "query.statistics"
 STEP_TYPE: Final = "query.regression"
 """Of regressions, and of all else that is asked in steps."""
-TREES_TYPES: Final = ("query.tree_sums", "query.tree_test")
 STEP: Final = f"{PREFIX}regression"
 """The key of a step in a message."""
-TREES_BINS: Final = 1_000
-"""Cells of the histograms with which `trees_server` begins."""
 _PARTS: Final = 10
 """Queries for each step of a Cox regression, which may be more than a plan allows for if times and terms are many."""
 _REPEATS: Final = 10
@@ -68,7 +66,7 @@ class PlannedQuestion:
 
     def covers(self, message_type: str, config: Mapping[str, Any]) -> bool:
         """Whether a query of this type and message belongs to it."""
-        if self.grows and message_type in TREES_TYPES:
+        if self.grows and message_type in (MESSAGE_TYPE, TEST_TYPE):
             return True
         if isinstance(self.question, StatisticsQuery):
             return message_type == STATISTICS_TYPE and _is_part(config, self.question)
@@ -170,7 +168,7 @@ def _question(kind: str, value: Any, table: Mapping[str, Any], app: FlowerApp) -
     schema = TableSchema.load(app.folder / app.schema) if app.schema else None
     options = StatsOptions(family=str(table.get("family", "")), by=str(table.get("groups", "")))
     if kind == "trees":
-        options = replace(options, bins=TREES_BINS)
+        options = replace(options, bins=FINE_BINS)
     elif kind in ("crosstab", "correlations"):
         changes: dict[str, Any] = {kind: words_of(value, f"{kind} =")}
         options = replace(options, **changes)

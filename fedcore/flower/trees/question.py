@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from fedcore.errors import AppError
 from fedcore.trees import Ensemble, RegressionTree, Scale
-from fedcore.trees.limits import DEPTH_KEY, MESSAGE_TYPE, ROWS_KEY
+from fedcore.trees.limits import DEPTH_KEY, MESSAGE_TYPE, ROWS_KEY, TEST_TYPE
 
 GROW: Final = MESSAGE_TYPE.removeprefix("query.")
-TEST: Final = "tree_test"
+TEST: Final = TEST_TYPE.removeprefix("query.")
 PREFIX: Final = "trees-"
 _LISTS: Final = ("nodes", "features", "inner", "splits", "default-left", "category-nodes", "categories")
 

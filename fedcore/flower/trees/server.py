@@ -33,12 +33,11 @@ from fedcore.run.encoding_plan import QUERY_VALUES
 from fedcore.state import ModelState
 from fedcore.trees import BoostingSettings, Ensemble, RegressionTree, Scale, TreeGrowth
 from fedcore.trees.evaluation import figures_of
+from fedcore.trees.limits import FINE_BINS
 from fedcore.trees.sampling import drawn_features
 from fedcore.trees.settings import SQUARED_ERROR
 from fedcore.trees.tree import LEAF
 
-FINE_BINS: Final = 1000
-"""Cells between the bounds of a column, at whose edges bins may begin."""
 EARLY_METRICS: Final = {SQUARED_ERROR: "rmse"}
 """What early stopping compares, if not `eval_loss`: as XGBoost does by default."""
 _ATTEMPTS: Final = 4
