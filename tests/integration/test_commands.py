@@ -134,7 +134,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def test_a_server_that_is_ended_leaves_its_run_to_its_next_start(readable: Deployment) -> None:
-    """Whichever signal ends it; its ServerApp ends as well, before it where it is asked."""
+    """Whichever signal ends it; its ServerApp ends as well."""
     said = len(readable.log("server"))
     run = readable.submit(gated=True)
     run.wait_for_training()
@@ -142,9 +142,7 @@ def test_a_server_that_is_ended_leaves_its_run_to_its_next_start(readable: Deplo
         wait_until("the ServerApp", readable.server_apps)
         killed = number == signal.SIGKILL
         assert readable.stop("server", number) == (-number if killed else 0)
-        if killed:
-            wait_until("the ServerApp to end with its server", lambda: not readable.server_apps())
-        assert readable.server_apps() == []
+        wait_until("the ServerApp to end with its server", lambda: not readable.server_apps())
         readable.start_server()
         run.wait_until_resumed(times)
     run.go_on()
