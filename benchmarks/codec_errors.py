@@ -56,7 +56,7 @@ from fedcore.codec import (
     encode,
 )
 from fedcore.codec.scaling.error_bound import error_bound_of
-from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
+from fedcore.codec.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
 
@@ -209,7 +209,7 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
         decoded = cohort.round(encoding)
     except RoundingTooCoarse:  # it is asked for again in wider fields
         encoding = dataclasses.replace(
-            encoding, field_bits=WIDE_BITS if encoding.field_bits < WIDE_BITS else FIRST_BITS
+            encoding, field_bits=WIDE_BITS if encoding.field_bits < WIDE_BITS else WIDEST_BITS
         )
         decoded = cohort.round(encoding)
     assert decoded.state is not None

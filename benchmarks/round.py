@@ -5,7 +5,7 @@
 Each client hands the model back with a constant added. Secure and plain runs take turns in one federation, so that
 both meet the same machine in the same state. A round lasts from the end of one training exchange to the end of the
 next, with everything between: the strategy's averaging, writing, sending, masking, folding, unmasking. The first
-round of a run is left out; its fields have 64 bits, and the clients' workers start in it.
+round of a run is left out; its fields have 32 bits, and the clients' workers start in it.
 
 round_over_floor: a secure round over what a program without a protocol takes to move the same bytes over TLS, to hash,
 encode, mask, fold and decode them (benchmarks/round_floor.py), between the runs, on the same cores. The same ratio is

@@ -70,11 +70,11 @@ from fedcore.codec.settings import (
 )
 from fedcore.codec.widths import (
     FINE_BITS,
-    FIRST_BITS,
     FRACTION_BITS,
     LEAST_LEVELS,
     MIN_VALUE_BITS,
     SMALL_BITS,
+    WIDEST_BITS,
     carry_bits,
     levels_of_bits,
 )
@@ -104,7 +104,7 @@ MOST_DIGITS = 64
 """Metrics with a second word in an exchange of which the number of metrics is not known."""
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v7"
+_DOMAIN = b"fedcore/codec/encoding/v9"
 _WITH_MORE_ROOM = b"fedcore/codec/encoding/v8"
 
 ENCODING_TAG = _DOMAIN.decode()
@@ -185,7 +185,7 @@ class Encoding:
     def __post_init__(self) -> None:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
             raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
-        if type(self.field_bits) is not int or self.field_bits not in (*FIELD_BITS, FIRST_BITS):
+        if type(self.field_bits) is not int or self.field_bits not in (*FIELD_BITS, WIDEST_BITS):
             raise EncodingError(
                 f"the fields have {self.field_bits!r} bits; there are 8, 10, 12, 16, 21, 32 and 64", check="field-width"
             )

@@ -16,7 +16,7 @@ from fedcore.codec.fields import decode_integers, join, padding, split_words, un
 from fedcore.codec.rotation import UNIT, Rotation, Unit
 from fedcore.codec.scaling.coarseness import Change, TensorChange
 from fedcore.codec.scaling.statistics import MagnitudeStatistics
-from fedcore.codec.widths import FIRST_BITS, FRACTION_BITS
+from fedcore.codec.widths import FRACTION_BITS, WIDEST_BITS
 from fedcore.errors import (
     PeerError,
     RoundingTooCoarse,
@@ -93,7 +93,7 @@ class WeightedMean:
         if coarse:
             worst = max((tensor for _, tensor in coarse), key=lambda tensor: tensor.share)
             # Of what is in the widest fields already nothing can be finer.
-            helps = encoding.field_bits < FIRST_BITS and not any(encoding.groups[index].small for index, _ in coarse)
+            helps = encoding.field_bits < WIDEST_BITS and not any(encoding.groups[index].small for index, _ in coarse)
             raise RoundingTooCoarse(worst.spec.name, worst.share, helps=helps, statistics=self.statistics)
 
 

@@ -34,7 +34,7 @@ class CodecSettings:
 
     field_bits
         Width b of one field: 8, 10, 12, 16, 21 or 32 bits, which costs 1, 1.33, 1.6, 2, 2.67 or 4 bytes a parameter.
-        A first exchange has 64-bit fields and costs 8.
+        A first exchange has 32-bit fields and costs 4.
     w_max
         Most examples that one client may report for one round. A client's weight is
         examples / w_max; close to the largest real count is best for precision.

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from fedcore.codec.settings import FIELD_BITS, NARROW_BITS, over_float32
+from fedcore.codec.settings import FIELD_BITS, NARROW_BITS, CodecSettings, over_float32
 from fedcore.errors import EncodingError
 
 LEAST_LEVELS = 7
 """A value is one of 15 numbers at least. With fewer the rounding adds more to an update than there is of it."""
 
-FIRST_BITS = 64
-"""Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
+WIDEST_BITS = 64
+"""The widest fields, whose steps are fine enough for any update."""
 
-FIRST_SCALE = 2.0**4
-"""The scale of large tensors while nothing is known of magnitudes."""
+FIRST_SCALE = 1.0
+"""The scale of large tensors while nothing is known of magnitudes, if a sum beyond it is asked for again."""
+
+GENEROUS_SCALE = 2.0**4
+"""The same if no sum is asked for again, or fields have 64 bits anyway."""
 
 FIRST_SMALL_SCALE = 2.0**32
 """That of small ones, whose steps are fine enough at any."""
 
 WIDE_BITS = 32
-"""Width of the fields of large tensors if narrow ones would be coarse."""
+"""Width of the fields of large tensors if narrow ones would be coarse, and while nothing is known of magnitudes."""
 
-SMALL_BITS = FIRST_BITS
+FIRST_VALUE_BITS = 24
+"""Bits that a client's value needs then, so that updates of 10^-5 of the scale keep their digits."""
+
+SMALL_BITS = WIDEST_BITS
 """Width of the fields of small tensors, whatever the others have."""
 
 FRACTION_BITS = 32
@@ -40,7 +46,19 @@ def levels_of_bits(field_bits: int, n_max: int) -> int:
     value_bits = field_bits - carry_bits(n_max)
     if value_bits < MIN_VALUE_BITS:
         return 0
-    return 1 << value_bits - 2 if field_bits == FIRST_BITS else (1 << value_bits - 1) - 1
+    return 1 << value_bits - 2 if field_bits == WIDEST_BITS else (1 << value_bits - 1) - 1
+
+
+def first_form(settings: CodecSettings, n_max: int) -> tuple[int, float]:
+    """Width of fields and scale of large tensors while nothing is known of magnitudes, in a sum of `n_max` clients.
+
+    The fields are wider than the settings say. They have 32 bits, half of what 64 cost, if a sum for which scale or
+    steps are too small is asked for again in wider ones.
+    """
+    has_room = WIDE_BITS - carry_bits(n_max) >= FIRST_VALUE_BITS
+    if has_room and settings.field_bits < WIDE_BITS and settings.clipping == "repeat":
+        return WIDE_BITS, FIRST_SCALE
+    return WIDEST_BITS, GENEROUS_SCALE
 
 
 def auto_field_bits(n_max: int, upload_fraction: float) -> int:

@@ -76,7 +76,7 @@ class EncodingPlan:
         all_survive: bool = False,
         model: str = "",
     ) -> AnyEncoding:
-        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
+        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has wide fields.
 
         With `all_survive` the scales are those of the attempt before, whose sum stayed closed, or larger ones: clients
         answer for one model at rising scales only.

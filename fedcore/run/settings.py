@@ -40,8 +40,9 @@ class JobSettings:
     aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server, and every output
         says so).
     field_bits: width of a packed field: 8, 10, 12, 16, 21 or 32, or "auto" for the narrowest that has room for the sum
-        of the cohort, and with upload_fraction for the widest of up to 16 that it pays for. With 16, 21 and 32 the
-        first exchange of a run uses 64; 8, 10 and 12 compress uploads, the first too (docs/bytes.md). Tensors below
+        of the cohort, and with upload_fraction for the widest of up to 16 that it pays for. With 16 and 21 the
+        first exchange of a run uses 32, with 32 it uses 64; 8, 10 and 12 compress uploads, the first too
+        (docs/bytes.md). Tensors below
         1,024 elements take 96 bits at any setting.
     upload_fraction: size of every upload in proportion to the model in float32, from 0.001 to 1; 0 leaves it to
         field_bits (docs/bytes.md).

@@ -61,7 +61,8 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_the_changelog_has_the_versions_of_all_forms() -> None:
-    table = dict(re.findall(r"^\| (.+) \| `(.+)` \|$", read("CHANGELOG.md"), re.MULTILINE))
+    newest_first = re.findall(r"^\| (.+) \| `(.+)` \|$", read("CHANGELOG.md"), re.MULTILINE)
+    table = dict(reversed(newest_first))
     assert table == {
         "messages between server and client": str(WIRE),
         "task": TASK_TAG,

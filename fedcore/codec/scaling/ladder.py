@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fedcore.codec.widths import FIRST_BITS
+from fedcore.codec.widths import WIDE_BITS
 
 _WORD = 64
 
@@ -81,14 +81,14 @@ SMALL_LADDER: Final = Ladder(tops=(math.inf,), rung_bits=_WORD, silent=1.0)
 NARROW_LADDER: Final = Ladder(tops=(-14, -12, *range(-10, 1), 1, 2, 3, 4, 6, 9, 14, math.inf), rung_bits=6, silent=0.0)
 """For large tensors. No scale falls by more than half an exchange, so what is far below it does not matter."""
 
-FIRST_LADDER: Final = Ladder(
+WIDE_LADDER: Final = Ladder(
     tops=(-60, -55, -50, -46, -43, -40, -38, *range(-36, 1), 1, 4, 9, math.inf), rung_bits=8, silent=0.0
 )
-"""For large tensors in fields of 64 bits: in a first exchange nothing is known of magnitudes."""
+"""For large tensors in fields of 32 bits and more: in a first exchange nothing is known of magnitudes."""
 
 
 def ladder_of(*, small: bool, field_bits: int) -> Ladder:
     """The ladder for a scale: of the small tensors, or of a large one in fields of this width."""
     if small:
         return SMALL_LADDER
-    return FIRST_LADDER if field_bits == FIRST_BITS else NARROW_LADDER
+    return WIDE_LADDER if field_bits >= WIDE_BITS else NARROW_LADDER

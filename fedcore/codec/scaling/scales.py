@@ -1,10 +1,10 @@
 """The rule of scales: how each follows from the rounds before, and what a client checks of it without knowing a sum.
 
 A server that were free to choose them could ask for the same update at many scales, and read single elements off where
-each begins to be clipped. So scales are powers of two; the first exchange of a model in a run has 64-bit fields and a
-scale beyond every update; in the two after it they may fall freely, to what those before could measure, and later by
-half an exchange at most. They may rise at any time. What keeps a scan of the scales that are left empty-handed is that
-a client locks the sum, or sends no update of which much would be clipped (`encoder`).
+each begins to be clipped. So scales are powers of two; the first exchange of a model in a run has fields of 32 bits or
+more and a scale beyond usual updates; in the two after it they may fall freely, to what those before could measure, and
+later by half an exchange at most. They may rise at any time. What keeps a scan of the scales that are left
+empty-handed is that a client locks the sum, or sends no update of which much would be clipped (`encoder`).
 
 The next scale is the largest that the clients' updates were of late, times a headroom. "Of late" fades slowly, by half
 in eight exchanges: a large client that misses some finds room when it comes back. A peak so far above the updates since
@@ -34,11 +34,12 @@ from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
 from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, NARROW_BITS, CodecSettings
 from fedcore.codec.widths import (
     FINE_BITS,
-    FIRST_BITS,
     FIRST_SCALE,
     FIRST_SMALL_SCALE,
     WIDE_BITS,
+    WIDEST_BITS,
     carry_bits,
+    first_form,
 )
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
@@ -99,7 +100,7 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
     first = is_first(encoding)
     if memory is None and exchange == 1 and not first:
         raise EncodingError(
-            f"the first exchange of a run needs scales of {FIRST_SCALE:g} or more, and fields of {FIRST_BITS} bits",
+            f"the first exchange of a run needs scales of {FIRST_SCALE:g} or more, and {WIDE_BITS} bits or more",
             check="first-scales",
         )
     falls = memory.falls if memory is not None else 0
@@ -116,7 +117,7 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
 
 def is_first(encoding: Encoding) -> bool:
     """Whether the scales and the width are those of an exchange before which no magnitudes are known."""
-    wide = encoding.field_bits == FIRST_BITS or not encoding.scales
+    wide = encoding.field_bits >= WIDE_BITS or not encoding.scales
     return wide and all(scale >= FIRST_SCALE for scale in encoding.scales)
 
 
@@ -131,16 +132,18 @@ def first_encoding(
 ) -> Encoding:
     """The encoding of a round before which no magnitudes are known, or of one with metrics only.
 
-    Fields of 64 bits and a generous scale, so that nothing is too large or crushed for want of knowledge.
+    Wide fields and a generous scale, so that little is too large or crushed for want of knowledge; what still is,
+    is asked for again (`ScaleTrack.learn_overflow`, `ScaleTrack.learn_coarse`).
     Raises EncodingError for settings that cannot work for `n_max` clients.
     """
     groups = scale_groups(layout)
-    scales = tuple(FIRST_SMALL_SCALE if group.small else FIRST_SCALE for group in groups)
+    bits, scale = first_form(settings, n_max)
+    scales = tuple(FIRST_SMALL_SCALE if group.small else scale for group in groups)
     return Encoding(
         settings=settings,
         layout=layout,
         n_max=n_max,
-        field_bits=FIRST_BITS if groups else settings.field_bits,
+        field_bits=bits if groups else settings.field_bits,
         scales=scales,
         metrics=metrics,
         failures=failures,
@@ -272,19 +275,19 @@ def _wide_enough(encoding: Encoding, inputs: ScaleInputs) -> Encoding:
         encoding = dataclasses.replace(encoding, field_bits=FINE_BITS)
     for bits, suspects, coarsest in (
         (WIDE_BITS, {*raised, *loose}, _COARSEST_STEP),
-        (FIRST_BITS, raised, _COARSEST_WIDE_STEP),
+        (WIDEST_BITS, raised, _COARSEST_WIDE_STEP),
     ):
         if not any(encoding.step(index) > inputs.usual[index] * coarsest for index in suspects):
             break
         encoding = dataclasses.replace(encoding, field_bits=max(bits, encoding.field_bits))
-    while _moves_too_little(encoding, latest.moved) and encoding.field_bits < FIRST_BITS:
+    while _moves_too_little(encoding, latest.moved) and encoding.field_bits < WIDEST_BITS:
         encoding = wider(encoding)
     return encoding
 
 
 def wider(encoding: Encoding) -> Encoding:
     """The same with the next width of fields above those that settings have."""
-    bits = WIDE_BITS if encoding.field_bits < WIDE_BITS else FIRST_BITS
+    bits = WIDE_BITS if encoding.field_bits < WIDE_BITS else WIDEST_BITS
     return dataclasses.replace(encoding, field_bits=bits)
 
 

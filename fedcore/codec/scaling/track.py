@@ -19,7 +19,7 @@ from fedcore.codec.scaling.scales import (
 )
 from fedcore.codec.scaling.statistics import MagnitudeStatistics, power_of_two
 from fedcore.codec.settings import MAX_SCALE, CodecSettings
-from fedcore.codec.widths import FIRST_BITS, FIRST_SCALE
+from fedcore.codec.widths import FIRST_SCALE, WIDE_BITS, WIDEST_BITS
 from fedcore.state import Layout
 
 FADING = 2.0 ** (-1 / 8)
@@ -74,7 +74,8 @@ class ScaleTrack:
         if again:
             least = tuple(map(max, least, last))
         if self._latest is None:
-            encoding = dataclasses.replace(first, scales=tuple(map(max, first.scales, least)))
+            bits = WIDEST_BITS if self._raised and first.scales else first.field_bits  # far from what is usual, maybe
+            encoding = dataclasses.replace(first, field_bits=bits, scales=tuple(map(max, first.scales, least)))
         else:
             inputs = ScaleInputs(
                 latest=self._latest,
@@ -87,7 +88,7 @@ class ScaleTrack:
             encoding = next_encoding(
                 settings, layout, n_max, inputs, metrics=metrics, failures=failures, rotation=rotation
             )
-        if encoding.field_bits <= self._coarse_bits < FIRST_BITS:
+        if encoding.field_bits <= self._coarse_bits < WIDEST_BITS:
             encoding = wider(dataclasses.replace(encoding, field_bits=self._coarse_bits))
         self._previous = encoding
         self._falls += not is_first(encoding)
@@ -121,7 +122,7 @@ class ScaleTrack:
         for index, group in enumerate(encoding.groups):
             scale = statistics.scales[index]
             needed = statistics.peaks[index] * headroom(encoding.settings, group, encoding.n_max) * absent
-            if statistics.saturated[index] and (group.small or encoding.field_bits == FIRST_BITS):
+            if statistics.saturated[index] and (group.small or encoding.field_bits >= WIDE_BITS):
                 needed = max(needed, scale * UNTOLD_RISE)
             raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
         self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)

@@ -2,7 +2,7 @@
 
 The first training of a secure run is compared with that of a plain run from the same model and seed, or with an extra
 round in which the same clients are asked the same and nothing is encrypted: the mean that the strategy gets, whatever
-it makes of it. A first sum has fields of 64 bits, so little more than float32 rounds off is the bound
+it makes of it. A first sum has fields of 32 bits or more, so a small part of the update is the bound
 (`fedcore.codec.scaling.error_bound`). Later sums are narrower. The last one is compared with an extra round as well;
 the codec lets a quarter of the norm of a tensor's update be rounding (`fedcore.codec.scaling.coarseness`).
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.codec.settings import NARROW_BITS
-from fedcore.codec.widths import FIRST_BITS, WIDE_BITS
+from fedcore.codec.widths import WIDE_BITS, WIDEST_BITS
 from fedcore.federation.transcript.legacy_encodings import legacy_canonical
 from fedcore.system.plain_json import to_plain
 
@@ -35,7 +35,7 @@ def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[s
         return (), _names(encoding)
     alike = replace(encoding, metrics=None, failures=0)
     if encoding.settings.clipping == "warn":
-        return (), (*_names(replace(alike, field_bits=FIRST_BITS)), *_names(alike)[1:])
+        return (), (*_names(replace(alike, field_bits=WIDEST_BITS)), *_names(alike)[1:])
     # With field-bits = "auto" those of the settings too follow from the size of the cohort.
     bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
     mended = replace(alike, n_max=1, field_bits=encoding.settings.field_bits, scales=(1.0,) * len(encoding.scales))

@@ -62,10 +62,11 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     assert all(".lora_A." in name or ".lora_B." in name for name in start)
     assert state.layout.nbytes == 4 * ADAPTER_PARAMETERS
     trainings = [exchange for exchange in exchanges if exchange["message_type"] == "train"]
-    # The first exchange takes 64 bits a parameter, and has room for metrics and their names. Those after it take 16.
+    # The first exchange takes 32 bits a parameter, and has room for metrics and their names. Those after it take 16.
     # Small tensors take 96 in all of them; a little is for the metrics.
     small = sum(spec.size for spec in state.layout.specs if spec.size < SMALL_TENSOR)
-    first = 8 * ADAPTER_PARAMETERS + 4 * small + 8 * (NAMES_BYTES // 4 + JobSettings().max_metrics + MOST_DIGITS)
+    unnamed = 8 * (NAMES_BYTES // 4 + JobSettings().max_metrics + MOST_DIGITS)
+    first = 4 * (ADAPTER_PARAMETERS - small) + 12 * small + unnamed
     later = 2 * (ADAPTER_PARAMETERS - small) + 12 * small
     for exchange, size in zip(trainings, (first, later, later), strict=True):
         assert len(exchange["survivors"]) == 3

@@ -169,7 +169,7 @@ def test_after_a_sum_that_was_too_coarse_the_fields_are_wider(bits: int, wider: 
 def test_a_mean_that_fades_while_updates_do_not_widens_the_fields_before_it_is_too_coarse() -> None:
     """Sites that pull in different directions, near the point where they agree: each exchange is half the last."""
     rng = np.random.default_rng(7)
-    pulls = [rng.normal(size=SIZE) for _ in range(CLIENTS)]
+    pulls = [0.1 * rng.normal(size=SIZE) for _ in range(CLIENTS)]
     middle = np.average(pulls, axis=0, weights=EXAMPLES)
     track, settings = ScaleTrack(), CodecSettings(w_max=512, field_bits=16)
     weight, widths, apart = np.zeros(SIZE), [], []

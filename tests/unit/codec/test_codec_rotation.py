@@ -218,7 +218,7 @@ def test_what_exceeds_its_scale_closes_the_sum_and_fits_the_next() -> None:
             encoding = plan.encoding("train", base.layout, 3, model=f"{number:064x}")
             assert isinstance(encoding, Encoding)
         plan.learn("train", encoding, summed(encoding, base, updates))
-    assert widths[:3] == [64, 8, 8]
+    assert widths[:3] == [32, 8, 8]
 
 
 def test_a_malformed_sum_is_refused() -> None:

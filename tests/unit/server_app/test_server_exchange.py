@@ -98,7 +98,7 @@ async def test_later_exchanges_use_narrow_fields(here: Site, model: ModelState) 
         answer = await asked
         assert isinstance(answer, Replies)
     ended = await here.finish(run, app)
-    assert [item["field_bits"] for item in events_of(ended, "exchange")] == [64, 16]
+    assert [item["field_bits"] for item in events_of(ended, "exchange")] == [32, 16]
 
 
 async def test_evaluation_sums_metrics_alone(here: Site, model: ModelState) -> None:

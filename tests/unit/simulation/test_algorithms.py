@@ -225,7 +225,7 @@ def test_every_round_is_that_of_the_paper(strategy: str, aggregation: str) -> No
     expected = np.array(list(REFERENCES[strategy][0]()))
     found = weights(simulated(strategy, aggregation))
     scale = np.abs(expected).max()
-    # float32 in plain sums, and the codec's steps in secure ones: 64-bit fields, then 32 bits for small tensors.
+    # float32 in plain sums, and the codec's steps in secure ones: 32-bit fields, 96 bits for small tensors.
     np.testing.assert_allclose(found, expected, rtol=0, atol=scale * (3e-6 if aggregation == "plain" else 1e-5))
 
 

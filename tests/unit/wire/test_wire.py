@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.encodings import encoding_to_json
 
@@ -16,7 +18,7 @@ from fedcore.wire.tasks import Task
 LAYOUT = Layout(
     specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)), TensorSpec(name="scale", dtype="BF16", shape=()))
 )
-EXACT = first_encoding(CodecSettings(w_max=100, clip_norm=3.0), LAYOUT, 4)
+EXACT = replace(first_encoding(CodecSettings(w_max=100, clip_norm=3.0), LAYOUT, 4), field_bits=64)
 PLAN = privacy_plan(JobSettings(dp_noise_multiplier=1.0, clip_norm=1.0))
 assert PLAN is not None
 NOISED = private_encoding(CodecSettings(), LAYOUT, 4, plan=PLAN, noise_clients=3)
